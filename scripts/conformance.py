@@ -32,6 +32,16 @@ RULES = {
     "R13": "Admission checks the hashes, the vote commitment, the share key and the nullifier.",
     "R14": "Witnesses are erased on confirmation, and all data of a round when it is purged after its close.",
     "R15": "A rejected or expired share is reported, not silently dropped.",
+    "N3": "A body has 30 s from its start. If it times out, the response is the 408 receipt if the request has exactly "
+    "one valid `X-Vote-Ingress-Attempt-V1`, otherwise 400.",
+    "N4": "A receipt has its four fields only, and `Cache-Control: no-store`. The token is in no log, label or header.",
+    "N5": "Below `/shielded-vote/` every response is JSON and none is a redirect. A route that does not exist has 404 "
+    "or 405 with only the field `error`.",
+    "N6": "`status` responds within 2 s.",
+    "N8": "Limits on concurrent work respond 429, pauses 503.",
+    "N9": "A wallet may post 128 shares at once.",
+    "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
+    "60 s for leaves, and never repeats a POST that may have been sent.",
 }
 """The rules that the service itself must follow."""
 

@@ -6,9 +6,9 @@ neither nodes nor wallets can delay reveals through it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import httpx
@@ -36,11 +36,15 @@ class ProxyRequest:
         method: GET or POST.
         target: path and query, encoded.
         body: JSON body of a POST.
+        headers: additional headers.
+        timeout: maximum seconds until the response head, and between two chunks of the body; None for the default.
     """
 
     method: str
     target: str
     body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None
 
 
 class PossiblySent(ChainError):
@@ -54,7 +58,7 @@ class GatewayProxy:
     """Forwards requests to the nodes of a pool.
 
     Args:
-        timeout: maximum seconds until the response head, and between two chunks of the body.
+        timeout: default of `ProxyRequest.timeout`; also for a GET while there is another node to ask.
         connections: maximum number of connections to each node.
         limit: maximum length of a response in bytes.
         transport: replaces the network in tests.
@@ -70,6 +74,7 @@ class GatewayProxy:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._node_pool = node_pool
+        self._timeout = timeout
         self._limit = limit
         self._clients = {
             node: NodeHttp(
@@ -108,8 +113,15 @@ class GatewayProxy:
         order = self._ordered_nodes()
         for node in order:
             await stack.aclose()
-            client = self._clients[node]
-            stream = client.stream(request.method, request.target, request.body, limit=self._limit)
+            is_last = node is order[-1]
+            stream = self._clients[node].stream(
+                request.method,
+                request.target,
+                request.body,
+                limit=self._limit,
+                headers=request.headers,
+                timeout=self._timeout if request.method == "GET" and not is_last else request.timeout,
+            )
             try:
                 response = await stack.enter_async_context(stream)
             except ChainError as caught:
@@ -117,7 +129,7 @@ class GatewayProxy:
                 if _may_have_arrived(request, caught):
                     raise PossiblySent(str(caught)) from None
                 continue
-            if request.method == "GET" and response.status in _RETRY_STATUSES and node is not order[-1]:
+            if request.method == "GET" and response.status in _RETRY_STATUSES and not is_last:
                 continue
             return response
         raise error

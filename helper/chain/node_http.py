@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -193,11 +193,10 @@ class NodeHttp:
         limits = httpx.Limits(
             max_connections=self._connections, max_keepalive_connections=max_idle, keepalive_expiry=30
         )
-        timeout = httpx.Timeout(self._timeout, connect=min(_CONNECT_TIMEOUT_SECONDS, self._timeout))
         transport = transport or httpx.AsyncHTTPTransport(
             limits=limits, trust_env=False, socket_options=self._socket_options
         )
-        return _Connections(url, transport, timeout)
+        return _Connections(url, transport, _create_timeout(self._timeout))
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -210,14 +209,14 @@ class NodeHttp:
         return bool(self._in_progress) and anyio.current_time() - min(self._in_progress) > SLOW_CALL_SECONDS
 
     @contextmanager
-    def _limit_time(self) -> Iterator[None]:
-        """Apply the total timeout to a call; raises `TimeoutError`."""
+    def _limit_time(self, seconds: float) -> Iterator[None]:
+        """Apply a total timeout to a call; raises `TimeoutError`."""
         started_at = anyio.current_time()
         while started_at in self._in_progress:
             started_at = math.nextafter(started_at, math.inf)
         self._in_progress.add(started_at)
         try:
-            with anyio.fail_after(self._timeout):
+            with anyio.fail_after(seconds):
                 yield
         finally:
             self._in_progress.discard(started_at)
@@ -234,26 +233,33 @@ class NodeHttp:
         """
         request = self._reusable.request("GET", path, params=params) if params else self._reusable.get(path)
         try:
-            with self._limit_time():
+            with self._limit_time(self._timeout):
                 try:
                     return await self._exchange(self._reusable, request, limit)
                 except _DEAD_CONNECTION_ERRORS:
                     return await self._exchange(self._single_use, request, limit)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise self._create_no_response(error) from None
+            raise _create_no_response(error, self._timeout) from None
 
     async def post(self, path: str, body: dict[str, object]) -> NodeResponse:
         """Send a POST request with a JSON body once, on a new connection. Raises like `get`."""
         request = self._single_use.request("POST", path, json=body)
         try:
-            with self._limit_time():
+            with self._limit_time(self._timeout):
                 return await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise self._create_no_response(error) from None
+            raise _create_no_response(error, self._timeout) from None
 
     @asynccontextmanager
     async def stream(
-        self, method: str, target: str, body: bytes | None = None, *, limit: int = STREAM_LIMIT_BYTES
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        *,
+        limit: int = STREAM_LIMIT_BYTES,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> AsyncIterator[StreamedResponse]:
         """Send a request and stream the response. A GET is retried once if a reused connection is dead.
 
@@ -262,13 +268,16 @@ class NodeHttp:
             target: path and query, encoded.
             body: JSON body.
             limit: maximum length of the response in bytes.
+            headers: additional headers of the request.
+            timeout: maximum seconds until the response head, and between two chunks of the body; None for the client's
+                timeout.
 
         Raises:
             NoResponse: no response head was received in time.
             ChainResponseError: the response is compressed, a redirect, has an invalid status, or declares a length
                 above `limit`.
         """
-        response = await self._send_for_head(method, target, body)
+        response = await self._send_for_head(method, target, body, headers or {}, timeout or self._timeout)
         try:
             streamed = StreamedResponse(response, limit)
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -283,17 +292,22 @@ class NodeHttp:
         finally:
             await response.aclose()
 
-    async def _send_for_head(self, method: str, target: str, body: bytes | None) -> httpx.Response:
-        headers = {} if body is None else {"content-type": "application/json"}
-        request = self._single_use.request(method, target, content=body, headers=headers)
+    async def _send_for_head(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str], seconds: float
+    ) -> httpx.Response:
+        if body is not None:
+            headers = {"content-type": "application/json", **headers}
+        request = self._single_use.request(
+            method, target, content=body, headers=headers, timeout=_create_timeout(seconds)
+        )
         try:
-            with self._limit_time():
+            with self._limit_time(seconds):
                 if method == "GET":
                     with suppress(*_DEAD_CONNECTION_ERRORS):
                         return await self._reusable.send(request)
                 return await self._single_use.send(request)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise self._create_no_response(error) from None
+            raise _create_no_response(error, seconds) from None
 
     async def _exchange(self, connections: _Connections, request: httpx.Request, limit: int) -> NodeResponse:
         response = await connections.send(request)
@@ -307,12 +321,18 @@ class NodeHttp:
         finally:
             await response.aclose()
 
-    def _create_no_response(self, error: Exception) -> NoResponse:
-        if isinstance(error, _NOT_SENT_ERRORS):
-            return NoResponse(f"unreachable ({type(error).__name__})", sent=False)
-        if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-            return NoResponse(f"no response within {self._timeout:g} s", sent=True)
-        return NoResponse(f"connection failed ({type(error).__name__})", sent=True)
+
+def _create_timeout(seconds: float) -> httpx.Timeout:
+    """The timeout of each read and write; a shorter one to connect."""
+    return httpx.Timeout(seconds, connect=min(_CONNECT_TIMEOUT_SECONDS, seconds))
+
+
+def _create_no_response(error: Exception, seconds: float) -> NoResponse:
+    if isinstance(error, _NOT_SENT_ERRORS):
+        return NoResponse(f"unreachable ({type(error).__name__})", sent=False)
+    if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+        return NoResponse(f"no response within {seconds:g} s", sent=True)
+    return NoResponse(f"connection failed ({type(error).__name__})", sent=True)
 
 
 async def parse_response(response: NodeResponse, parse: Callable[[NodeResponse], T]) -> T:

@@ -88,6 +88,27 @@ class ErrorAnswer(TypedDict):
     error: str
 
 
+class BodyTimeoutDetails(TypedDict):
+    """Which attempt timed out: the value of its `X-Vote-Ingress-Attempt-V1`. Nothing of it was stored or sent."""
+
+    version: Literal[1]
+    code: Literal["request_body_timeout"]
+    dispatch: Literal["not_started"]
+    attempt: str
+
+
+class IngressReceipt(TypedDict):
+    """Receipt of a request whose body timed out. Wallets accept these fields only."""
+
+    error: BodyTimeoutDetails
+
+
+class NoRouteAnswer(TypedDict):
+    """Body of the response if there is no such route or resource, by which wallets recognize that."""
+
+    error: str
+
+
 class AcceptedResponse(TypedDict):
     """Response to an accepted share: queued now, or already known."""
 
@@ -164,6 +185,16 @@ def parse_hex32(field: str, text: str) -> bytes:
     if PATH_HEX_FIELD.pattern.fullmatch(text) is None:
         raise PayloadError(field, error_message(PATH_HEX_FIELD, "not-hex"))
     return bytes.fromhex(text)
+
+
+def no_route_body(message: str) -> NoRouteAnswer:
+    """Body of the response if there is no such route or resource of the wallet API."""
+    return {"error": message}
+
+
+def ingress_receipt(attempt: str) -> IngressReceipt:
+    """The receipt of a request with this token."""
+    return {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": attempt}}
 
 
 def error_body(message: str) -> ErrorAnswer:

@@ -1,4 +1,4 @@
-"""Reads request bodies with limits on size, time and total memory."""
+"""Reads request bodies with limits on size, time, rate and total memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ from starlette.types import Receive, Scope
 
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 
-BODY_TIMEOUT_SECONDS: Final = 8.0
-"""Maximum seconds to receive a body; with the head, a slow client is cut off within 10 s."""
+BODY_TIMEOUT_SECONDS: Final = 30.0
+"""Maximum seconds to receive a body, from its start: as long as a vote-sdk node, and as a wallet waits for a share."""
+SMALL_BODY_STALL_SECONDS: Final = 20.0
+"""Seconds in which a body of at most `SMALL_BODY_BYTES` must grow by `MIN_GROWTH_BYTES`.
+
+It takes no memory that counts, so a stalled Tor circuit may recover.
+"""
+LARGE_BODY_STALL_SECONDS: Final = 8.0
+"""Seconds in which a larger body must grow by a `GROWTH_DIVISOR`th of the bytes received.
+
+A body that arrives evenly within the time limits is faster than that, even with a stall of 4 s.
+"""
+MIN_GROWTH_BYTES: Final = 512
+GROWTH_DIVISOR: Final = 16
 MAX_BUFFERED_BYTES: Final = 64 << 20
 """Maximum bytes of all bodies in memory together, without the first `SMALL_BODY_BYTES` of each."""
 MAX_BUFFERED_BYTES_PER_CLIENT: Final = MAX_BUFFERED_BYTES // 4
@@ -28,12 +40,26 @@ COMPLETE_BODY_KEY: Final = "complete body"
 Valid only until the first call of `receive`.
 """
 
+CLOSE_AFTER_BODY_KEY: Final = "close after body"
+"""Key in the request state: a weak reference to a function that delays the close of the connection.
+
+After the call, a connection that is closed by a response with an unread body first discards the rest of the body for a
+few seconds.
+"""
+
 DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 4 << 20
 """Limits for reading and discarding the rest of a body that is not used, so that the client can read the response."""
 
-_CLOSE_HEADERS: Final = {"Connection": "close"}
+CLOSE_HEADERS: Final = {"Connection": "close"}
 """Sent when a body was not read completely: the connection cannot be reused."""
+
+
+class BodyTimeout(HTTPException):
+    """A body exceeded its time limit or was too slow. Nothing of the request was processed yet."""
+
+    def __init__(self) -> None:
+        super().__init__(408, "request body timed out", CLOSE_HEADERS)
 
 
 class BodyReader:
@@ -41,7 +67,7 @@ class BodyReader:
 
     Args:
         max_bytes: maximum bytes of a body.
-        timeout_seconds: maximum time to receive a body.
+        timeout_seconds: maximum time to receive a body. One that grows too slowly is refused sooner.
         budget: maximum bytes of all bodies in memory together, without the first `uncounted_bytes` of each.
         client_budget: the same for the bodies of one client.
         uncounted_bytes: bytes of a body that do not count towards the budgets, so that clients with large bodies do
@@ -91,7 +117,8 @@ class BodyReader:
             client: the client; None for no limit per client.
 
         Raises:
-            HTTPException: 413 when the body is too large, 408 when it is too slow, 429 when a budget is exhausted.
+            BodyTimeout: the body is too slow.
+            HTTPException: 413 when the body is too large, 429 when a budget is exhausted.
             ClientDisconnect: the client disconnected.
         """
         if (received := self.take_received(scope)) is not None:
@@ -102,9 +129,12 @@ class BodyReader:
             raise await self._drain_and_refuse(scope, receive)
         chunks: list[bytes] = []
         size = 0
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._timeout_seconds
+        expected_size = MIN_GROWTH_BYTES
         try:
             try:
-                async with asyncio.timeout(self._timeout_seconds):
+                async with asyncio.timeout_at(min(ends_at, loop.time() + SMALL_BODY_STALL_SECONDS)) as deadline:
                     more = True
                     while more:
                         chunk, more = await _receive_chunk(receive)
@@ -113,17 +143,27 @@ class BodyReader:
                         if size > self._max_bytes:
                             raise await self._drain_and_refuse(scope, receive)
                         if size > self._uncounted_bytes and self._is_over_budget(client):
-                            raise HTTPException(429, "too many requests; retry later", _CLOSE_HEADERS)
+                            raise HTTPException(429, "too many requests; retry later", CLOSE_HEADERS)
                         chunks.append(chunk)
+                        if size >= expected_size:
+                            expected_size, stall_seconds = self._next_target(size)
+                            deadline.reschedule(min(ends_at, loop.time() + stall_seconds))
             except TimeoutError:
-                raise HTTPException(
-                    408, f"request body timed out after {self._timeout_seconds:g} s", _CLOSE_HEADERS
-                ) from None
+                reference = scope.get("state", {}).get(CLOSE_AFTER_BODY_KEY)
+                if reference is not None and (close_after_body := reference()) is not None:
+                    close_after_body()
+                raise BodyTimeout from None
             body = b"".join(chunks)
             chunks.clear()
             yield body
         finally:
             self._add_buffered(client, -self._counted_bytes(size))
+
+    def _next_target(self, size: int) -> tuple[int, float]:
+        """The size that a body of this size must reach next, and the seconds until then."""
+        if size <= self._uncounted_bytes:
+            return size + MIN_GROWTH_BYTES, SMALL_BODY_STALL_SECONDS
+        return size + max(MIN_GROWTH_BYTES, size // GROWTH_DIVISOR), LARGE_BODY_STALL_SECONDS
 
     def _add_buffered(self, client: bytes | None, added: int) -> None:
         self._buffered += added
@@ -152,7 +192,7 @@ class BodyReader:
                 while more and drained <= DRAIN_BYTES:
                     chunk, more = await _receive_chunk(receive)
                     drained += len(chunk)
-        return HTTPException(413, f"body: is larger than {self._max_bytes} bytes", _CLOSE_HEADERS)
+        return HTTPException(413, f"body: is larger than {self._max_bytes} bytes", CLOSE_HEADERS)
 
 
 async def _receive_chunk(receive: Receive) -> tuple[bytes, bool]:

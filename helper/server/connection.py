@@ -7,6 +7,7 @@ client may leave a response unread, the length of a pipeline, and the number of 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -18,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
-from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
+from helper.server.body_reader import CLOSE_AFTER_BODY_KEY, COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
 from helper.server.connection_limits import (
+    LINGER_SECONDS,
     MAX_BODY_PIECES,
     MAX_PIPELINED,
     MAX_UNSENT_BYTES,
@@ -112,7 +114,12 @@ class BoundedProtocol(HttpConnection):
         super().connection_made(transport)
         self.transport.set_protocol(SmallReads(self))
         self.add_state(
-            {peer_credentials.PEER_KEY: peer_credentials.read_peer(transport), ABORT_KEY: self.transport.abort}
+            {
+                peer_credentials.PEER_KEY: peer_credentials.read_peer(transport),
+                ABORT_KEY: self.transport.abort,
+                # weak, so that a closed connection is freed without the garbage collector
+                CLOSE_AFTER_BODY_KEY: weakref.WeakMethod(self.close_after_body),
+            }
         )
         self._client = None if self._limiter is None else self._limiter.identify(self.peer_address)
         own_count = 0
@@ -122,7 +129,7 @@ class BoundedProtocol(HttpConnection):
         if own_count > self.limits.max_connections_per_client:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
         elif self.open_connections > self.limits.max_connections and not self._close_idle_connection(own_count):
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; retry later")
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections; retry later")
         else:
             self._start_request_deadline()
 
@@ -219,7 +226,7 @@ class BoundedProtocol(HttpConnection):
         self._is_in_head, self._unreported_bytes = False, 0
         self._body_bytes = self._body_pieces = 0
         self._idle_deadline.clear()
-        self._request_deadline.set(self.waiting_since + self.limits.request_seconds)
+        self._request_deadline.set(self.loop.time() + self.limits.body_seconds)
 
     def on_chunk_header(self) -> None:
         """Count a chunk of the body."""
@@ -276,8 +283,7 @@ class BoundedProtocol(HttpConnection):
             self.transport.close()
             return
         self._discardable_bytes = DRAIN_BYTES
-        if not self._request_deadline:
-            self._start_request_deadline()
+        self._start_request_deadline(self.limits.head_seconds if self.is_kept_alive else LINGER_SECONDS)
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond 503 because the service stops."""
@@ -324,7 +330,8 @@ class BoundedProtocol(HttpConnection):
         if self.pipelined or self.transport.is_closing():
             return
         if self._request_deadline:
-            self._start_request_deadline()  # until now the client could not send the rest of this request
+            # until now the client could not send the rest of this request
+            self._start_request_deadline(self.limits.head_seconds if self._is_in_head else self.limits.body_seconds)
         self._parse_unparsed()
 
     # ------------------------------------------------------------------ size of the head
@@ -356,10 +363,12 @@ class BoundedProtocol(HttpConnection):
 
     # ------------------------------------------------------------------ timeouts
 
-    def _start_request_deadline(self) -> None:
+    def _start_request_deadline(self, seconds: float | None = None) -> None:
+        """Wait for `seconds` from now, by default for a head."""
         if not self.transport.is_closing():
             self.waiting_since = self.loop.time()
-            self._request_deadline.set(self.waiting_since + self.limits.head_seconds)
+            seconds = self.limits.head_seconds if seconds is None else seconds
+            self._request_deadline.set(self.waiting_since + seconds)
 
     def _on_request_deadline(self) -> None:
         if self.pipelined or (self._is_in_head and self.is_answering):

@@ -24,6 +24,13 @@ MAX_UNSENT_BYTES: Final = 32 << 20
 MAX_UNSENT_BYTES_PER_CLIENT: Final = 8 << 20
 """The same for one client, if the client is known."""
 
+LINGER_SECONDS: Final = 3.0
+"""Seconds in which the rest of a body is discarded after a response that closes the connection.
+
+Closing with bytes unread resets the connection, and the client may lose the response. Allows for bytes that are on
+their way over a slow connection.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -31,8 +38,8 @@ class ConnectionLimits:
 
     Attributes:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
-        request_seconds: from the same start to the end of the body, so that a client that is slow with both is
-            disconnected within 10 s.
+        body_seconds: from the end of the headers to the end of the body. Longer than the time limits of `BodyReader`,
+            which responds to a slow body; this one closes the connection if the application does not read the body.
         half_closed_seconds: for the response to a client that has closed its sending side. A disconnected client cannot
             be distinguished from such a client, so this also limits how long its requests run.
         stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
@@ -44,7 +51,7 @@ class ConnectionLimits:
     """
 
     head_seconds: float = 8.5
-    request_seconds: float = 9.0
+    body_seconds: float = 65.0
     half_closed_seconds: float = 10.0
     stalled_seconds: float = 10.0
     max_head_bytes: int = 64 << 10

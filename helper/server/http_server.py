@@ -175,4 +175,4 @@ def connection_limits() -> ConnectionLimits:
 
 def control_limits() -> ConnectionLimits:
     """Limits of the control socket. Receiving an import may take minutes: its shares are validated as they arrive."""
-    return replace(connection_limits(), request_seconds=IMPORT_TIMEOUT_SECONDS)
+    return replace(connection_limits(), body_seconds=IMPORT_TIMEOUT_SECONDS)

@@ -18,13 +18,21 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from helper.errors import ShareRefused
-from helper.ingest.payload import error_body
+from helper.ingest.payload import error_body, no_route_body
 from helper.ingest.schema import PayloadError
-from helper.server.request_ids import REQUEST_ID_HEADER, RETRYABLE_STATUSES, RequestIdMiddleware, get_request_id
+from helper.server.request_ids import (
+    REQUEST_ID_HEADER,
+    RETRYABLE_STATUSES,
+    WALLET_PREFIX,
+    RequestIdMiddleware,
+    get_request_id,
+)
 
 log = structlog.get_logger("helper.server")
 
 TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
+ATTEMPT_HEADER: Final = "X-Vote-Ingress-Attempt-V1"
+"""Request header with a wallet's token for one attempt (`helper.server.ingress_receipt`)."""
 CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
 """Path prefixes that wallets use; the second belongs to the chain API, for the gateway."""
 RETRY_AFTER_SECONDS: Final = 2
@@ -36,7 +44,7 @@ CORS_HEADERS: Final = (
 )
 _PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-    "Access-Control-Allow-Headers": f"Content-Type, {TOKEN_HEADER}",
+    "Access-Control-Allow-Headers": f"Content-Type, {TOKEN_HEADER}, {ATTEMPT_HEADER}",
     "Access-Control-Max-Age": "86400",
 }
 _STATUS_TEXTS: Final = {404: "not found", 405: "method not allowed"}
@@ -58,6 +66,21 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
     return JsonResponse(error_body(message), status, {**extra, **(headers or {})})
 
 
+def route_error_response(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error response of a route, or because there is none.
+
+    Wallets recognize a route of the wallet API that does not exist by a body with only the field `error`.
+    """
+    if has_bare_error(path, status):
+        return JsonResponse(no_route_body(message), status, headers)
+    return error_response(status, message, headers)
+
+
+def has_bare_error(path: str, status: int) -> bool:
+    """Whether the body of an error response has only the field `error`."""
+    return status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(WALLET_PREFIX)
+
+
 def log_refusal(request: Request, status: int, reason: str) -> None:
     """Log a final refusal at debug level. A refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
 
@@ -75,7 +98,7 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = http_error_text(error, _STATUS_TEXTS)
     log_refusal(request, error.status_code, text)
-    return error_response(error.status_code, text, error.headers)
+    return route_error_response(request.scope["path"], error.status_code, text, error.headers)
 
 
 def http_error_text(error: HTTPException, texts: Mapping[int, str]) -> str:

@@ -12,9 +12,10 @@ from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from helper.ingest.payload import ErrorAnswer
+from helper.ingest.payload import ErrorAnswer, IngressReceipt, NoRouteAnswer
 from helper.ingest.schema import Field, ObjectField
-from helper.server.middleware import TOKEN_HEADER
+from helper.server.middleware import TOKEN_HEADER, has_bare_error
+from helper.server.request_ids import WALLET_PREFIX
 
 COMMON_ERROR_STATUSES: Final = (400, 408, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""
@@ -22,13 +23,15 @@ _REFUSALS: Final = {
     400: "Invalid request. If a field is invalid, the text begins with its name.",
     401: "The required token or signature is missing or invalid.",
     404: "No such path or resource.",
-    408: "The request was not received in time.",
+    408: "The request was not received in time. If the body was too slow and the request has a valid"
+    " X-Vote-Ingress-Attempt-V1, the response is the receipt of that attempt.",
     413: "The body is too large.",
-    429: "Retry later: too many requests, too many refused requests, or the helper has outdated chain state.",
+    429: "Retry later: too many requests or connections, too many refused requests, or the helper has outdated chain"
+    " state.",
     431: "The headers are too large.",
     500: "Internal error; the log has its details under the X-Request-Id.",
     502: "The chain or another upstream server sent no valid response.",
-    503: "Not available now: the helper is starting, has no current chain state, or is at its capacity. Retry later.",
+    503: "Not available now: the helper is starting, stopping, or has no current chain state. Retry later.",
     504: "The chain node did not respond in time.",
 }
 _RETRY_AFTER: Final = {
@@ -106,7 +109,9 @@ def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable
     schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
-        paths.setdefault(path, {})[route.method.lower()] = _describe_operation(route.operation, schema_of, configured)
+        paths.setdefault(path, {})[route.method.lower()] = _describe_operation(
+            path, route.operation, schema_of, configured
+        )
     used = configured.intersection(route.operation.authorized_role for _, route in described)
     schemes = {name: dict(scheme) for holder, (name, scheme) in _SCHEMES.items() if holder in used}
     return {
@@ -144,7 +149,8 @@ def _security_scheme(operation: Operation, configured: frozenset[TokenHolder]) -
 
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """A function from a response type to its schema, and the schemas that these refer to."""
-    types = [kind for operation in operations for kind in (operation.response, operation.error)] or [ErrorAnswer]
+    own_types = [kind for operation in operations for kind in (operation.response, operation.error)]
+    types = [*own_types, ErrorAnswer, IngressReceipt | ErrorAnswer, NoRouteAnswer]
     schemas, shared = TypeAdapter.json_schemas(
         [(number, "serialization", TypeAdapter(kind)) for number, kind in enumerate(types)], ref_template=_COMPONENTS
     )
@@ -152,12 +158,14 @@ def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], 
 
 
 def _describe_operation(
-    operation: Operation, schema_of: Callable[[Any], Any], configured: frozenset[TokenHolder]
+    path: str, operation: Operation, schema_of: Callable[[Any], Any], configured: frozenset[TokenHolder]
 ) -> dict[str, Any]:
     scheme = _security_scheme(operation, configured)
     statuses = sorted({*COMMON_ERROR_STATUSES, *operation.refusals, *((401,) if scheme else ())})
     success = {operation.media_type: {"schema": schema_of(operation.response)}}
-    errors = {str(status): _describe_refusal(status, schema_of(operation.error)) for status in statuses}
+    errors = {
+        str(status): _describe_refusal(status, schema_of(_error_type(path, status, operation))) for status in statuses
+    }
     for status in operation.same_content_statuses:
         errors[str(status)]["content"] = errors[str(status)]["content"] | success
     if operation.is_forwarded:
@@ -178,6 +186,14 @@ def _describe_operation(
     if scheme:
         described["security"] = [{scheme: []}]
     return described
+
+
+def _error_type(path: str, status: int, operation: Operation) -> Any:
+    if has_bare_error(path, status):
+        return NoRouteAnswer
+    if status == 408 and operation.body is not None and path.startswith(WALLET_PREFIX):
+        return IngressReceipt | ErrorAnswer
+    return operation.error
 
 
 def _schema(field: Field | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -151,7 +151,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.is_upgrade:
             self.cycle.keep_alive = False
-            self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
+            self.close_after_body()
 
     def on_chunk_header(self) -> None:
         """Begin a chunk of the body."""
@@ -222,6 +222,10 @@ class HttpConnection(HttpToolsProtocol):
     def close_after_response(self) -> None:
         """Close the connection after the response."""
         self.cycle.keep_alive = False
+
+    def close_after_body(self) -> None:
+        """Close the connection only after the body of the request, whose response has not begun."""
+        self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
 
     def drop_request(self) -> bool:
         """Drop the request, whose body is being parsed. Return False if its response has begun."""

@@ -7,17 +7,19 @@ million malformed payloads are parsed, thousands of them over HTTP. Then well-fo
 are posted: at another vote's leaf, past the end of the tree, in no round. Honest wallets post throughout, 16 at a time.
 `hostile_connections` attacks single connections.
 
-Requirements. Each slow connection is closed within 10 s, and honest POSTs stay fast. A flooder gets 429 after its
-burst, with a correct Retry-After. Forwarded addresses are accepted from a trusted proxy only. No request of
+Requirements. Each slow connection is closed within 32 s: the head has 8.5 s (the attack uses 7), a body must grow by
+512 bytes within 20 s, and after the response its rest is discarded for 3 s. Honest POSTs stay fast. A flooder gets 429
+after its burst, with a correct Retry-After. Forwarded addresses are accepted from a trusted proxy only. No request of
 an honest wallet is refused, including duplicates. Hostile requests cause no 5xx, no undocumented response, no row and
 no proof. No honest share is lost, early or counted twice.
 
 Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107
-(≤ 3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported: "slow
-connections, longest until closed s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a 400 costs a
-token, non-ASCII base64 is not caught, the leaf is not compared. Reported: "flood, refusals that were not 429: 2330
-(≤ 1183.86)", "errors of the parser: 35 (= 0)", "rows of hostile shares: 81 (= 0)", "proofs of hostile shares: 46 (=
-0)". Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (= 0)".
+(≤ 3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported, when bodies had
+8 s: "slow connections, longest until closed s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a
+400 costs a token, non-ASCII base64 is not caught, the leaf is not compared. Reported: "flood, refusals that were not
+429: 2330 (≤ 1183.86)", "errors of the parser: 35 (= 0)", "rows of hostile shares: 81 (= 0)", "proofs of hostile
+shares: 46 (= 0)". Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (=
+0)".
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ HONEST_ADDRESS = "127.0.0.1"
 RATE_LIMIT_BURST, RATE_LIMIT_PER_SECOND = 800, 50
 CONNECTIONS = 8
 TOKEN = "of a closed deployment"
+MAX_SLOW_SECONDS = 32
 LIFTED_LIMITS = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token": TOKEN}
 
 
@@ -165,7 +168,7 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
     """Attack with slow clients while honest wallets post."""
     connections, seconds = env.setting.scale((500, 60.0), (150, 0.0))
     before = len(env.wallets.ledger.response_seconds)
-    pause = max(seconds, 9.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
+    pause = max(seconds, 20.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
     durations, _ = await asyncio.gather(
         hold_slow_connections(_port_of(env.default_helper), SLOW_ADDRESS, connections, seconds),
         env.wallets.post_shares(cast, lambda: 0, pause_seconds=pause),
@@ -173,7 +176,7 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
     waits = env.wallets.ledger.response_seconds[before:]
     env.findings.record_figure("slow connections", len(durations))
     env.findings.require_at_least("slow connections, shortest s", min(durations), 1)
-    env.findings.require_at_most("slow connections, longest until closed s", max(durations), 10)
+    env.findings.require_at_most("slow connections, longest until closed s", max(durations), MAX_SLOW_SECONDS)
     env.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
     # with only a hundred posts, the 99th percentile would be the slowest one
     rank = env.setting.scale(99, 95)

@@ -524,7 +524,7 @@ async def test_gateway_full_with_one_slot_each_refuses_another_client(http: http
         async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
             await wait_until(lambda: endless.stalled == 2)
             refused = await http.get(f"{base}{API_PREFIX}/rounds")
-            assert refused.status_code == 503
+            assert refused.status_code == 429
             assert endless.stalled == gateway.active_count == 2
         await wait_until(lambda: gateway.active_count == 0)
 
@@ -551,6 +551,6 @@ async def test_gateway_full_of_pending_posts_refuses_another_client_and_cuts_non
         node.writers_by_path[f"{API_PREFIX}/cast-vote"] = write_nothing
         async with open_unfinished_requests(base, post, *TWO_CLIENTS):
             await wait_until(lambda: len(node.requests) == 4)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 503
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 429
             assert gateway.active_count == 4
         await wait_until(lambda: gateway.active_count == 0)

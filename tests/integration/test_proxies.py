@@ -22,7 +22,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from helper.ingest.payload import ingress_receipt
+from helper.server.body_reader import BodyReader
 from helper.server.http_server import KEEP_ALIVE_SECONDS, bind_tcp, create_server
+from helper.server.middleware import ATTEMPT_HEADER
+from helper.server.routes.gateway import BODY_SECONDS, GatewayLimits
 from tests.support.process import TIMEOUT_SECONDS, find_free_port
 from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
@@ -275,6 +279,36 @@ def test_proxy_closes_idle_upstream_connections_before_the_helper(file: str, set
     match = re.search(setting, (DEPLOY / file).read_text())
     assert match is not None
     assert int(match[1]) <= KEEP_ALIVE_SECONDS - 5
+
+
+@pytest.mark.parametrize(
+    ("file", "setting", "seconds"),
+    [
+        ("nginx/svote-helper.conf", r"client_body_timeout (\d+)s;", BODY_SECONDS),
+        ("nginx/svote-helper.conf", r"proxy_read_timeout (\d+)s;", BODY_SECONDS + GatewayLimits().post_seconds),
+        ("caddy/Caddyfile", r"read_body (\d+)s", BODY_SECONDS),
+        ("caddy/Caddyfile", r"response_header_timeout (\d+)s", GatewayLimits().post_seconds),
+    ],
+)
+def test_proxy_waits_longer_than_the_helper(file: str, setting: str, seconds: float) -> None:
+    match = re.search(setting, (DEPLOY / file).read_text())
+    assert match is not None
+    assert int(match[1]) >= seconds + 5
+
+
+@pytest.mark.parametrize("name", PROXIES)
+async def test_proxy_returns_the_receipt_of_a_slow_body(name: str, tmp_path: Path) -> None:
+    async def stall() -> AsyncIterator[bytes]:
+        yield b"[" * 100
+        await asyncio.sleep(0.6)  # the client reads the response after it has sent the body
+
+    wallets = WalletApp(body_reader=BodyReader(timeout_seconds=0.2))
+    headers = {ATTEMPT_HEADER: "0f" * 32}
+    async with serve_on_socket(wallets) as port, run_proxy(name, tmp_path, port) as client:
+        response = await client.post(SHARES_PATH, content=stall(), headers=headers)
+    assert (response.status_code, response.json()) == (408, ingress_receipt("0f" * 32))
+    assert response.headers.get_list("content-type") == ["application/json"]
+    assert response.headers.get_list("cache-control") == ["no-store"]
 
 
 # Request smuggling

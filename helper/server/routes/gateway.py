@@ -1,8 +1,9 @@
 """Gateway to the chain's REST API, for wallets with one base URL (`[gateway] enable`).
 
 Only the listed paths are forwarded. The helper's own paths are matched first, and `reveal-share` is not listed. A
-forwarded request consists of the method, the path, the listed parameters and the body of a POST. It has no headers and
-no data that identifies the client. The gateway stores and logs nothing, and sends no requests of its own.
+forwarded request consists of the method, the path, the listed parameters and the body of a POST. It has no headers,
+except a wallet's token for this attempt, and no data that identifies the client. The gateway stores and logs nothing,
+and sends no requests of its own.
 
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
@@ -31,7 +32,8 @@ from helper.chain.node_http import StreamedResponse
 from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
 from helper.server.connection import ABORT_KEY
-from helper.server.middleware import error_response
+from helper.server.ingress_receipt import attempt_token
+from helper.server.middleware import ATTEMPT_HEADER, route_error_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import exempt_from_charge
 
@@ -44,6 +46,7 @@ _STAKING: Final = "/cosmos/staking/v1beta1"
 GET_PATHS: Final = (
     f"{_VOTE}/rounds",
     f"{_VOTE}/rounds/active",
+    f"{_VOTE}/rounds/overview",
     f"{_VOTE}/round/{{name}}",
     f"{_VOTE}/commitment-tree/{{name}}/latest",
     f"{_VOTE}/commitment-tree/{{name}}/leaves",
@@ -51,7 +54,15 @@ GET_PATHS: Final = (
     f"{_VOTE}/vote-summary/{{name}}",
     f"{_VOTE}/tally/{{name}}/{{height}}",
     f"{_VOTE}/tally-results/{{name}}",
+    f"{_VOTE}/partial-decryptions/{{name}}",
+    f"{_VOTE}/ceremony",
+    f"{_VOTE}/pallas-keys",
+    f"{_VOTE}/vote-managers",
+    f"{_VOTE}/coordinator-actions",
+    f"{_VOTE}/coordinator-actions/{{name}}",
+    f"{_VOTE}/endorsers",
     f"{_VOTE}/endorsed-rounds/{{name}}",
+    f"{_VOTE}/protocol-capabilities",
     f"{_VOTE}/readiness",
     f"{_VOTE}/tx/{{name}}",
     f"{_TENDERMINT}/node_info",
@@ -70,6 +81,9 @@ POST_PATHS: Final = (
 )
 """Paths of transactions. Only newer chains support the batches; others respond 404."""
 
+BODY_SECONDS: Final = 60.0
+"""Maximum seconds to receive the body of a POST: 1 MiB at 20 kB/s takes 53 s. Wallets wait 150 s for the response."""
+
 _PLACEHOLDERS: Final = {"{name}": r"[A-Za-z0-9_-]{1,128}", "{height}": r"[0-9]{1,19}"}
 _HEIGHT_SCHEMA: Final = {"type": "string", "pattern": "^[0-9]{1,19}$"}
 _HEIGHT_PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]{1,19})(?=&|$)")
@@ -82,12 +96,16 @@ class GatewayLimits:
     Attributes:
         max_concurrent: maximum concurrent requests to nodes, of all clients.
         max_concurrent_per_client: maximum concurrent requests to nodes, of one client.
+        post_seconds: until a node responds to a POST. It may check a proof for 120 s, and wallets wait 150 s.
+        leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
     """
 
     max_concurrent: int = 128
     max_concurrent_per_client: int = 64
+    post_seconds: float = 150.0
+    leaves_seconds: float = 60.0
     response_seconds: float = 300.0
     chunk_seconds: float = 10.0
 
@@ -112,7 +130,7 @@ class Gateway:
     ) -> None:
         self._proxy = proxy
         self._identify_client = identify_client
-        self._body_reader = body_reader or BodyReader()
+        self._body_reader = body_reader or BodyReader(timeout_seconds=BODY_SECONDS)
         self._limits = limits or GatewayLimits()
         self._active: defaultdict[bytes | None, set[_ForwardedRequest]] = defaultdict(set)  # by client
 
@@ -140,19 +158,29 @@ class Gateway:
                 body = await stack.enter_async_context(self._body_reader.buffer_body(scope, receive, client))
             forwarding = _ForwardedRequest(scope, receive, send, self._limits)
             stack.enter_context(self._acquire_slot(client, forwarding))
-            await forwarding.run(self._proxy, ProxyRequest(scope["method"], _target(scope), body))
+            await forwarding.run(self._proxy, self._create_request(scope, body))
+
+    def _create_request(self, scope: Scope, body: bytes | None) -> ProxyRequest:
+        """The request to a node for a request to a listed path."""
+        method, target = scope["method"], _target(scope)
+        if body is not None:
+            token = attempt_token(scope)
+            headers = {} if token is None else {ATTEMPT_HEADER: token}
+            return ProxyRequest(method, target, body, headers, self._limits.post_seconds)
+        is_leaves = scope["raw_path"].endswith(b"/leaves")
+        return ProxyRequest(method, target, timeout=self._limits.leaves_seconds if is_leaves else None)
 
     @contextlib.contextmanager
     def _acquire_slot(self, client: bytes | None, forwarding: _ForwardedRequest) -> Iterator[None]:
         """Hold a slot for a request.
 
         Raises:
-            HTTPException: 429 when this client is at its limit, 503 when no slot is free and none can be freed.
+            HTTPException: 429 when this client is at its limit, or no slot is free and none can be freed.
         """
         if client is not None and len(self._active.get(client, ())) >= self._limits.max_concurrent_per_client:
             raise HTTPException(429, "too many concurrent requests to the chain; retry later")
         if self.active_count >= self._limits.max_concurrent and not self._free_slot(client):
-            raise HTTPException(503, "too many concurrent requests to the chain; retry later")
+            raise HTTPException(429, "too many concurrent requests to the chain; retry later")
         self._active[client].add(forwarding)
         try:
             yield
@@ -304,7 +332,7 @@ class _ForwardedRequest:
         abort()
 
     async def _refuse(self, status: int, text: str) -> None:
-        await error_response(status, text)(self._scope, self._receive, self._send)
+        await route_error_response(self._scope["path"], status, text)(self._scope, self._receive, self._send)
 
 
 def _describe_operation(path: str, method: str) -> Operation:

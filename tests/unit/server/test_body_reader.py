@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,9 +15,11 @@ from starlette.types import Message, Receive, Scope
 
 from helper.ingest import payload
 from helper.server import body_reader as body_module
-from helper.server.body_reader import BodyReader
+from helper.server.body_reader import BodyReader, BodyTimeout
 from helper.server.rate_limits import RefusalLimiter
+from helper.server.routes.gateway import BODY_SECONDS
 from helper.store.models import EnqueueResult
+from tests.simulation.virtual_loop import SimLoop
 from tests.unit.ingest.admission_fixtures import FakeClock, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
 
@@ -94,13 +98,53 @@ async def test_body_reader_largest_body_is_read() -> None:
     assert (fits.status_code, over.status_code) == (200, 413)
 
 
-async def test_body_reader_missing_body_times_out_with_408() -> None:
-    wallets = WalletApp(body_reader=BodyReader(timeout_seconds=0.01))
-    async with wallets.create_client() as client:
-        response = await client.post(SHARES_PATH, content=stalled_body(create_body()[:100]))
-    assert response.status_code == 408
-    assert response.headers["connection"] == "close"
-    error_text(response)
+Arrival = tuple[float, int]
+"""Seconds since the previous part of a body, and the bytes of this one."""
+
+
+def time_body(arrivals: Iterable[Arrival], **settings: Any) -> tuple[bool, float]:
+    """Read a body on a virtual clock; return whether it was read, and after how many seconds."""
+
+    async def read() -> tuple[bool, float]:
+        loop, parts = asyncio.get_running_loop(), iter(arrivals)
+
+        async def receive() -> Message:
+            seconds, size = next(parts, (0.0, 0))
+            await asyncio.sleep(seconds)
+            return {"type": "http.request", "body": b"x" * size, "more_body": size > 0}
+
+        try:
+            await BodyReader(**settings).read({"type": "http", "method": "POST", "headers": []}, receive)
+        except BodyTimeout:
+            return False, loop.time()
+        return True, loop.time()
+
+    is_read, seconds = SimLoop(random.Random("loop")).run_until_complete(read())
+    return is_read, round(seconds, 3)
+
+
+@pytest.mark.rule("N3")
+def test_body_reader_share_may_arrive_over_30_seconds() -> None:
+    assert time_body([(1.0, 170)] * 29) == (True, 29.0)
+    assert time_body([(19.9, 2500), (10.0, 2500)]) == (True, 29.9), "a Tor circuit may stall"
+    assert time_body([(1.0, 170)] * 31) == (False, 30.0)
+
+
+def test_body_reader_785_kb_arrive_at_20_kb_per_second_within_60_seconds() -> None:
+    batch = [(2.0, 20_000), *[(1.0, 20_000)] * 39]
+    assert time_body(batch) == (False, 30.0)
+    assert time_body(batch, timeout_seconds=BODY_SECONDS) == (True, 41.0)
+    assert time_body([(57.0 / 63, 1 << 14)] * 63, timeout_seconds=BODY_SECONDS) == (True, 57.0), "almost 1 MiB"
+
+
+@pytest.mark.parametrize("arrivals", [[(1e6, 1)], [(1.0, 1)] * 100, [(1.0, 25)] * 100], ids=["none", "1 B/s", "25 B/s"])
+def test_body_reader_slow_small_body_is_cut_off_after_20_seconds(arrivals: list[Arrival]) -> None:
+    assert time_body(arrivals) == (False, 20.0)
+
+
+@pytest.mark.parametrize(("size", "rate"), [(20_000, 1), (20_000, 63), (512 << 10, 1), (512 << 10, 4000)])
+def test_body_reader_slow_large_body_is_cut_off_after_8_seconds(size: int, rate: int) -> None:
+    assert time_body([(0.0, size), *[(1.0, rate)] * 100]) == (False, 8.0)
 
 
 async def test_body_reader_total_budget_is_enforced() -> None:

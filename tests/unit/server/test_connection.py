@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from starlette.routing import Route
 from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -24,11 +26,12 @@ from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import MAX_BODY_PIECES, MAX_PIPELINED, READ_BYTES, ConnectionLimits
 from helper.server.http_server import create_server
 from helper.server.request_turns import STARTS_PER_ITERATION, RequestTurns
-from tests.unit.server.server_fixtures import HELLO_REQUEST, EndlessRoutes, RawClient, parse_error, run_server
+from tests.simulation.virtual_loop import SimLoop
+from tests.unit.server.server_fixtures import HELLO_REQUEST, EndlessRoutes, RawClient, echo, parse_error, run_server
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = ConnectionLimits(head_seconds=60, request_seconds=60)
+LIMITS = ConnectionLimits(head_seconds=60, body_seconds=60)
 MAX_HEADERS = LIMITS.max_headers
 PAUSE = b"GET /pause/0.2 HTTP/1.1\r\nHost: x\r\n\r\n"
 SMUGGLED_REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\nX-Smuggled: yes\r\n\r\n"
@@ -325,6 +328,8 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self._protocol: Any = protocol
         self._is_paused = False
+        self.written = b""
+        self.is_closed = False
         protocol.connection_made(self)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -356,6 +361,12 @@ class FakeTransport(asyncio.Transport):
 
     def abort(self) -> None:
         pass
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.mark.parametrize("request_head", [HELLO_REQUEST, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n"])
@@ -431,13 +442,44 @@ def test_turns_are_taken_in_order_a_few_per_iteration() -> None:
 
 
 async def test_body_behind_slow_request_may_arrive_after_the_head_timeout() -> None:
-    limits = ConnectionLimits(head_seconds=1, request_seconds=1)
+    limits = ConnectionLimits(head_seconds=1, body_seconds=1)
     async with run_server(limits) as port:
         client = await RawClient.connect(port, b"GET /pause/2.5 HTTP/1.1\r\nHost: x\r\n\r\n")
         client.writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n")
         assert await client.request(b"") == b"paused"
         assert await client.request(b"a share") == b"a share"
         client.writer.close()
+
+
+def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
+    """Send bytes after these pauses, with the default limits; return the response and whether the connection closed."""
+
+    async def send() -> tuple[bytes, bool]:
+        server = create_server(add_middleware([Route("/echo", echo, methods=["POST"])]))
+        server.config.load()
+        protocol_class: Any = server.config.http_protocol_class
+        transport = FakeTransport(protocol_class(server.config, server.server_state, {}))
+        for seconds, data in sent:
+            await asyncio.sleep(seconds)
+            transport.deliver(data)
+        await asyncio.sleep(0.1)
+        response = transport.written, transport.is_closed
+        for connection in list(server.server_state.connections):
+            connection.connection_lost(None)
+        await asyncio.sleep(0.1)  # the request ends
+        return response
+
+    return SimLoop(random.Random("loop")).run_until_complete(send())
+
+
+def test_head_and_body_each_have_their_own_time() -> None:
+    head, body = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n", b"a share"
+    response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.4, head[9:]), (64.0, body))
+    assert (response.endswith(b"\r\n\r\na share"), is_closed) == (True, False)
+    response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.4, head[9:]), (65.0, b""))
+    assert (response, is_closed) == (b"", True)
+    response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.5, b""))
+    assert (response.startswith(b"HTTP/1.1 408 "), is_closed) == (True, True)
 
 
 BAD_HEAD = b"no HTTP\r\n\r\n"

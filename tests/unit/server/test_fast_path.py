@@ -34,6 +34,7 @@ PADDED_BODY = create_body()[:-1] + b" " * (20 << 10) + b"}"
 """A valid body that is processed as a large one."""
 CHUNKED = "Transfer-Encoding: chunked"
 EXPECT = "Expect: 100-continue"
+ATTEMPT = f"X-Vote-Ingress-Attempt-V1: {'0f' * 32}"
 
 
 def fail_check(error: Exception) -> Callable[[WalletApp], None]:
@@ -156,7 +157,9 @@ BODIES = [
     Scenario("Expect, body sent immediately", [build_post(create_body(), EXPECT)], [100, 200]),
     Scenario("Expect, body too large", [build_post(b"", EXPECT, size=MAX_BODY_BYTES + 1)], [413]),
     Scenario("Expect, without the token", [build_post(b"", EXPECT, size=100)], [401], settings={"token": TOKEN}),
-    Scenario("a slow body", [VALID_POST[:-9]], [408]),
+    Scenario("a slow body", [VALID_POST[:-9]], [400]),
+    Scenario("a slow body of an attempt", [build_post(create_body(), ATTEMPT)[:-9]], [408]),
+    Scenario("a complete body of an attempt", [build_post(create_body(), ATTEMPT)], [200]),
     Scenario("disconnected during the body", [VALID_POST[:-9]], [], disconnects=True),
     Scenario("disconnected before the response", [VALID_POST], [], disconnects=True),
     Scenario("disconnected before the refusal", [INVALID_POST], [], disconnects=True),

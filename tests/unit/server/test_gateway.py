@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
 import anyio
 import httpx
 import pytest
 
-from helper.chain.gateway_proxy import GatewayProxy
 from helper.server.client_address import identify_client
-from helper.server.rate_limits import RefusalLimiter
-from helper.server.routes.gateway import GET_PATHS, POST_PATHS, Gateway, GatewayLimits
-from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, json_response, read_recorded
-from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp, error_text
+from helper.server.routes.gateway import GET_PATHS, POST_PATHS, GatewayLimits
+from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded
+from tests.unit.server.gateway_fixtures import running_gateway
+from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, error_text, no_route_text
 
 pytestmark = pytest.mark.anyio
 
@@ -26,49 +22,6 @@ ROUND = f"{API}/round/{ROUND_ID.hex()}"
 LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"
 VOTE_BODY = {"vote_commitment": "AAAA"}
 ACCEPTED_RESPONSE = {"tx_hash": "AB" * 32, "code": 0}
-
-
-class GatewayHarness:
-    """A helper with a gateway to two nodes, first and second."""
-
-    def __init__(self, *, burst: int = 100, **limits: Any) -> None:
-        self.clock = FakeClock()
-        self.first, self.second = FakeNode(self.clock), FakeNode(self.clock)
-        self.network = FakeNetwork(first=self.first, second=self.second)
-        self.endpoints = self.network.create_node_pool(self.clock)
-        self.limits = RefusalLimiter(self.clock, burst=burst)
-        self.gateway = Gateway(
-            GatewayProxy(self.endpoints, timeout=0.3, limit=1 << 16, transport=self.network),
-            identify_client=self.limits.identify_request,
-            limits=GatewayLimits(**limits),
-        )
-        self.wallets = WalletApp(limiter=self.limits, more_routes=self.gateway.routes())
-
-    def requested_paths(self) -> list[list[str]]:
-        """Requests to each node since the last call."""
-        requests = [list(node.requests) for node in (self.first, self.second)]
-        for node in (self.first, self.second):
-            node.requests.clear()
-        return requests
-
-    def set_response(self, path: str, make: Callable[[httpx.Request], httpx.Response], *nodes: FakeNode) -> None:
-        """Set the response of nodes (default the first) to paths with this segment."""
-        for node in nodes or (self.first,):
-            node.faults[path] = make
-
-
-@contextlib.asynccontextmanager
-async def running_gateway(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, httpx.AsyncClient]]:
-    """A gateway with fresh nodes, and a client."""
-    harness = GatewayHarness(**settings)
-    await harness.endpoints.probe_all()
-    harness.requested_paths()
-    async with harness.wallets.create_client() as client:
-        try:
-            yield harness, client
-        finally:
-            await harness.gateway.aclose()
-            await harness.endpoints.aclose()
 
 
 async def test_gateway_streams_responses_unchanged() -> None:
@@ -91,6 +44,7 @@ async def test_gateway_streams_responses_unchanged() -> None:
         assert block.headers["access-control-allow-origin"] == "*"
 
 
+@pytest.mark.rule("N30")
 @pytest.mark.parametrize("path", GET_PATHS)
 async def test_gateway_forwards_every_listed_path(path: str) -> None:
     path = path.format(name="ab" * 32, height="84")
@@ -185,7 +139,7 @@ async def test_gateway_unlisted_request_is_refused_without_node_request(method: 
         refused = await client.request(method, path, content=b"{}" if method == "POST" else None)
         assert refused.status_code == status
         if method != "HEAD":
-            error_text(refused)
+            (no_route_text if path.startswith("/shielded-vote/") else error_text)(refused)
         assert harness.requested_paths() == [[], []]
 
 
@@ -269,9 +223,10 @@ def fail_unsent(_: httpx.Request) -> httpx.Response:
     return httpx.Response(307, headers={"location": "http://second:1317/shielded-vote/v1/cast-vote"})
 
 
+@pytest.mark.rule("N30")
 @pytest.mark.parametrize("make", [break_connection, fail_unsent])
 async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[httpx.Request], httpx.Response]) -> None:
-    async with running_gateway() as (harness, client):
+    async with running_gateway(post_seconds=0.3) as (harness, client):
         harness.set_response("/cast-vote", make)
         lost = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
         assert lost.status_code == 502
@@ -282,6 +237,7 @@ async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[ht
         assert harness.requested_paths() == [[f"{API}/cast-vote"] * 2, []]
 
 
+@pytest.mark.rule("N30")
 @pytest.mark.parametrize("status", [422, 429, 503])
 async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     async with running_gateway() as (harness, client):
@@ -290,6 +246,66 @@ async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
         refused = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
         assert (refused.status_code, refused.json()) == (status, refusal)
         assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
+
+
+@pytest.mark.rule("N30")
+async def test_gateway_forwards_a_node_that_is_starting_with_its_retry_after() -> None:
+    async with running_gateway() as (harness, client):
+        warming = {"status": "warming", "started_at": "2026-09-01T00:00:00Z"}
+        refusal = httpx.Response(503, json=warming, headers={"Retry-After": "2"})
+        harness.set_response("/cast-vote", lambda _: refusal)
+        refused = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
+        assert (refused.status_code, refused.json(), refused.headers["retry-after"]) == (503, warming, "2")
+        assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
+
+
+@pytest.mark.rule("N30")
+async def test_gateway_forwards_a_batch_of_785_kb() -> None:
+    seen: list[bytes] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        seen.append(request.content)
+        return json_response(200, {**ACCEPTED_RESPONSE, "batch_digest": "ab" * 32})
+
+    async with running_gateway() as (harness, client):
+        harness.set_response("/cast-vote-batch", take)
+        batch = b'{"votes":"' + b"A" * 785_000 + b'"}'
+        sent = await client.post(f"{API}/cast-vote-batch", content=batch)
+        assert sent.json() == {**ACCEPTED_RESPONSE, "batch_digest": "ab" * 32}
+        assert seen == [batch]
+
+
+def delay_responses(node: FakeNode, seconds: float) -> None:
+    """Make a node respond late."""
+    handle = node.handle
+
+    async def handle_late(request: httpx.Request) -> httpx.Response:
+        response = await handle(request)
+        await anyio.sleep(seconds)
+        return response
+
+    node.handle = handle_late  # type: ignore[method-assign]
+
+
+@pytest.mark.rule("N30")
+async def test_gateway_waits_longer_for_a_vote_and_for_leaves() -> None:
+    async with running_gateway() as (harness, client):
+        harness.set_response("/cast-vote", lambda _: json_response(200, ACCEPTED_RESPONSE))
+        for node in (harness.first, harness.second):
+            delay_responses(node, 0.4)  # the timeout of other requests is 0.3 s
+        assert (await client.get(f"{API}/rounds")).status_code == 503
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).json() == ACCEPTED_RESPONSE
+        harness.requested_paths()
+        leaves = f"{API}/commitment-tree/{ROUND_ID.hex()}/leaves?from_height=80&to_height=90"
+        assert (await client.get(leaves)).json()["blocks"]
+        assert harness.requested_paths() == [[leaves], [leaves]], "only the last node has more time"
+
+
+@pytest.mark.rule("N30")
+def test_gateway_limits_allow_what_wallets_wait_for() -> None:
+    limits = GatewayLimits()
+    assert (limits.post_seconds, limits.leaves_seconds) == (150, 60)
+    assert limits.response_seconds >= limits.post_seconds
 
 
 @pytest.mark.parametrize(
@@ -310,11 +326,12 @@ async def test_gateway_invalid_node_response_is_502(node_response: httpx.Respons
         error_text(refused)
 
 
+@pytest.mark.rule("N5")
 async def test_gateway_error_without_json_keeps_status() -> None:
     async with running_gateway() as (_, client):
         response = await client.get(f"{API}/endorsed-rounds/zodl")
         assert response.status_code == 404
-        error_text(response)
+        assert no_route_text(response) == "the node responded with this status and no JSON"
 
 
 async def test_gateway_does_not_forward_node_headers() -> None:
@@ -375,6 +392,7 @@ async def test_gateway_refusals_are_charged_except_polling_404() -> None:
         assert harness.requested_paths() == [[], []]
 
 
+@pytest.mark.rule("N8")
 async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
     async with running_gateway(max_concurrent=3, max_concurrent_per_client=2, response_seconds=0.5) as (
         harness,
@@ -392,7 +410,8 @@ async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
             async with httpx.AsyncClient(transport=other, base_url="http://helper") as another:
                 group.start_soon(another.get, f"{API}/rounds")
                 await wait_until(lambda: harness.gateway.active_count == 3)
-                assert (await another.get(f"{API}/rounds")).status_code == 503
+                full = await another.get(f"{API}/rounds")
+                assert (full.status_code, full.headers["retry-after"]) == (429, "2")
         assert harness.gateway.active_count == 0
 
 

@@ -101,8 +101,8 @@ async def test_connection_unread_body_times_out() -> None:
         assert await client.read_rest() == b""
 
 
-async def test_connection_slow_head_and_body_times_out() -> None:
-    slow = ConnectionLimits(head_seconds=60, request_seconds=0.3)
+async def test_connection_slow_body_that_is_not_limited_by_the_application_times_out() -> None:
+    slow = ConnectionLimits(head_seconds=60, body_seconds=0.3)
     async with run_server(slow) as port:
         client = await RawClient.connect(port, b"POST /echo HTTP/1.1\r\n")
         for piece in (b"Host: x\r\n", b"Content-Length: 9\r\n\r\n", b"1"):
@@ -129,6 +129,7 @@ async def test_connections_of_one_client_are_limited() -> None:
             client.writer.close()
 
 
+@pytest.mark.rule("N8")
 async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
     limits = ConnectionLimits(head_seconds=60, max_connections=4, max_connections_per_client=3)
     async with run_server(limits, RefusalLimiter(FakeClock())) as port:
@@ -146,9 +147,9 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
         three = await RawClient.connect(port, source="127.0.0.4")
         assert await three.request() == b"hello"
         assert await slow.read_rest() == b"", "a connection that waits for a body is treated as idle"
-        assert parse_error(await (await RawClient.connect(port, source="127.0.0.5")).read_rest())[0] == 503, (
-            "no client has more connections"
-        )
+        refusal = await (await RawClient.connect(port, source="127.0.0.5")).read_rest()
+        assert parse_error(refusal)[0] == 429, "no client has more connections"
+        assert b"retry-after: 2\r\n" in refusal
         unfinished.writer.write(b"\r\n")
         for client in (unfinished, other_address, third_address, three):
             assert await client.request() == b"hello"
@@ -166,7 +167,7 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
         assert limiter.wait_seconds(known) == 3, "a connection without data, or to a full server, costs no token"
-        assert limiter.refusals == {408: 1, 400: 1, 431: 1, 503: 1}, "each one is counted"
+        assert limiter.refusals == {408: 1, 400: 1, 431: 1, 429: 1}, "each one is counted"
 
 
 async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
@@ -277,7 +278,7 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
         for client in clients:
             assert await client.request() == b"hello"
         status, _ = parse_error(await (await RawClient.connect(port)).read_rest())
-        assert status == 503
+        assert status == 429
         for client in clients:
             assert await client.request() == b"hello"
         clients[0].writer.close()

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from helper.errors import ConfigError
 from helper.server.application import add_middleware
 from helper.server.routes.page import RESERVED, Page
+from tests.unit.server.wallet_fixtures import WalletApp
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R17")]
 
@@ -86,6 +87,33 @@ async def test_page_does_not_serve_api_paths(http: httpx.AsyncClient, reserved: 
         response = await http.get(path)
         assert (response.status_code, response.headers["content-type"]) == (404, "application/json")
     assert (await http.get("/shielded-vote/v1/status")).text == "the API's own"
+
+
+@pytest.mark.rule("N5")
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/shielded-vote",
+        "/shielded-vote/",
+        "/shielded-vote/v1/status/",
+        "/shielded-vote/v1/shares/",
+        "/shielded-vote/v1/rounds",
+        "/shielded-vote/v1/cast-vote",
+        "/shielded-vote/v2/status",
+        "http://helper//shielded-vote/v1/nothing",
+        "/shielded-vote%2Fv1%2Fnothing",
+        "/shielded-vote/%2e%2e/index.html",
+        "/shielded-vote/v1/nothing?redirect=/",
+    ],
+)
+async def test_page_and_redirects_are_never_served_below_the_wallet_api(tmp_path: Path, method: str, path: str) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html>the page")
+    async with WalletApp(more_routes=[Page(tmp_path).route()]).create_client() as client:
+        response = await client.request(method, path)
+    assert response.status_code in {404, 405}
+    assert response.headers["content-type"] == "application/json"
+    assert b"<" not in response.content
 
 
 async def test_page_wrong_method_of_api_path_is_405(http: httpx.AsyncClient) -> None:

@@ -14,7 +14,14 @@ from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreFull
 from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import END, NULLIFIER, PAYLOADS, POSITION, ROUND_ID, create_body, make_round
-from tests.unit.server.wallet_fixtures import QUEUE_STATUS_PATH, SHARES_PATH, STATUS_PATH, WalletApp, error_text
+from tests.unit.server.wallet_fixtures import (
+    QUEUE_STATUS_PATH,
+    SHARES_PATH,
+    STATUS_PATH,
+    WalletApp,
+    error_text,
+    no_route_text,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -115,6 +122,7 @@ async def test_status_before_ready_is_503(wallets: WalletApp) -> None:
     assert (response.status_code, error_text(response)) == (503, "starting")
 
 
+@pytest.mark.rule("N8")
 async def test_status_while_paused_is_503(wallets: WalletApp) -> None:
     wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
     async with wallets.create_client() as client:
@@ -130,8 +138,7 @@ async def test_queue_status_is_served_only_if_enabled(wallets: WalletApp) -> Non
     async with exposed.create_client() as client:
         await client.post(SHARES_PATH, content=create_body())
         shown = await client.get(QUEUE_STATUS_PATH)
-    assert hidden.status_code == 404
-    error_text(hidden)
+    assert (hidden.status_code, no_route_text(hidden)) == (404, "not found")
     assert shown.json() == {ROUND_ID.hex(): {"total": 1, "pending": 1, "submitted": 0, "failed": 0}}
 
 
@@ -191,7 +198,7 @@ async def test_responses_allow_all_origins(wallets: WalletApp) -> None:
     assert "access-control-allow-origin" not in elsewhere.headers
 
 
-@pytest.mark.parametrize("path", ["/", "/shielded-vote/v1/share", f"{SHARES_PATH}/", "/queue", "/%2e%2e/stats"])
+@pytest.mark.parametrize("path", ["/", "/queue", "/%2e%2e/stats"])
 async def test_unknown_path_is_404_in_json(wallets: WalletApp, path: str) -> None:
     async with wallets.create_client() as client:
         response = await client.get(path)
@@ -199,14 +206,26 @@ async def test_unknown_path_is_404_in_json(wallets: WalletApp, path: str) -> Non
     error_text(response)
 
 
+@pytest.mark.rule("N5")
+@pytest.mark.parametrize(
+    "path",
+    ["/shielded-vote/", "/shielded-vote/v1", "/shielded-vote/v1/share", "/shielded-vote/v9/x", f"{SHARES_PATH}/"],
+)
+async def test_unknown_path_of_wallet_api_is_404_with_only_an_error(wallets: WalletApp, path: str) -> None:
+    async with wallets.create_client() as client:
+        for response in (await client.get(path), await client.post(path, json={})):
+            assert (response.status_code, response.content) == (404, b'{"error":"not found"}')
+            assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.rule("N5")
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", SHARES_PATH), ("DELETE", STATUS_PATH), ("PUT", SHARES_PATH), ("POST", STATUS_PATH)]
 )
 async def test_wrong_method_is_405_in_json(wallets: WalletApp, method: str, path: str) -> None:
     async with wallets.create_client() as client:
         response = await client.request(method, path)
-    assert response.status_code == 405
-    error_text(response)
+    assert (response.status_code, no_route_text(response)) == (405, "method not allowed")
 
 
 async def test_unexpected_error_is_500_without_details(

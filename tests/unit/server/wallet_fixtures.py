@@ -53,6 +53,14 @@ class WalletApp:
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://helper")
 
 
+def no_route_text(response: httpx.Response) -> str:
+    """Return the text of a 404 or 405 of the wallet API; asserts that it has only the field `error`."""
+    assert response.headers["content-type"] == "application/json"
+    answer = response.json()
+    assert set(answer) == {"error"}
+    return str(answer["error"])
+
+
 def error_text(response: httpx.Response) -> str:
     """Return the text of an error; asserts the documented JSON shape."""
     assert response.headers["content-type"] == "application/json"

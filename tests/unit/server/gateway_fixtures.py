@@ -1,0 +1,61 @@
+"""A helper with a gateway to two fake nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+
+from helper.chain.gateway_proxy import GatewayProxy
+from helper.server.body_reader import BodyReader
+from helper.server.rate_limits import RefusalLimiter
+from helper.server.routes.gateway import Gateway, GatewayLimits
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import FakeNetwork, FakeNode
+from tests.unit.server.wallet_fixtures import WalletApp
+
+
+class GatewayHarness:
+    """A helper with a gateway to two nodes, first and second."""
+
+    def __init__(self, *, burst: int = 100, body_reader: BodyReader | None = None, **limits: Any) -> None:
+        self.clock = FakeClock()
+        self.first, self.second = FakeNode(self.clock), FakeNode(self.clock)
+        self.network = FakeNetwork(first=self.first, second=self.second)
+        self.endpoints = self.network.create_node_pool(self.clock)
+        self.limits = RefusalLimiter(self.clock, burst=burst)
+        self.gateway = Gateway(
+            GatewayProxy(self.endpoints, timeout=0.3, limit=1 << 16, transport=self.network),
+            identify_client=self.limits.identify_request,
+            body_reader=body_reader,
+            limits=GatewayLimits(**limits),
+        )
+        self.wallets = WalletApp(limiter=self.limits, body_reader=body_reader, more_routes=self.gateway.routes())
+
+    def requested_paths(self) -> list[list[str]]:
+        """Requests to each node since the last call."""
+        requests = [list(node.requests) for node in (self.first, self.second)]
+        for node in (self.first, self.second):
+            node.requests.clear()
+        return requests
+
+    def set_response(self, path: str, make: Callable[[httpx.Request], httpx.Response], *nodes: FakeNode) -> None:
+        """Set the response of nodes (default the first) to paths with this segment."""
+        for node in nodes or (self.first,):
+            node.faults[path] = make
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, httpx.AsyncClient]]:
+    """A gateway with fresh nodes, and a client."""
+    harness = GatewayHarness(**settings)
+    await harness.endpoints.probe_all()
+    harness.requested_paths()
+    async with harness.wallets.create_client() as client:
+        try:
+            yield harness, client
+        finally:
+            await harness.gateway.aclose()
+            await harness.endpoints.aclose()
