@@ -83,9 +83,9 @@ async def _import_batch(
 ) -> list[ImportedShare]:
     checked = await anyio.to_thread.run_sync(_validate_lines, share_checks, rounds, batch)
     sent = [message for share in checked if share is not None and (message := _sent_message(*share)) is not None]
-    if sent and find_counted is not None:
-        # This machine may have started after the blocks that contain them. The store then reports them as confirmed.
-        await store.add_spent(await find_counted(sent))
+    if sent and find_counted is not None and (counted := await find_counted(sent)):
+        # This machine may have started after the blocks that contain them. The import then skips them as confirmed.
+        await store.add_spent(counted)
     results = iter(
         await store.import_shares([share for share in checked if share is not None], note=note, dry_run=dry_run)
     )
