@@ -156,7 +156,7 @@ def print_imported(response: Mapping[str, Any]) -> None:
     if response["revived"]:
         typer.echo(f"{response['revived']} of them had been moved from here and {would} reactivated")
     if response.get("submitted"):
-        typer.echo(f"{response['submitted']} rows of the file have no witness: already revealed")
+        typer.echo(f"already revealed, without a witness in the file: {response['submitted']}")
     for reason, text in _NOT_IMPORTED_REASONS.items():
         if response[reason]:
             print_message(f"{response[reason]} not imported: {text}")
