@@ -16,13 +16,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from devnet.ballot import Ballot
-from helper.core.share import Share
 from tests.acceptance.document_commands import CommandBlock, DocumentedCommand, DocumentShell, parse_blocks
 from tests.acceptance.test_operations import BIN, PAGE, write_executable
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
-from tests.support.svoted import erased_row, svoted_file, svoted_row
+from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
 
 FAKE_SVOTED = Path(__file__).with_name("fake_svoted.py")
 APP_TOML = '[helper]\nexpose_queue_summary = true\ndisable = false\n\n[api]\ndisable = "kept"\n'
@@ -32,25 +30,6 @@ APP_TOML = '[helper]\nexpose_queue_summary = true\ndisable = false\n\n[api]\ndis
 async def chain_and_helper(tmp_path: Path) -> AsyncIterator[tuple[DevChain, HelperProcess]]:
     async with run_chain_and_helper(tmp_path, program=STAND_IN_PROGRAM) as running:
         yield running
-
-
-def create_shares(ballot: Ballot, position: int, submit_at: int) -> list[Share]:
-    return [
-        Share(
-            round_id=ballot.round_id,
-            share_index=share.index,
-            proposal_id=ballot.proposal_id,
-            vote_decision=ballot.vote_decision,
-            tree_position=position,
-            submit_at=submit_at,
-            shares_hash=ballot.shares_hash,
-            share_comms=b"".join(ballot.share_comms),
-            primary_blind=share.blind,
-            c1=share.c1,
-            c2=share.c2,
-        )
-        for share in ballot.shares
-    ]
 
 
 def create_shell(directory: Path, state: Path, config: Path) -> DocumentShell:
@@ -90,7 +69,7 @@ async def test_switch_section_moves_the_queue_here_and_back(
         ballot = await wallet.seal_ballot(round_id, 1, 1)
         position = await wallet.cast_ballot(ballot)
     await helper.wait_for_leaf(round_id, position)
-    shares = create_shares(ballot, position, unix_time_in(1800))
+    shares = ballot_shares(ballot, position, unix_time_in(1800))
     rows = [erased_row(shares[0]), *map(svoted_row, shares[1:])]
     state = tmp_path / "state"
     shell = create_shell(tmp_path / "machine", state, helper.config)

@@ -7,11 +7,32 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
+from devnet.ballot import Ballot
 from helper.core.share import Share
 
 
 def encode(value: bytes) -> str:
     return b64encode(value).decode()
+
+
+def ballot_shares(ballot: Ballot, position: int, submit_at: int) -> list[Share]:
+    """The shares of a ballot, as a wallet posts them."""
+    return [
+        Share(
+            round_id=ballot.round_id,
+            share_index=share.index,
+            proposal_id=ballot.proposal_id,
+            vote_decision=ballot.vote_decision,
+            tree_position=position,
+            submit_at=submit_at,
+            shares_hash=ballot.shares_hash,
+            share_comms=b"".join(ballot.share_comms),
+            primary_blind=share.blind,
+            c1=share.c1,
+            c2=share.c2,
+        )
+        for share in ballot.shares
+    ]
 
 
 def svoted_row(share: Share, **changes: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import stat
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,14 @@ import pytest
 import typer
 from structlog.testing import capture_logs
 
+from devnet.ballot import seal_ballot
 from helper.cli import queue, queue_transfer
 from helper.observability import log_config
 from tests.support.schemas import assert_conforms
-from tests.support.svoted import erased_row, svoted_file, svoted_row
+from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
 from tests.unit.cli.live_daemon import run_live_daemon
 from tests.unit.cli.test_main import run_command
-from tests.unit.ingest.admission_fixtures import END, PAYLOADS, ROUND_ID
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness, recorded_share
 
 FILE = Path("queue.json")
@@ -110,17 +112,18 @@ def test_import_from_svoted_twice_exits_degraded(source: str, capsys: pytest.Cap
 
 
 def test_import_from_svoted_with_other_content_fails(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = waiting_rows(1)
-    shares = [recorded_share(index, submit_at=END - 100) for index in range(len(PAYLOADS))]
-    other = next(
-        share
-        for share in shares
-        if (share.share_index, share.proposal_id) == (row["share_index"], row["proposal_id"])
-        and share.tree_position != row["tree_position"]
+    share = recorded_share(0, submit_at=END - 100)
+    ballot = seal_ballot(
+        round_id=ROUND_ID,
+        ea_pk=share.c1,  # any point
+        proposal_id=share.proposal_id,
+        vote_decision=share.vote_decision,
+        weight=5,
+        rng=random.Random(1),
     )
-    write_file(svoted_row(other, tree_position=row["tree_position"]))
+    write_file(svoted_row(ballot_shares(ballot, share.tree_position, END - 100)[share.share_index]))
     assert run_command(*IMPORT, "queue.json", "--yes") == 0
-    write_file(row)
+    write_file(svoted_row(share))
 
     assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 1
 
