@@ -17,7 +17,8 @@ DOCUMENT = ROOT / "docs" / "conformance.md"
 RULES = {
     "R1": "`submit_at` is stored with the payload and schedules the share for that Unix second.",
     "R2": "A `submit_at` of 0 or in the past is due immediately.",
-    "R3": "A `submit_at` after the round's `vote_end_time` is rejected. An equal one is accepted and reported as late.",
+    "R3": "A `submit_at` after the round's `vote_end_time` is rejected. An equal one is accepted and reported as late "
+    "([decision 25](decisions/0025-submit-at-equal-to-the-end.md)).",
     "R4": "No share is submitted before its due time.",
     "R5": "Shares of the same second are processed concurrently, up to `max_concurrent_proofs`.",
     "R6": "There are no random delays, wake-ups or jitter. A recovered share keeps its due time.",
@@ -25,7 +26,8 @@ RULES = {
     "at most 30 s.",
     "R8": "A new share or a retry wakes the dispatcher immediately.",
     "R9": "At startup, shares that were being proven return to the queue, and rounds and schedules are restored.",
-    "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`. The stored due time is unchanged.",
+    "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`, in a closed round too. The stored "
+    "due time is unchanged. If the stored row is damaged, the new one replaces it.",
     "R11": "After failure n a share waits 2^n s, at most 64 s. The fifth failure is final. Attempts survive restarts; "
     "outages spend none.",
     "R12": "A spent nullifier is a success and is never retried.",

@@ -240,6 +240,7 @@ class Service:
             share_checks=self._share_checks,
             wake=self.dispatcher.wake,
             is_daemon_running=True,
+            find_counted=self.block_follower.find_counted,
         )
         self.archive_writer = create_archive_writer(
             self.config,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
@@ -34,6 +34,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import BlockResults
 from helper.chain.sent_reveal_check import SentRevealCheck
 from helper.errors import ChainError, HelperError
+from helper.store.models import SentReveal, SpentNullifier
 from helper.store.store import Store
 
 MAX_START_WAIT_SECONDS: Final = 3.0
@@ -105,6 +106,14 @@ class BlockFollower:
             on_change=self._on_history_change,
         )
         node_pool.subscribe_to_probes(self._on_probe)
+
+    async def find_counted(self, reveals: Sequence[SentReveal]) -> list[SpentNullifier]:
+        """Return the nullifiers of those messages of another machine that nodes report as counted.
+
+        Only due messages are queried, whatever the other machine has done: a request contains the nullifier.
+        """
+        now_ms = self._clock.now() * 1000
+        return await self._sent_reveal_check.find_counted([reveal for reveal in reveals if reveal.due_ms <= now_ms])
 
     @property
     def is_caught_up(self) -> bool:

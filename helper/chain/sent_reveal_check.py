@@ -68,6 +68,13 @@ class SentRevealCheck:
             return []
         return await self._confirm_counted(lambda reveal: reveal.last_outcome == Verdict.SPENT.name, must_answer=False)
 
+    async def find_counted(self, reveals: Sequence[SentReveal]) -> list[CountedNullifier]:
+        """Return the nullifiers of those sent reveals that nodes report as counted.
+
+        A reveal about which too few nodes respond is left out.
+        """
+        return await self._find_counted(reveals, must_answer=False)
+
     async def _confirm_counted(self, is_selected: Callable[[SentReveal], bool], *, must_answer: bool) -> list[int]:
         confirmed: list[int] = []
         after = 0

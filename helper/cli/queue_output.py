@@ -22,6 +22,7 @@ _NOT_IMPORTED_REASONS = {
     "queued": "already queued here",
     "failed": "failed here (`queue retry` retries them)",
     "damaged": "rows damaged here",
+    "conflict": "queued here with other content",
     "spent": "confirmed on the chain",
     "closed": "round closed",
     "unknown": "round unknown here: wait until the helper has read the chain, then import again",
@@ -154,6 +155,8 @@ def print_imported(response: Mapping[str, Any]) -> None:
     typer.echo(f"{response['taken']} shares {would} imported")
     if response["revived"]:
         typer.echo(f"{response['revived']} of them had been moved from here and {would} reactivated")
+    if response.get("submitted"):
+        typer.echo(f"already revealed, without a witness in the file: {response['submitted']}")
     for reason, text in _NOT_IMPORTED_REASONS.items():
         if response[reason]:
             print_message(f"{response[reason]} not imported: {text}")

@@ -1,16 +1,16 @@
-"""`svote-helper queue export` and `import`: transfer shares in an encrypted file."""
+"""`svote-helper queue export` and `import`: transfer shares in a file, encrypted except for svoted's helper."""
 
 from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helper.cli import queue_output
+from helper.cli import queue_output, svoted_transfer
 from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.filters import (
     DueBeforeOption,
@@ -30,6 +30,7 @@ from helper.cli.passphrase import (
     read_passphrase,
 )
 from helper.cli.settings import database_file
+from helper.cli.svoted_transfer import DeleteFileOption, ForSvotedOption, FromSvotedOption, encode_for_svoted
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
@@ -44,6 +45,7 @@ def export(
     shares: RefsArgument = None,
     output: Annotated[Path, typer.Option(help="File to write; must not exist.")],
     move: Annotated[bool, typer.Option("--move", help="Move the shares: this machine stops processing them.")] = False,
+    for_svoted: ForSvotedOption = False,
     round_id: RoundOption = "",
     state: StateOption = "",
     due_before: DueBeforeOption = "",
@@ -60,7 +62,11 @@ def export(
     The helper may be running. Without --move, the file is a copy, and both machines reveal the shares (the chain
     counts each once). With --move, the shares are marked as failed here, with the stage "moved", before the file
     appears; shares that are being processed are not moved. `queue retry --stage moved` reactivates moved shares.
+
+    With --for-svoted, the file is one of svoted's helper and is not encrypted. Delete it after its import.
     """
+    if for_svoted and passphrase_file is not None:
+        fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
     database_file(config, db, must_exist=False)  # ends the command for a shared database, which cannot be exported
@@ -78,7 +84,10 @@ def export(
     if not dry_run:
         if move:
             confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
-        sealed = _encrypt_selection(selection, read_new_passphrase(passphrase_file))
+        if for_svoted:
+            sealed = encode_for_svoted(selection)
+        else:
+            sealed = _encrypt_selection(selection, read_new_passphrase(passphrase_file))
         body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
         with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
             result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
@@ -146,7 +155,9 @@ def _marks(selection: ExportSelection) -> dict[str, str]:
 
 def import_(
     *,
-    file: Annotated[Path, typer.Argument(readable=False, help="File written by `queue export`.")],
+    file: Annotated[Path | None, typer.Argument(readable=False, help="File written by `queue export`.")] = None,
+    from_svoted: FromSvotedOption = None,
+    delete_file: DeleteFileOption = None,
     passphrase_file: PassphraseOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -159,28 +170,45 @@ def import_(
     Shares that were moved from here with `queue export --move` are reactivated with a full attempt budget. Shares that
     are not imported are listed with the reason, and the exit code is then 3. An import can be repeated: shares already
     queued here or confirmed are skipped. Uses the running helper, or the database if no helper is running. The rounds
-    must be known here: on a new machine, start the helper and wait until it is ready first.
+    must be known here: on a new machine, start the helper and wait until it is ready first. If a share is queued here
+    with other content, the exit code is 1, and the stored share is not changed.
     """
+    if (file is None) == (from_svoted is None):
+        fail("specify either a file of `queue export` or --from-svoted FILE", ExitCode.USAGE)
+    if from_svoted is None and delete_file is not None:
+        fail("--delete-file and --keep-file require --from-svoted", ExitCode.USAGE)
+    if from_svoted == svoted_transfer.STDIN and not yes and not dry_run:
+        fail("standard input has the shares, so it cannot confirm: use --yes, or --dry-run", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(config, db)
     harden_process()
-    lines = _decrypt_export(file, passphrase_file)
+    svoted = None if from_svoted is None else svoted_transfer.read_svoted_file(from_svoted)
+    if svoted is not None:
+        lines: Sequence[bytes] = svoted.lines
+    else:
+        assert file is not None
+        lines = _decrypt_export(file, passphrase_file)
 
     def perform(*, preview: bool) -> dict[str, Any]:
-        return api.post("/queue/import", (line + b"\n" for line in lines), {"dry_run": "1"} if preview else {})
+        response = api.post("/queue/import", lines, {"dry_run": "1"} if preview else {})
+        return response if svoted is None else svoted_transfer.number_rows(response, svoted)
 
     with map_errors_to_exit_codes():
         if not yes and not dry_run:
             queue_output.print_imported(perform(preview=True))
             confirm_or_exit("Import these shares?", yes=yes)
         response = perform(preview=dry_run)
+    if from_svoted is not None:
+        response["deleted"] = svoted_transfer.delete_file(from_svoted, response, requested=delete_file, yes=yes)
     emit(response, queue_output.print_imported, json=json)
+    if response["conflict"]:
+        raise typer.Exit(ExitCode.FAILURE)
     if response["left"]:
         raise typer.Exit(ExitCode.DEGRADED)
 
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
-    """Decrypt an export; returns its lines."""
+    """Decrypt an export; returns its lines, with their line ends."""
     from helper.store.backup import decrypt_backup, needs_passphrase, require_backup_header  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
@@ -188,4 +216,6 @@ def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
         require_backup_header(sealed, str(file))
         if not needs_passphrase(sealed):
             fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
-        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file)).splitlines()
+        return [
+            line + b"\n" for line in decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file)).splitlines()
+        ]

@@ -61,7 +61,8 @@ SHARE: Final = ObjectField(
         ),
         "submit_at": IntegerField(
             "The Unix time in seconds at which to reveal the share; 0, a time in the past or no value means "
-            "immediately. At most the round's vote_end_time.",
+            "immediately. At most the round's vote_end_time; a share for exactly that time is accepted, but the chain "
+            "counts it only if the end is postponed.",
             0,
             MAX_TIME,
             default=0,

@@ -19,7 +19,7 @@ from helper.core.share import ShareState
 from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NotFound
 from helper.ingest.validator import Checks
-from helper.operations.import_queue import import_shares
+from helper.operations.import_queue import CountedLookup, import_shares
 from helper.store.action_models import Actor, ImportResult, RowVersion
 from helper.store.models import QueueFilter
 from helper.store.store import Store
@@ -38,6 +38,7 @@ _COUNTERS_BY_RESULT: Final[Mapping[ImportResult, tuple[str, ...]]] = {
     ImportResult.QUEUED: ("known", "queued"),
     ImportResult.FAILED: ("known", "failed"),
     ImportResult.DAMAGED: ("known", "damaged"),
+    ImportResult.CONFLICT: ("known", "conflict"),
     ImportResult.CONFIRMED: ("spent",),
     ImportResult.CLOSED: ("closed",),
     ImportResult.UNKNOWN: ("unknown",),
@@ -107,6 +108,7 @@ class Operations:
         share_checks: validates imported shares; `proofs`.
         wake: called when shares may have become due.
         is_daemon_running: whether a running service processes the queue. Shares that it has claimed are not changed.
+        find_counted: finds imported messages that the chain has counted; None without a connection to the chain.
     """
 
     def __init__(
@@ -117,12 +119,14 @@ class Operations:
         share_checks: Checks,
         wake: Callable[[], None],
         is_daemon_running: bool,
+        find_counted: CountedLookup | None = None,
     ) -> None:
         self._store = store
         self._round_authority = round_authority
         self._share_checks = share_checks
         self._wake = wake
         self._is_daemon_running = is_daemon_running
+        self._find_counted = find_counted
         self._action_lock = asyncio.Lock()
 
     async def retry(
@@ -208,7 +212,12 @@ class Operations:
         async def work(counts: Counter[str]) -> None:
             number = 1
             async for batch in import_shares(
-                self._store, self._share_checks, lines, note=_history_note(actor, "import"), dry_run=dry_run
+                self._store,
+                self._share_checks,
+                lines,
+                note=_history_note(actor, "import"),
+                dry_run=dry_run,
+                find_counted=self._find_counted,
             ):
                 imported = 0
                 for share in batch:

@@ -6,7 +6,7 @@ therefore be repeated, also after an interruption. A share that was moved from t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import anyio.to_thread
@@ -15,7 +15,7 @@ from helper.errors import ActionRefused, ExportFileError
 from helper.ingest.validator import Checks
 from helper.operations.export_format import MAX_LINE_BYTES, decode_message, parse_header, parse_share_line
 from helper.store.action_models import ExportedShare, ImportedShare, ImportResult, ValidatedShare
-from helper.store.models import StoredRound
+from helper.store.models import SentReveal, SpentNullifier, StoredRound
 from helper.store.store import Store
 
 BATCH_SHARES: Final = 50
@@ -26,10 +26,18 @@ _CHAIN_ID_KEY: Final = "chain_id"
 
 
 RoundsById = Mapping[bytes, StoredRound]
+CountedLookup = Callable[[Sequence[SentReveal]], Awaitable[Sequence[SpentNullifier]]]
+"""Returns the nullifiers of those messages that the chain has counted. It skips shares that are not due yet."""
 
 
 async def import_shares(
-    store: Store, share_checks: Checks, lines: AsyncIterator[bytes], *, note: str, dry_run: bool
+    store: Store,
+    share_checks: Checks,
+    lines: AsyncIterator[bytes],
+    *,
+    note: str,
+    dry_run: bool,
+    find_counted: CountedLookup | None = None,
 ) -> AsyncIterator[list[ImportedShare]]:
     """Import an export in batches. Yields the results of each batch, in file order.
 
@@ -39,6 +47,7 @@ async def import_shares(
         lines: the lines of the export, without line ends.
         note: the history entry of each imported share.
         dry_run: count the shares without storing them.
+        find_counted: finds messages that the chain has counted, before they are stored and sent again.
 
     Raises:
         ExportFileError: the file is not an export, or it is truncated.
@@ -49,14 +58,15 @@ async def import_shares(
     if None not in {chain_id, head.chain_id} and chain_id != head.chain_id:
         raise ActionRefused(f"the export belongs to chain {head.chain_id}, this queue to {chain_id}")
     rounds = {stored.round_id: stored for stored in await store.list_rounds()}
+    lookup = None if dry_run else find_counted
     count, batch = 0, list[bytes]()
     async for line in lines:
         batch.append(line)
         if len(batch) == BATCH_SHARES:
-            yield await _import_batch(store, share_checks, rounds, batch, note=note, dry_run=dry_run)
+            yield await _import_batch(store, share_checks, rounds, batch, lookup, note=note, dry_run=dry_run)
             count, batch = count + len(batch), []
     if batch:
-        yield await _import_batch(store, share_checks, rounds, batch, note=note, dry_run=dry_run)
+        yield await _import_batch(store, share_checks, rounds, batch, lookup, note=note, dry_run=dry_run)
     if count + len(batch) != head.shares:
         raise ExportFileError(f"the export is truncated: received {count + len(batch)} of {head.shares} shares")
 
@@ -66,15 +76,39 @@ async def _import_batch(
     share_checks: Checks,
     rounds: RoundsById,
     batch: Sequence[bytes],
+    find_counted: CountedLookup | None,
     *,
     note: str,
     dry_run: bool,
 ) -> list[ImportedShare]:
     checked = await anyio.to_thread.run_sync(_validate_lines, share_checks, rounds, batch)
+    sent = [message for share in checked if share is not None and (message := _sent_message(*share)) is not None]
+    if sent and find_counted is not None and (counted := await find_counted(sent)):
+        # This machine may have started after the blocks that contain them. The import then skips them as confirmed.
+        await store.add_spent(counted)
     results = iter(
         await store.import_shares([share for share in checked if share is not None], note=note, dry_run=dry_run)
     )
     return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
+
+
+def _sent_message(exported: ExportedShare, nullifier: bytes) -> SentReveal | None:
+    """Return the message of a share that another machine has sent."""
+    reveal = exported.reveal
+    if reveal is None or not reveal.sends:
+        return None
+    return SentReveal(
+        share_id=0,  # not stored yet
+        round_id=exported.share.round_id,
+        nullifier=nullifier,
+        prepared=reveal.prepared,
+        sends=reveal.sends,
+        first_sent_height=reveal.first_sent_height,
+        last_sent_height=reveal.last_sent_height,
+        last_endpoint=reveal.last_endpoint,
+        last_outcome=reveal.last_outcome,
+        due_ms=max(exported.due_ms, exported.share.submit_at * 1000),
+    )
 
 
 def _validate_lines(share_checks: Checks, rounds: RoundsById, batch: Sequence[bytes]) -> list[ValidatedShare | None]:

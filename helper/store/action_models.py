@@ -141,6 +141,8 @@ class ImportResult(StrEnum):
     """It failed here, and was not moved by an export."""
     DAMAGED = "damaged"
     """Its row here is damaged."""
+    CONFLICT = "conflict"
+    """Another content is stored here under its key."""
     CLOSED = "closed"
     """The chain has closed its round."""
     UNKNOWN = "unknown"

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from helper.core.share import ShareState
+from helper.core.share import Share, ShareState
 from helper.store.action_models import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
 from helper.store.models import HistoryEntry
 from helper.store.operations.actions import requeue_failed
 from helper.store.operations.shares import create_row
 from helper.store.operations.transitions import add_history, load_row, update_row
 from helper.store.table_rows import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
-from helper.store.transaction import RoundKey, ShareIdentity, Transaction
+from helper.store.transaction import ShareIdentity, Transaction
 
 IMPORT_STAGE: Final = "import"
 
@@ -56,7 +56,7 @@ def _import_share(
     elif tx.fetch_one("is_spent", (key.no, nullifier)) is not None:
         result = ImportResult.CONFIRMED
     elif tx.find_taken([(key.no, mac, nullifier)]):
-        known = _find_moved(tx, key, mac, nullifier, at_ms)
+        known = _find_moved(tx, (key.no, mac, nullifier), exported.share, at_ms)
         result = known if isinstance(known, ImportResult) else ImportResult.RESTORED
         if isinstance(known, ShareRow) and not dry_run:
             _requeue_moved(tx, known, exported, note, at_ms)
@@ -70,19 +70,27 @@ def _import_share(
     return ImportedShare(result, share_ref(mac), round_id)
 
 
-def _find_moved(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at_ms: int) -> ShareRow | ImportResult:
+def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share, at_ms: int) -> ShareRow | ImportResult:
     """Return the row of a known share that was moved to another machine, else the reason for skipping the share."""
+    round_no, mac, nullifier = identity
     live = tx.fetch_one("get_share_id", (mac,))
     if live is None:
-        is_confirmed = tx.fetch_one("has_tombstone", (key.no, mac)) is not None
+        is_confirmed = tx.fetch_one("has_tombstone", (round_no, mac)) is not None
         # Neither live nor confirmed under its own key, so another share has its nullifier.
         return ImportResult.CONFIRMED if is_confirmed else ImportResult.QUEUED
     row = load_row(tx, live[0], at_ms)
     if row is None:
         return ImportResult.DAMAGED
+    if _content(row.to_share()) != _content(share):
+        return ImportResult.CONFLICT
     if row.state != ShareState.FAILED:
         return ImportResult.QUEUED
     return row if row.stage == MOVED and row.nullifier == nullifier else ImportResult.FAILED
+
+
+def _content(share: Share) -> tuple[object, ...]:
+    """Return what two copies of a share have in common. Its `submit_at` may differ; the stored value applies."""
+    return (share.vote_decision, share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2)
 
 
 def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:

@@ -32,12 +32,14 @@ class ExportSelection:
         versions: the versions of their rows.
         skipped: number of shares that are not exported, by reason: `closed` round, already `moved`, or `damaged`.
             Damaged shares are included even if they do not match.
+        round_ends: Unix seconds at which voting ends, by round.
     """
 
     chain_id: str | None
     shares: list[ExportedShare] = field(default_factory=list)
     versions: list[RowVersion] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    round_ends: dict[bytes, int] = field(default_factory=dict)
 
 
 def select_for_export(image: bytes, query: QueueFilter, refs: Collection[str] = ()) -> ExportSelection:
@@ -63,7 +65,9 @@ def select_for_export(image: bytes, query: QueueFilter, refs: Collection[str] = 
 def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str, ...]) -> ExportSelection:
     row_key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY)
     selection = ExportSelection(read_meta_value(conn.execute(sqlite_statements()["get_meta"], (_CHAIN_ID,)).fetchall()))
-    closed = set(_closed_rounds(conn, row_key))
+    rounds = dict(_read_rounds(conn, row_key))
+    selection.round_ends = {round_id: row.vote_end_time for round_id, row in rounds.items()}
+    closed = {round_id for round_id, row in rounds.items() if row.closed_ms is not None}
     aside = {row[0] for row in conn.execute(sqlite_statements()["quarantined_ids"])}
     for columns in conn.execute(sqlite_statements()["all_shares"]):
         row = ShareRow(*columns)
@@ -74,11 +78,11 @@ def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str
     return selection
 
 
-def _closed_rounds(conn: sqlite3.Connection, row_key: bytes) -> Iterator[bytes]:
+def _read_rounds(conn: sqlite3.Connection, row_key: bytes) -> Iterator[tuple[bytes, RoundRow]]:
     for round_id, *columns in conn.execute(sqlite_statements()["rounds"]):
         row = RoundRow(*columns)
-        if row.is_sound(row_key) and row.closed_ms is not None:
-            yield round_id
+        if row.is_sound(row_key):
+            yield round_id, row
 
 
 def _add_share(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -549,6 +550,28 @@ async def test_sent_reveal_check_queries_only_sent_reveals(rpc: bool) -> None:
         n for n in range(1, 7) if reveal(n).nullifier.hex() in requests or reveal(n).tx_hash().hex().upper() in requests
     }
     assert named == {1, 2, 3, 4}, "unsent nullifiers are not queried"
+
+
+@pytest.mark.rule("R12")
+@both_transports
+async def test_find_counted_queries_only_due_messages_of_other_machine(rpc: bool) -> None:
+    env = Environment(rpc=rpc, height=1000, cursor=990)
+    now_ms = int(env.clock.now() * 1000)
+    await env.endpoints.probe_all()
+    for number in (1, 3):
+        env.add_reveal(500, number, 0)
+        env.node.spent_nullifiers.add(reveal(number).nullifier)
+    reveals = [replace(sent_reveal(1), due_ms=now_ms), replace(sent_reveal(2), due_ms=now_ms)]
+    waiting = replace(sent_reveal(3), due_ms=now_ms + 1000)
+
+    assert await env.follower.find_counted([*reveals, waiting]) == [(ROUND_ID, reveal(1).nullifier)]
+
+    requests = " ".join(env.node.requests)
+    assert waiting.nullifier.hex() not in requests
+    assert waiting.prepared.tx_hash.hex().upper() not in requests
+
+    env.node.faults[""] = lambda _: json_response(502, {"error": "no consensus"})
+    assert await env.follower.find_counted(reveals) == [], "too few nodes respond"
 
 
 @pytest.mark.rule("R12")

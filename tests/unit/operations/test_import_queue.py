@@ -50,7 +50,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
 
 
 NOTHING_IMPORTED = dict.fromkeys(
-    ("taken", "revived", "known", "queued", "failed", "damaged", "spent", "closed", "unknown", "invalid"), 0
+    ("taken", "revived", "known", "queued", "failed", "damaged", "conflict", "spent", "closed", "unknown", "invalid"), 0
 )
 """The counts of an empty import."""
 

@@ -1,0 +1,291 @@
+"""Queue exports of svoted's helper (`svoted helper export-queue`), read and written. Pure.
+
+A file is one JSON object with the unencrypted witnesses of one round. Versions 1 and 2 are read; a field of either is
+accepted in both, and unknown fields are ignored. Version 1 is written, which every release of svoted reads.
+
+A file that is read is converted to the lines of `helper.operations.export_format`, so that its shares are validated and
+imported like those of this helper's own exports.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from helper.chain.reveal_transaction import RevealMessage
+from helper.core.share import Share, ShareState
+from helper.errors import ExportFileError
+from helper.ingest.payload import share_to_payload
+from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
+from helper.store.action_models import ExportedReveal, ExportedShare
+from helper.store.models import PreparedReveal
+from proofs import CIRCUITS
+
+READABLE_VERSIONS: Final = (1, 2)
+WRITTEN_VERSION: Final = 1
+MAX_FILE_BYTES: Final = 1 << 30
+"""Maximum bytes of a file: about half a million shares."""
+INVALID_LINE: Final = b"{}\n"
+"""The line of a share that cannot be read. The import counts and reports it as invalid."""
+SVOTED_STAGE: Final = "svoted"
+"""Stage of a share that had failed permanently in svoted's helper."""
+
+_RECEIVED, _WITNESSED, _SUBMITTED, _FAILED = 0, 1, 2, 3
+_CIRCUITS_BY_PROOF_BYTES: Final = {circuit.proof_bytes: name for name, circuit in CIRCUITS.items()}
+_MAX_INTEGER: Final = 2**53
+_Integer = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
+
+
+def _decode_base64(value: object) -> bytes:
+    """Decode standard base64. Raises ValueError if it is not."""
+    if not isinstance(value, str):
+        raise ValueError("not a string")
+    return b64decode(value, validate=True)
+
+
+_Bytes = Annotated[bytes, BeforeValidator(_decode_base64)]
+_Bytes32 = Annotated[_Bytes, Field(min_length=32, max_length=32)]
+
+
+class _Lenient(BaseModel):
+    """Ignores unknown fields."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, hide_input_in_errors=True)
+
+
+class _EncryptedShare(_Lenient):
+    c1: _Bytes32
+    c2: _Bytes32
+    share_index: _Integer
+
+
+class _Reveal(_Lenient):
+    share_nullifier: _Bytes32
+    enc_share: Annotated[_Bytes, Field(min_length=64, max_length=64)]
+    proposal_id: _Integer
+    vote_decision: _Integer
+    proof: _Bytes
+    vote_round_id: _Bytes32
+    vote_comm_tree_anchor_height: _Integer
+
+
+class _PendingBroadcast(_Lenient):
+    """A reveal that was sent, and that its helper has not seen in a block."""
+
+    reveal: _Reveal
+    since_height: _Integer
+    rebroadcast_count: Annotated[int, Field(ge=0, le=10_000)] = 0
+
+
+class _RowState(_Lenient):
+    state: Annotated[int, Field(ge=_RECEIVED, le=_FAILED)]
+    corrupt: bool = False
+
+
+class _Row(_RowState):
+    """A share whose witness is not erased."""
+
+    share_index: _Integer
+    shares_hash: _Bytes32 = Field(repr=False)
+    proposal_id: _Integer
+    vote_decision: _Integer
+    enc_share: _EncryptedShare = Field(repr=False)
+    tree_position: _Integer
+    share_comms: Annotated[list[_Bytes32], Field(min_length=16, max_length=16)] = Field(repr=False)
+    primary_blind: _Bytes32 = Field(repr=False)
+    attempts: Annotated[int, Field(ge=0, le=10_000)] = 0
+    submit_at: _Integer
+    original_submit_at: _Integer = 0
+    received_at: _Integer = 0
+    pending_broadcast: Any = Field(default=None, repr=False)
+
+
+class _File(_Lenient):
+    version: int
+    round_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    exported_at: _Integer = 0
+    rows: Annotated[list[Any], Field(max_length=MAX_SHARES)] | None = Field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SvotedExport:
+    """A file of svoted's helper, converted.
+
+    Attributes:
+        round_id: the round of its shares, 32 bytes.
+        lines: the shares to import, as lines of this helper's export format, with its header.
+        numbers: the 1-based row in the file of each line after the header.
+        submitted: number of rows without a witness, because their shares are already revealed.
+    """
+
+    round_id: bytes
+    lines: tuple[bytes, ...] = field(repr=False)
+    numbers: tuple[int, ...]
+    submitted: int
+
+
+def read_svoted_export(data: bytes) -> SvotedExport:
+    """Convert a file of svoted's helper.
+
+    A row that is corrupt or cannot be read becomes a line that no import accepts, so that it is reported.
+
+    Raises:
+        ExportFileError: the file is not an export of version 1 or 2. The error does not quote its content.
+    """
+    try:
+        content = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise ExportFileError("not an export of svoted's helper: invalid or truncated JSON") from None
+    version = content.get("version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version not in READABLE_VERSIONS:
+        raise ExportFileError(f"the export has version {version}; versions 1 and 2 can be read")
+    try:
+        file = _File.model_validate_json(data)
+    except ValidationError as error:
+        name = ".".join(map(str, error.errors(include_input=False, include_url=False)[0]["loc"])) or "the file"
+        raise ExportFileError(f"not an export of svoted's helper: {name} is missing or invalid") from None
+    round_id = bytes.fromhex(file.round_id)
+    lines, numbers, submitted = [], [], 0
+    for number, row in enumerate(file.rows or [], start=1):
+        line = _convert_row(row, round_id, file.exported_at)
+        if line is None:
+            submitted += 1
+        else:
+            lines.append(line)
+            numbers.append(number)
+    header = ExportHeader(chain_id=None, made_at=file.exported_at, shares=len(lines))
+    return SvotedExport(round_id, (encode_header(header), *lines), tuple(numbers), submitted)
+
+
+def _convert_row(content: Any, round_id: bytes, exported_at: int) -> bytes | None:
+    """Return the line of a row, None if its share is already revealed."""
+    text = orjson.dumps(content)
+    try:
+        mark = _RowState.model_validate_json(text)
+        if mark.corrupt:
+            return INVALID_LINE
+        if mark.state == _SUBMITTED:
+            return None
+        row = _Row.model_validate_json(text)
+    except ValidationError:
+        return INVALID_LINE
+    if row.enc_share.share_index != row.share_index:
+        return INVALID_LINE
+    share = Share(
+        round_id=round_id,
+        share_index=row.share_index,
+        proposal_id=row.proposal_id,
+        vote_decision=row.vote_decision,
+        tree_position=row.tree_position,
+        submit_at=row.original_submit_at or row.submit_at,
+        shares_hash=row.shares_hash,
+        share_comms=b"".join(row.share_comms),
+        primary_blind=row.primary_blind,
+        c1=row.enc_share.c1,
+        c2=row.enc_share.c2,
+    )
+    failed = row.state == _FAILED
+    pending = None if failed else _read_pending(row.pending_broadcast, share)
+    state = ShareState.BROADCAST if pending is not None else ShareState.RECEIVED
+    return encode_share_line(
+        ExportedShare(
+            share=share,
+            received_ms=(row.received_at or exported_at) * 1000,
+            state=ShareState.FAILED if failed else state,
+            due_ms=max(row.submit_at, share.submit_at) * 1000,
+            attempts=row.attempts,
+            crashes=0,
+            proved_height=None if pending is None else pending.prepared.height,
+            stage=SVOTED_STAGE if failed else "accepted",
+            note="failed in svoted's helper" if failed else "",
+            reveal=pending,
+        )
+    )
+
+
+def _read_pending(content: Any, share: Share) -> ExportedReveal | None:
+    """Return the message of a share that may have been sent.
+
+    None if there is no usable one. The share is then proven again, and the chain counts it once.
+    """
+    if content is None:
+        return None
+    try:
+        pending = _PendingBroadcast.model_validate_json(orjson.dumps(content))
+    except ValidationError:
+        return None
+    reveal = pending.reveal
+    circuit = _CIRCUITS_BY_PROOF_BYTES.get(len(reveal.proof))
+    revealed = (reveal.vote_round_id, reveal.enc_share, reveal.proposal_id, reveal.vote_decision)
+    if circuit is None or revealed != (share.round_id, share.c1 + share.c2, share.proposal_id, share.vote_decision):
+        return None
+    message = RevealMessage(
+        nullifier=reveal.share_nullifier,
+        enc_share=reveal.enc_share,
+        proposal_id=reveal.proposal_id,
+        vote_decision=reveal.vote_decision,
+        proof=reveal.proof,
+        round_id=reveal.vote_round_id,
+        anchor_height=reveal.vote_comm_tree_anchor_height,
+    )
+    since = pending.since_height
+    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), message.anchor_height, circuit, since)
+    return ExportedReveal(prepared, 1 + pending.rebroadcast_count, since, since, None, None)
+
+
+def encode_svoted_export(shares: Sequence[ExportedShare], *, vote_end_time: int, exported_at: int) -> bytes:
+    """Encode shares of one round for `svoted helper import-queue`.
+
+    A share that is being proven, or that may have been sent, is written as received. svoted's helper looks for its
+    nullifier before it proves it.
+
+    Args:
+        shares: shares of one round, at least one.
+        vote_end_time: Unix seconds at which voting ends.
+        exported_at: Unix seconds now.
+    """
+    rows = sorted((_create_row(exported, vote_end_time) for exported in shares), key=_row_order)
+    content = {
+        "version": WRITTEN_VERSION,
+        "round_id": shares[0].share.round_id.hex(),
+        "exported_at": exported_at,
+        # The store has no creation time of a round. No share arrives before it.
+        "round": {"created_at_time": min(row["received_at"] for row in rows), "vote_end_time": vote_end_time},
+        "rows": rows,
+    }
+    return orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _create_row(exported: ExportedShare, vote_end_time: int) -> dict[str, Any]:
+    share, failed = exported.share, exported.state is ShareState.FAILED
+    received_at = exported.received_ms // 1000
+    payload = share_to_payload(share)
+    row: dict[str, Any] = {
+        "share_index": share.share_index,
+        "shares_hash": b64encode(share.shares_hash).decode(),
+        "proposal_id": share.proposal_id,
+        "vote_decision": share.vote_decision,
+        "enc_share": payload["enc_share"],
+        "tree_position": share.tree_position,
+        "share_comms": payload["share_comms"],
+        "primary_blind": payload["primary_blind"],
+        "state": _FAILED if failed else _RECEIVED,
+        "attempts": exported.attempts,
+        "vote_end_time": vote_end_time,
+        "submit_at": max(share.submit_at, received_at),
+        "received_at": received_at,
+        "processable": not failed,
+    }
+    if share.submit_at:
+        row["original_submit_at"] = share.submit_at
+    return row
+
+
+def _row_order(row: dict[str, Any]) -> tuple[int, ...]:
+    names = ("submit_at", "received_at", "proposal_id", "vote_decision", "share_index", "tree_position")
+    return tuple(row[name] for name in names)

@@ -1,0 +1,256 @@
+"""`queue import --from-svoted` and `queue export --for-svoted`, with a running helper and on the file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import typer
+from structlog.testing import capture_logs
+
+from devnet.ballot import seal_ballot
+from helper.cli import queue, queue_transfer
+from helper.observability import log_config
+from tests.support.schemas import assert_conforms
+from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
+from tests.unit.cli.live_daemon import run_live_daemon
+from tests.unit.cli.test_main import run_command
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
+from tests.unit.operations.action_fixtures import NOW, OperationsHarness, recorded_share
+
+FILE = Path("queue.json")
+IMPORT = ("queue", "import", "--from-svoted")
+
+
+@pytest.fixture(autouse=True)
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    for module in (queue, queue_transfer):
+        monkeypatch.setattr(module, "harden_process", list)
+    monkeypatch.setattr(log_config, "configure", lambda *_: None)
+    monkeypatch.setattr(os, "nice", lambda increment: increment)
+    with capture_logs():
+        yield
+
+
+@pytest.fixture(params=["daemon", "file"])
+def source(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty queue that knows the round, in a running helper or in a file."""
+    database = Path("svote-helper.db")
+
+    async def make() -> None:
+        harness = OperationsHarness(database)
+        await harness.open()
+        await harness.store.close()
+
+    anyio.run(make)
+    if request.param == "file":
+        yield "file"
+        return
+    with run_live_daemon(database.absolute()):
+        yield "daemon"
+
+
+def write_file(*rows: dict[str, Any], mode: int = 0o600, **changes: Any) -> None:
+    FILE.write_bytes(svoted_file(ROUND_ID, list(rows), **changes))
+    FILE.chmod(mode)
+
+
+def waiting_rows(number: int = 2) -> list[dict[str, Any]]:
+    return [svoted_row(recorded_share(index, submit_at=END - 100)) for index in range(number)]
+
+
+def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def read_states(capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
+    capsys.readouterr()
+    assert run_command("queue", "stats", "--json") == 0
+    total = read_json(capsys)["total"]
+    return {state: number for state, number in total.items() if number and state != "total"}
+
+
+def test_import_from_svoted_reports_each_row(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    corrupt = svoted_row(recorded_share(2), corrupt=True)
+    write_file(erased_row(recorded_share(3)), *waiting_rows(), corrupt)
+
+    assert run_command(*IMPORT, "queue.json", "--dry-run", "--json") == 3
+    preview = read_json(capsys)
+    assert run_command(*IMPORT, "queue.json", "--yes", "--json") == 3
+    result = read_json(capsys)
+
+    assert_conforms("queue-import", result)
+    assert {**preview, "dry_run": False} == result
+    assert (result["source"], result["taken"], result["invalid"], result["submitted"]) == (source, 2, 1, 1)
+    assert result["left"] == [{"number": 4, "ref": None, "round": None, "reason": "invalid"}]
+    assert read_states(capsys) == {"received": 2}
+    assert FILE.exists(), "a file with a share that was not imported is kept"
+
+
+def test_import_from_svoted_twice_exits_degraded(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_file(*waiting_rows())
+
+    assert run_command(*IMPORT, "queue.json", "--yes", "--json") == 0
+    assert read_json(capsys)["deleted"] is False
+    assert run_command(*IMPORT, "queue.json", "--yes") == 3
+
+    assert "2 not imported: already queued here" in capsys.readouterr().err
+    assert read_states(capsys) == {"received": 2}
+    assert source
+
+
+def test_import_from_svoted_with_other_content_fails(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    share = recorded_share(0, submit_at=END - 100)
+    ballot = seal_ballot(
+        round_id=ROUND_ID,
+        ea_pk=share.c1,  # any point
+        proposal_id=share.proposal_id,
+        vote_decision=share.vote_decision,
+        weight=5,
+        rng=random.Random(1),
+    )
+    write_file(svoted_row(ballot_shares(ballot, share.tree_position, END - 100)[share.share_index]))
+    assert run_command(*IMPORT, "queue.json", "--yes") == 0
+    write_file(svoted_row(share))
+
+    assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 1
+
+    assert "1 not imported: queued here with other content" in capsys.readouterr().err
+    assert FILE.exists()
+    assert read_states(capsys) == {"received": 1}
+    assert source
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer", "is_kept"),
+    [(["--delete-file"], None, False), (["--keep-file"], None, True), ([], True, False), ([], False, True)],
+)
+def test_file_is_deleted_only_on_request(
+    source: str, monkeypatch: pytest.MonkeyPatch, *, flags: list[str], answer: bool | None, is_kept: bool
+) -> None:
+    write_file(*waiting_rows())
+    questions: list[str] = []
+
+    def confirm(question: str, **_: Any) -> bool:
+        questions.append(question)
+        return answer is not False or "Delete" not in question
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", confirm)
+
+    assert run_command(*IMPORT, "queue.json", *flags) == 0
+
+    assert FILE.exists() == is_kept
+    assert any("Delete" in question for question in questions) == (answer is not None)
+    assert source
+
+
+def test_import_from_svoted_reads_standard_input(
+    source: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = svoted_file(ROUND_ID, waiting_rows())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    assert run_command(*IMPORT, "-") == 2
+    assert run_command(*IMPORT, "-", "--yes", "--delete-file") == 0
+
+    assert read_states(capsys) == {"received": 2}
+    assert source
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("queue.json",), 4, "other users can access queue.json (mode 644)"),
+        (("none.json",), 5, "none.json does not exist"),
+        (("queue.json", "x.age"), 2, "specify either"),
+    ],
+)
+def test_unusable_source_is_refused(
+    arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(*waiting_rows(), mode=0o644)
+
+    assert run_command(*IMPORT, *arguments, "--yes") == code
+
+    assert message in capsys.readouterr().err
+
+
+def test_source_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "import", "--yes") == 2
+    assert run_command("queue", "import", "x.age", "--delete-file", "--yes") == 2
+    assert run_command("queue", "export", "--for-svoted", "--output", "x", "--passphrase-file", "p") == 2
+    assert "not encrypted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "message"), [({"version": 3}, "has version 3"), ({"rows": 5}, "rows is")])
+def test_unreadable_file_fails_and_changes_nothing(
+    source: str, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    write_file(*waiting_rows(), **change)
+
+    assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 1
+
+    assert message in capsys.readouterr().err
+    assert FILE.exists()
+    assert read_states(capsys) == {}
+    assert source
+
+
+# ---------------------------------------------------------------------- export
+
+
+def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_file(*waiting_rows())
+    assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 0
+    assert not FILE.exists()
+
+    assert run_command("queue", "export", "--for-svoted", "--output", "queue.json", "--move", "--yes", "--json") == 0
+
+    result = read_json_line(capsys)
+    assert_conforms("queue-export", result)
+    assert (result["source"], result["shares"], result["moved"]) == (source, 2, 2)
+    assert stat.S_IMODE(FILE.stat().st_mode) == 0o600
+    content = json.loads(FILE.read_bytes())
+    assert (content["version"], content["round_id"], len(content["rows"])) == (1, ROUND_ID.hex(), 2)
+    assert content["round"]["vote_end_time"] == END
+    assert read_states(capsys) == {"failed": 2}
+    assert run_command("queue", "export", "--for-svoted", "--output", "queue.json") == 5, "nothing is left to export"
+    assert run_command(*IMPORT, "queue.json", "--yes", "--json") == 0
+    assert read_json_line(capsys)["revived"] == 2
+    assert read_states(capsys) == {"received": 2}
+
+
+def read_json_line(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The last line of the output."""
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_export_for_svoted_of_several_rounds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    async def make() -> None:
+        harness = OperationsHarness(Path("svote-helper.db"))
+        await harness.open()
+        share = recorded_share(0)
+        for queued in (share, replace(share, round_id=bytes(32))):
+            await harness.store.enqueue(queued, queued.round_id, now=NOW)
+        await harness.store.close()
+
+    anyio.run(make)
+
+    assert run_command("queue", "export", "--for-svoted", "--output", "x.json") == 2
+    assert "use --round" in capsys.readouterr().err
+    assert run_command("queue", "export", "--for-svoted", "--output", "x.json", "--round", "0" * 64) == 1
+    assert "the end of the round is not known" in capsys.readouterr().err
+    assert run_command("queue", "export", "--for-svoted", "--output", "x.json", "--round", ROUND_ID.hex()) == 0
