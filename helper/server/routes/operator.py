@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
@@ -117,7 +118,12 @@ async def _handle_error(_request: Request, error: Exception) -> Response:
 
 
 def rounds_route(
-    queue: QueueReader, rounds: RoundStatesSource, now: Callable[[], float], *, source: operator_json.Source = "daemon"
+    queue: QueueReader,
+    rounds: RoundStatesSource,
+    now: Callable[[], float],
+    *,
+    authentication: operator_json.AuthenticationSource = lambda _: RoundAuthentication.UNKNOWN,
+    source: operator_json.Source = "daemon",
 ) -> Route:
     """`GET /rounds`.
 
@@ -125,12 +131,17 @@ def rounds_route(
         queue: counts the shares of each round.
         rounds: the known rounds.
         now: the chain's time in Unix seconds.
+        authentication: returns whether the published voting configuration authenticates a round; by default it is not
+            known.
         source: `source` in the response.
     """
 
     async def all_rounds(_request: Request) -> Response:
         states = await rounds()
-        return JsonResponse(operator_json.rounds_json(states, await queue.count_shares(), now=now(), source=source))
+        counts = await queue.count_shares()
+        return JsonResponse(
+            operator_json.rounds_json(states, counts, authentication=authentication, now=now(), source=source)
+        )
 
     return Route("/rounds", all_rounds, methods=["GET"])
 
