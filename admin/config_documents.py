@@ -106,7 +106,7 @@ def parse_static(body: bytes) -> StaticConfig | None:
 def parse_config(body: bytes, static: StaticConfig | None = None) -> PublishedConfig:
     """Validate a dynamic document. The fields that pages read are required; unknown fields are allowed.
 
-    A hostile document of 1 MiB takes about a second (thousands of signatures); call this in a thread.
+    A hostile document of 1 MiB takes one to three seconds (thousands of signatures); call this in a thread.
 
     Args:
         body: the published bytes.

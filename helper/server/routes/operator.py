@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
@@ -122,7 +121,7 @@ def rounds_route(
     rounds: RoundStatesSource,
     now: Callable[[], float],
     *,
-    authentication: operator_json.AuthenticationSource = lambda _: RoundAuthentication.UNKNOWN,
+    authentication: operator_json.AuthenticationSource,
     source: operator_json.Source = "daemon",
 ) -> Route:
     """`GET /rounds`.
@@ -131,8 +130,7 @@ def rounds_route(
         queue: counts the shares of each round.
         rounds: the known rounds.
         now: the chain's time in Unix seconds.
-        authentication: returns whether the published voting configuration authenticates a round; by default it is not
-            known.
+        authentication: returns whether the published voting configuration authenticates a round.
         source: `source` in the response.
     """
 
