@@ -6,7 +6,10 @@ registration_request.py  registration requests: fields, limits, signed text     
 url_policy.py            which URLs may be registered, followed or published       (pure)
 schemas.py               OpenAPI schemas of the routes                             (pure)
 store.py                 registrations and the last valid configuration on disk
-voting_config.py         fetches and validates the published configuration
+config_documents.py      static and dynamic configuration documents                (pure)
+round_signatures.py      signatures of rounds in the configuration                 (pure)
+config_fetch.py          fetches the configuration, from mirrors if it names some
+voting_config.py         caches the published configuration
 registry.py              pending registrations and their staking checks
 rounds.py                rounds and totals, read from the chain
 api.py                   routes under /api

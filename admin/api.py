@@ -48,6 +48,7 @@ BURST_REGISTRATIONS: Final = 20
 """Burst of registrations per client: each costs a signature verification, and a valid one is stored."""
 REGISTRATIONS_PER_SECOND: Final = 0.2
 """Registrations per second and client after the burst."""
+_NO_CONFIG: Final = "no voting configuration was fetched yet"
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _STATUS_TEXTS: Final = {404: "no such path", 405: "method not allowed"}
 
@@ -103,6 +104,7 @@ class AdminRoutes:
         """Return the routes with their OpenAPI descriptions."""
         return [
             ApiRoute("/voting-config", self.voting_config, "GET", schemas.VOTING_CONFIG),
+            ApiRoute("/round-authentication", self.round_authentication, "GET", schemas.ROUND_AUTHENTICATION),
             ApiRoute("/register-validator", self.register, "POST", schemas.REGISTER),
             ApiRoute("/pending-validators", self.pending, "GET", schemas.PENDING),
             ApiRoute("/ui-config", self.ui_config, "GET", schemas.UI_CONFIG),
@@ -113,8 +115,14 @@ class AdminRoutes:
     async def voting_config(self, _request: Request) -> Response:
         """Return the published configuration unchanged; 502 if none was fetched yet."""
         if self._config.body is None:
-            return _error_response(502, "no voting configuration was fetched yet")
+            return _error_response(502, _NO_CONFIG)
         return Response(self._config.body, media_type="application/json")
+
+    async def round_authentication(self, _request: Request) -> Response:
+        """Return which rounds of the configuration are authenticated; 502 if none was fetched yet."""
+        if self._config.authentication_body is None:
+            return _error_response(502, _NO_CONFIG, _NO_STORE)
+        return Response(self._config.authentication_body, headers=_NO_STORE, media_type="application/json")
 
     async def register(self, request: Request) -> Response:
         """Register a validator."""

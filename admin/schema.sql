@@ -20,8 +20,9 @@ CREATE TABLE network_key (
 ) STRICT;
 
 CREATE TABLE voting_config (
-  one        INTEGER PRIMARY KEY CHECK (one = 1),
-  source     TEXT NOT NULL,                             -- URL from which it was fetched
-  body       BLOB NOT NULL,                             -- the published bytes
-  fetched_at INTEGER NOT NULL
+  one         INTEGER PRIMARY KEY CHECK (one = 1),
+  source      TEXT NOT NULL,                            -- the configured URL
+  body        BLOB NOT NULL,                            -- the published bytes of the dynamic document
+  fetched_at  INTEGER NOT NULL,
+  static_body BLOB NOT NULL DEFAULT x''                 -- the static document that named its URL; empty if none
 ) STRICT;

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from admin.adr036 import ACCOUNT_PREFIX
 from admin.registration_request import MAX_ADDRESS_CHARS, MAX_BASE64_CHARS, MAX_MONIKER_CHARS, MAX_REGISTERED_URL_CHARS
 from admin.store import Registration
+from helper.core.round_authentication import RoundAuthentication
 from helper.server.openapi import Operation
 
 
@@ -77,6 +78,17 @@ class RoundsResponse(TypedDict):
     rounds: list[RoundResponse]
 
 
+class RoundAuthenticationResponse(TypedDict):
+    """Signatures of the rounds in the published configuration.
+
+    `trusted_keys` are the ids of the keys in the static configuration; null if they are not known, and then `rounds` is
+    empty. `rounds` has each round of the configuration by its id in hex.
+    """
+
+    trusted_keys: list[str] | None
+    rounds: dict[str, RoundAuthentication]
+
+
 def _text_schema(about: str, max_chars: int) -> dict[str, Any]:
     return {"type": "string", "maxLength": max_chars, "description": about}
 
@@ -97,6 +109,12 @@ REGISTRATION_SCHEMA: Final = {
 
 VOTING_CONFIG: Final = Operation(
     "The published voting configuration, unchanged.", dict[str, Any], refusals=(502,), error=AdminError
+)
+ROUND_AUTHENTICATION: Final = Operation(
+    "Whether each round of the published voting configuration has a valid signature by a trusted key.",
+    RoundAuthenticationResponse,
+    refusals=(502,),
+    error=AdminError,
 )
 REGISTER: Final = Operation(
     "Register a validator.", RegistrationResponse, body=REGISTRATION_SCHEMA, refusals=(401, 413), error=AdminError

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from admin.api import AdminRoutes
+from admin.config_fetch import ConfigFetcher
 from admin.registry import ChainQueries, RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
 from helper.clock import Clock
+from helper.core.round_authentication import RoundAuthentication
 from helper.server.client_address import Network
 from helper.server.openapi import ApiMount
 
@@ -43,7 +45,7 @@ class AdminService:
         trusted_networks: Sequence[Network] = (),
     ) -> None:
         self._store = AdminStore(db_path)
-        self._config = VotingConfig(config_url, self._store, clock=clock)
+        self._config = VotingConfig(config_url, self._store, ConfigFetcher(config_url), clock=clock)
         self._registry = RegistrationRegistry(self._store, chain, clock=clock)
         self._rounds = RoundsView(chain, clock=clock)
         routes = AdminRoutes(
@@ -61,6 +63,10 @@ class AdminService:
     def vote_server_origins(self) -> Sequence[str]:
         """Origins of the published vote servers, which the page connects to."""
         return self._config.origins
+
+    def get_round_authentication(self, round_id: bytes) -> RoundAuthentication:
+        """Return whether the published configuration authenticates a round."""
+        return self._config.get_authentication(round_id)
 
     @contextlib.asynccontextmanager
     async def open_store(self) -> AsyncIterator[None]:

@@ -25,7 +25,7 @@ from helper.errors import StoreCorrupt, StoreError, StoreForeign
 
 APPLICATION_ID: Final = 0x73764144
 """SQLite application id of the file: "svAD"."""
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 REGISTRATION_SECONDS: Final = 7 * 24 * 3600
 """Seconds after which a registration expires if the validator has no staking record."""
 MAX_REGISTRATIONS: Final = 10_000
@@ -48,6 +48,19 @@ class Registration:
     moniker: str
     requested_at: int
     expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDocuments:
+    """The published bytes of a voting configuration.
+
+    Attributes:
+        body: the dynamic document.
+        static_body: the static document that named its URL; empty if there was none.
+    """
+
+    body: bytes
+    static_body: bytes = b""
 
 
 class AdminStore:
@@ -101,8 +114,9 @@ class AdminStore:
             await _fetch_one(conn, "PRAGMA application_id"),
             await _fetch_one(conn, "PRAGMA user_version"),
         )
-        if (application, version) == (APPLICATION_ID, 1):
-            await conn.executescript(_UPGRADE_FROM_VERSION_1)
+        if application == APPLICATION_ID and version in _UPGRADES:
+            for earlier in range(version, SCHEMA_VERSION):
+                await conn.executescript(_UPGRADES[earlier])
         elif (application, version) == (0, 0) and await _fetch_one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
             schema = (resources.files("admin") / "schema.sql").read_text("utf-8")
             pragmas = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {SCHEMA_VERSION};"
@@ -192,22 +206,23 @@ class AdminStore:
 
     # ------------------------------------------------------------------ the voting configuration
 
-    async def save_config(self, source: str, body: bytes, *, now: float) -> None:
+    async def save_config(self, source: str, documents: ConfigDocuments, *, now: float) -> None:
         """Store the last valid configuration."""
         async with self._write_lock:
             await self._execute(
-                "INSERT INTO voting_config (one, source, body, fetched_at) VALUES (1, ?, ?, ?)"
+                "INSERT INTO voting_config (one, source, body, fetched_at, static_body) VALUES (1, ?, ?, ?, ?)"
                 " ON CONFLICT (one) DO UPDATE SET source = excluded.source, body = excluded.body,"
-                " fetched_at = excluded.fetched_at",
+                " fetched_at = excluded.fetched_at, static_body = excluded.static_body",
                 source,
-                body,
+                documents.body,
                 int(now),
+                documents.static_body,
             )
 
-    async def load_config(self, source: str) -> bytes | None:
+    async def load_config(self, source: str) -> ConfigDocuments | None:
         """Return the last valid configuration from this URL."""
-        row = await self._fetch_row("SELECT body FROM voting_config WHERE source = ?", source)
-        return None if row is None else bytes(row[0])
+        row = await self._fetch_row("SELECT body, static_body FROM voting_config WHERE source = ?", source)
+        return None if row is None else ConfigDocuments(bytes(row[0]), bytes(row[1]))
 
     async def _evict_if_full(self, network: bytes) -> None:
         """Evict a registration if the store is full.
@@ -262,7 +277,8 @@ def _oldest_first(rows: list[tuple[Any, ...]]) -> list[Registration]:
 
 
 _SELECT_REGISTRATIONS: Final = "SELECT operator_address, url, moniker, requested_at, expires_at FROM registrations"
-_UPGRADE_FROM_VERSION_1: Final = """
+_UPGRADES: Final = {
+    1: """
 BEGIN;
 ALTER TABLE registrations ADD COLUMN network BLOB NOT NULL DEFAULT x'';
 CREATE INDEX registrations_by_network ON registrations (network, requested_at);
@@ -272,7 +288,15 @@ CREATE TABLE network_key (
 ) STRICT;
 PRAGMA user_version = 2;
 COMMIT;
-"""
+""",
+    2: """
+BEGIN;
+ALTER TABLE voting_config ADD COLUMN static_body BLOB NOT NULL DEFAULT x'';
+PRAGMA user_version = 3;
+COMMIT;
+""",
+}
+"""Scripts that upgrade the schema by one version, by the version that they upgrade."""
 _DAMAGED_ADVICE: Final = "Move the file away and restart: pending validators can register again."
 
 

@@ -28,6 +28,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.pause import PauseCause
+from helper.core.round_authentication import RoundAuthentication
 from helper.observability.queue_observer import QueueFigures, QueueObserver
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
@@ -132,6 +133,10 @@ class Listeners:
         if self._feed is not None:
             tasks["feed"] = self._feed.run()
         return tasks
+
+    def get_round_authentication(self, round_id: bytes) -> RoundAuthentication:
+        """Return whether the published voting configuration authenticates a round."""
+        return RoundAuthentication.UNKNOWN if self._admin is None else self._admin.get_round_authentication(round_id)
 
     @contextlib.asynccontextmanager
     async def open(

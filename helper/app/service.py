@@ -295,7 +295,12 @@ class Service:
             run_checks=self.health.run_checks,
             stats=self.stats,
             more_operator_routes=[
-                rounds_route(self.store, self._round_states, self._chain_time),
+                rounds_route(
+                    self.store,
+                    self._round_states,
+                    self._chain_time,
+                    authentication=listeners.get_round_authentication,
+                ),
                 *operator_action_routes(self.operations),
             ],
         )

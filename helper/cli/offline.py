@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.clock import SystemClock
+from helper.core.round_authentication import RoundAuthentication
 from helper.observability import log_config
 from helper.runtime.http_client import create_async_client
 from helper.runtime.privileges import acting_as_owner
@@ -90,7 +91,13 @@ async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
 
 
 def _create_app(queue: QueueReader, actions: Sequence[Route] = ()) -> ASGIApp:
-    rounds = rounds_route(queue, lambda: stored_round_states(queue), SystemClock().now, source="file")
+    rounds = rounds_route(
+        queue,
+        lambda: stored_round_states(queue),
+        SystemClock().now,
+        authentication=lambda _: RoundAuthentication.UNKNOWN,  # the file does not contain the voting configuration
+        source="file",
+    )
     return create_operator_app(queue, source="file", more_routes=[rounds, *actions])
 
 

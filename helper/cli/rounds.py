@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import typer
 
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit, emit_table, map_errors_to_exit_codes, print_message
+from helper.core.round_authentication import RoundAuthentication
 from helper.core.time_text import format_duration, format_time
 
 app = typer.Typer()
 
 _SHORT_CHARS = 12
+_AUTHENTICATION_TEXTS: Final = {
+    RoundAuthentication.AUTHENTICATED: "yes",
+    RoundAuthentication.NO_VALID_SIGNATURE: "no: no valid signature",
+    RoundAuthentication.UNSUPPORTED_VERSION: "no: auth_version is not 2",
+    RoundAuthentication.NOT_LISTED: "no: not in the configuration",
+    RoundAuthentication.UNKNOWN: "unknown",
+}
 _STATES = ("received", "witnessed", "broadcast", "submitted", "failed")
 
 
 @app.command()
 def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """List known rounds: status, end, time left, shares by state, tree size."""
+    """List known rounds: status, end, time left, shares by state, tree size.
+
+    "authenticated" tells whether the published voting configuration has a valid signature of the round by a trusted
+    key. Wallets require it; the helper accepts shares without it.
+    """
     with map_errors_to_exit_codes():
         response = OperatorApi.of(config, db).get("/rounds")
     emit(response, _print_rounds, json=json)
 
 
 def _print_rounds(response: Mapping[str, Any]) -> None:
-    columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES, "tree")
+    columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES, "tree", "authenticated")
     emit_table(columns, [_format_row(row) for row in response["rounds"]])
     print_message(f"{len(response['rounds'])} rounds, from the {response['source']}")
 
@@ -44,4 +56,5 @@ def _format_row(row: Mapping[str, Any]) -> tuple[object, ...]:
         format_duration(row["left"]) if row["left"] > 0 else "ended",
         *(row["shares"][state] for state in _STATES),
         row["tree_size"],
+        _AUTHENTICATION_TEXTS[row["authentication"]],
     )

@@ -222,7 +222,16 @@ class AdminSection(Section):
     """The admin API for validator onboarding."""
 
     disable: Switch = Field(False, description="Do not serve /api.")
-    config_url: OptionalUrl = Field("", description="URL of the published voting configuration.")
+    config_url: OptionalUrl = Field(
+        "",
+        description="URL of the published voting configuration: of its static document, which names the signing keys "
+        "and the mirrors, or of the dynamic one.",
+    )
+    public_url: BlankUrl = Field(
+        "",
+        description="Base URL at which wallets reach this helper; `svote-helper doctor` checks that the voting "
+        "configuration lists it.",
+    )
     db_path: Text = Field(
         "",
         description="Path of the registration database; empty means "

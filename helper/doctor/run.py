@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from admin.config_fetch import ConfigFetcher
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import Clock
 from helper.config import Config
@@ -24,6 +25,7 @@ from helper.doctor import settings as configuration
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.daemon import DaemonReport
 from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor.voting_config import DOCUMENT_SECONDS, check_voting_config
 from helper.observability.log_config import describe_exception
 from helper.runtime.hardening import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
@@ -104,6 +106,7 @@ class _Doctor:
             ("address", self._run_in_thread(self._check_addresses), _FILES_SECONDS),
             ("page", self._run_in_thread(self._check_page), _FILES_SECONDS),
             ("published addresses", self._run_in_thread(self._check_publication), _FILES_SECONDS),
+            ("voting config", self._check_voting_config, MAX_TOTAL_SECONDS),
         ]
         results = await asyncio.gather(*(self._run_guarded(*check) for check in checks))
         for subject, check in (("circuit", self._check_circuit), ("backlog", self._check_backlog)):
@@ -242,6 +245,13 @@ class _Doctor:
 
     def _check_publication(self) -> list[CheckResult]:
         return [configuration.evaluate_publication(self.config)]
+
+    async def _check_voting_config(self) -> list[CheckResult]:
+        settings = self.config.admin
+        if settings.disable or not settings.config_url or not self.settings.is_readable:
+            return []
+        fetcher = ConfigFetcher(settings.config_url, timeout=DOCUMENT_SECONDS)
+        return await check_voting_config(fetcher, settings.public_url)
 
     def _check_process(self) -> list[CheckResult]:
         reported = self.daemon.service.process

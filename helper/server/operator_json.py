@@ -5,10 +5,11 @@ Each record is built field by field, so that a new column is not shown unintenti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState
 from helper.store.action_models import Action, PurgedFailures
@@ -16,6 +17,8 @@ from helper.store.models import MIN_REF_CHARS, DamagedShare, FailureGroup, Queue
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
+AuthenticationSource = Callable[[bytes], RoundAuthentication]
+"""Returns whether the published voting configuration authenticates a round, by its id."""
 
 DEFAULT_LIST_LIMIT = 100
 """Default maximum number of entries in a list."""
@@ -113,7 +116,14 @@ def stats_json(
     }
 
 
-def rounds_json(rounds: Iterable[RoundState], counts: Counts, *, now: float, source: Source) -> dict[str, Any]:
+def rounds_json(
+    rounds: Iterable[RoundState],
+    counts: Counts,
+    *,
+    authentication: AuthenticationSource,
+    now: float,
+    source: Source,
+) -> dict[str, Any]:
     """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
     listed = sorted(rounds, key=lambda state: (-state.vote_end_time, state.round_id))
     return {
@@ -129,6 +139,7 @@ def rounds_json(rounds: Iterable[RoundState], counts: Counts, *, now: float, sou
                 "tree_size": state.tree_size,
                 "closed": state.is_closed,
                 "frozen": state.frozen_reason,
+                "authentication": authentication(state.round_id),
                 "shares": counts_json(counts.get(state.round_id, {})),
             }
             for state in listed

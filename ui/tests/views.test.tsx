@@ -1,4 +1,4 @@
-import { fireEvent, render, screen } from "@testing-library/preact";
+import { fireEvent, render, screen, within } from "@testing-library/preact";
 import { describe, expect, it } from "vitest";
 import { App } from "../src/app";
 import type { QueueState } from "../src/lib/types";
@@ -42,6 +42,55 @@ describe("the page", () => {
     await screen.findByText("The chain cannot be reached.");
     press(/Try again/);
     await screen.findByText("No round yet");
+  });
+});
+
+describe("the network", () => {
+  const show = async (authentications: unknown, status = 200) => {
+    serve({
+      "/api/voting-config": { body: { config_version: 1, vote_servers: [], rounds: {} } },
+      "/api/round-authentication": { body: authentications, status },
+    });
+    history.replaceState(null, "", "/network");
+    render(<App />);
+    return within(await screen.findByRole("region", { name: "Rounds" }));
+  };
+
+  it("shows which rounds are authenticated, the others first", async () => {
+    const rounds = {
+      ["aa".repeat(32)]: "authenticated",
+      ["bb".repeat(32)]: "no_valid_signature",
+      ["cc".repeat(32)]: "unsupported_version",
+    };
+    const section = await show({ trusted_keys: ["one", "two"], rounds });
+    await section.findByText(/1 of 3 rounds authenticated/);
+    expect(section.getByText("one, two")).toBeTruthy();
+    expect(section.getAllByRole("listitem").map(({ textContent }) => textContent)).toEqual([
+      expect.stringMatching(/^bbbbbbbb.*Not authenticated: no valid signature$/),
+      expect.stringMatching(/^cccccccc.*Not authenticated: signature version not supported$/),
+      expect.stringMatching(/^aaaaaaaa.*Authenticated$/),
+    ]);
+  });
+
+  it("shows a limited number of rounds", async () => {
+    const ids = Array.from({ length: 1_500 }, (_, number) => number.toString(16).padStart(64, "0"));
+    const section = await show({
+      trusted_keys: [],
+      rounds: Object.fromEntries(ids.map((id) => [id, "authenticated"])),
+    });
+    await section.findByText(/1,500 of 1,500 rounds authenticated/);
+    expect(section.getAllByRole("listitem")).toHaveLength(60);
+    expect(section.getByText("1,440 more rounds not shown.")).toBeTruthy();
+  });
+
+  it("says that signatures are not checked without trusted keys", async () => {
+    const section = await show({ trusted_keys: null, rounds: {} });
+    await section.findByText("Signatures not checked");
+  });
+
+  it("shows an error of the server", async () => {
+    const section = await show({ error: "no voting configuration was fetched yet" }, 502);
+    await section.findByText("No voting configuration was fetched yet.");
   });
 });
 

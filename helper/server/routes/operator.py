@@ -117,7 +117,12 @@ async def _handle_error(_request: Request, error: Exception) -> Response:
 
 
 def rounds_route(
-    queue: QueueReader, rounds: RoundStatesSource, now: Callable[[], float], *, source: operator_json.Source = "daemon"
+    queue: QueueReader,
+    rounds: RoundStatesSource,
+    now: Callable[[], float],
+    *,
+    authentication: operator_json.AuthenticationSource,
+    source: operator_json.Source = "daemon",
 ) -> Route:
     """`GET /rounds`.
 
@@ -125,12 +130,16 @@ def rounds_route(
         queue: counts the shares of each round.
         rounds: the known rounds.
         now: the chain's time in Unix seconds.
+        authentication: returns whether the published voting configuration authenticates a round.
         source: `source` in the response.
     """
 
     async def all_rounds(_request: Request) -> Response:
         states = await rounds()
-        return JsonResponse(operator_json.rounds_json(states, await queue.count_shares(), now=now(), source=source))
+        counts = await queue.count_shares()
+        return JsonResponse(
+            operator_json.rounds_json(states, counts, authentication=authentication, now=now(), source=source)
+        )
 
     return Route("/rounds", all_rounds, methods=["GET"])
 

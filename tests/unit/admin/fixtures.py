@@ -15,6 +15,7 @@ from starlette.types import Message
 
 from admin import adr036
 from admin.api import AdminRoutes
+from admin.config_fetch import ConfigFetcher
 from admin.registration_request import RegistrationRequest
 from admin.registry import RegistrationRegistry
 from admin.rounds import RoundsView
@@ -129,7 +130,8 @@ class AdminStack:
         self.web = FakeWeb()
         self.addresses = {"public.example.org": ["93.184.216.34"], "inner.example.org": ["93.184.216.34", "10.0.0.7"]}
         self.registry = RegistrationRegistry(self.store, self.staking, clock=self.clock)
-        self.config = VotingConfig(CONFIG_URL, self.store, clock=self.clock, transport=self.web, resolve=self._resolve)
+        self.fetcher = ConfigFetcher(CONFIG_URL, transport=self.web, resolve=self._resolve)
+        self.config = VotingConfig(CONFIG_URL, self.store, self.fetcher, clock=self.clock)
         self.rounds = RoundsView(self.staking, clock=self.clock)
         routes = AdminRoutes(
             self.registry,

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from admin import adr036, voting_config
+from admin import adr036, config_fetch, voting_config
+from admin.config_documents import MAX_SERVERS, InvalidConfigError, PublishedConfig, StaticConfig, parse_config
+from admin.config_fetch import MAX_CONFIG_BYTES
 from admin.registry import MAX_CONCURRENT_QUERIES
-from admin.store import REGISTRATION_SECONDS
-from admin.voting_config import MAX_CONFIG_BYTES, MAX_SERVERS, InvalidConfigError, PublishedConfig, parse_config
+from admin.store import REGISTRATION_SECONDS, ConfigDocuments
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import CONFIG_URL, KEY, NOW, open_admin_stack, sign_registration
 
@@ -318,10 +319,11 @@ async def test_refresh_parses_in_a_thread_and_only_what_changed(
 ) -> None:
     threads = []
 
-    def record(body: bytes) -> PublishedConfig:
+    def record(body: bytes, static: StaticConfig | None = None) -> PublishedConfig:
         threads.append(threading.current_thread())
-        return parse_config(body)
+        return parse_config(body, static)
 
+    monkeypatch.setattr(config_fetch, "parse_config", record)
     monkeypatch.setattr(voting_config, "parse_config", record)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         stack.web.responses[CONFIG_URL] = httpx.Response(200, content=json.dumps(VALID_CONFIG).encode())
@@ -345,13 +347,13 @@ async def test_refresh_stores_no_cookies(tmp_path: Path) -> None:
         for _ in range(2):
             await stack.config.refresh()
         assert stack.config.body is not None
-        assert len(stack.config._http.cookies.jar) == 0
+        assert len(stack.fetcher._http.cookies.jar) == 0
         assert stack.web.cookies == [None] * 4
 
 
 async def test_restore_of_damaged_copy_is_ignored(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        await stack.store.save_config(CONFIG_URL, b'{"version":1,"vote_serv', now=NOW)
+        await stack.store.save_config(CONFIG_URL, ConfigDocuments(b'{"version":1,"vote_serv'), now=NOW)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         assert (stack.config.body, stack.config.origins) == (None, ())
 

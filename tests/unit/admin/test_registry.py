@@ -184,7 +184,7 @@ async def test_store_of_version_1_is_migrated(tmp_path: Path) -> None:
             await stack.register_from("198.51.100.77", registration_body(0))
     migrated, fresh = schema_of(tmp_path / "old.db"), sqlite3.connect(":memory:")
     fresh.executescript((resources.files("admin") / "schema.sql").read_text("utf-8"))
-    fresh.execute("PRAGMA user_version = 2")
+    fresh.execute("PRAGMA user_version = 3")
     assert migrated == columns_of(fresh)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from admin.store import AdminStore, ConfigDocuments
 from helper.app.listeners import Listeners, published_addresses
 from helper.chain.node_pool import create_node_pool
 from helper.config import Config
+from helper.core.round_authentication import RoundAuthentication
+from tests.conftest import RECORDED
 from tests.support.clock import FakeClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
@@ -95,3 +99,29 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
             shown = response.content + repr(response.headers).encode()
             assert b"hidden" not in shown, path
     await endpoints.aclose()
+
+
+@pytest.mark.parametrize(
+    ("disable", "result"),
+    [(False, RoundAuthentication.AUTHENTICATED), (True, RoundAuthentication.UNKNOWN)],
+    ids=["admin API", "no admin API"],
+)
+async def test_round_authentication_is_that_of_the_stored_configuration(
+    tmp_path: Path, *, disable: bool, result: RoundAuthentication
+) -> None:
+    published = RECORDED.parent / "voting-config"
+    documents = ConfigDocuments(*((published / f"{name}.json").read_bytes() for name in ("production", "static")))
+    config = settings(
+        helper={"db_path": str(tmp_path / "q.db")}, admin={"config_url": PUBLIC, "disable": disable}, ui={}
+    )
+    store = AdminStore(config.admin_db_path)
+    await store.open()
+    await store.save_config(PUBLIC, documents, now=1)
+    await store.close()
+    clock = FakeClock()
+    listeners = Listeners(config, node_pool=create_node_pool(config, clock), clock=clock)
+    async with contextlib.AsyncExitStack() as stack:
+        if listeners._admin is not None:
+            await stack.enter_async_context(listeners._admin.open_store())
+        round_id = bytes.fromhex("16eef7ebc77e0e04fb1c7329abfcc390f4a0c002964671ebb360914a3e5a3f11")
+        assert listeners.get_round_authentication(round_id) is result

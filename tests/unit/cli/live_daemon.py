@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from helper.core.round_authentication import RoundAuthentication
 from helper.server.http_server import create_server, listen_unix
 from helper.server.operator_json import RoundState
 from helper.server.routes.operator import create_operator_app, rounds_route
@@ -63,7 +64,9 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
 
     async def serve(harness: OperationsHarness) -> None:
         await harness.open()
-        rounds = rounds_route(harness.store, round_states, lambda: NOW)
+        rounds = rounds_route(
+            harness.store, round_states, lambda: NOW, authentication=lambda _: RoundAuthentication.NOT_LISTED
+        )
         app = create_operator_app(
             harness.store,
             lambda: partial_state(**SERVICE_STATUS),

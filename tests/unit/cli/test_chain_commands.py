@@ -165,8 +165,9 @@ def test_rounds_table_shows_local_and_utc_end(
         os.chdir(tmp_path)
         time.tzset()
     captured = capsys.readouterr()
-    cells = captured.out.splitlines()[1].split("\t")
-    assert cells[:5] == [
+    header, row = (line.split("\t") for line in captured.out.splitlines())
+    assert (header[-1], row[-1]) == ("authenticated", "no: not in the configuration")
+    assert row[:5] == [
         ROUND_ID.hex()[:12],
         "active",
         "2026-11-21 18:36:35 +05",
@@ -192,4 +193,5 @@ def test_rounds_without_helper_are_read_from_file(
     response = read_json(capsys)
     assert (response["source"], response["now"]) == ("file", END + 5)
     (entry,) = response["rounds"]
+    assert entry["authentication"] == "unknown"
     assert (entry["round"], entry["closed"], entry["left"], entry["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)

@@ -147,6 +147,15 @@ async def test_examine_evaluates_published_addresses(ui: str, level: Level, mess
     assert "hidden" not in repr(results)
 
 
+async def test_examine_checks_voting_config_only_if_configured() -> None:
+    setting = f'config_url = "http://127.0.0.1:{find_free_port()}/hidden?key=hidden"'
+    results = await run_checks(config_with_node(f"[admin]\n{setting}\n"))
+    assert results["voting config"].message == "cannot be fetched: fetch failed: ConnectError"
+    assert "hidden" not in repr(results)
+    for admin in ("", f"disable = true\n{setting}"):
+        assert "voting config" not in await run_checks(config_with_node(f"[admin]\n{admin}\n"))
+
+
 async def test_examine_reports_readable_credentials_file(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("[default]\n")
     (tmp_path / "keys").chmod(0o644)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
@@ -56,7 +57,12 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
             RoundState(b"\x01" * 32, 9, END + 5, 51, 0, is_closed=True),
         ]
 
-    rounds = rounds_route(harness.store, states, lambda: NOW + 0.5)
+    authentications = {ROUND_ID: RoundAuthentication.AUTHENTICATED}
+
+    def authentication(round_id: bytes) -> RoundAuthentication:
+        return authentications.get(round_id, RoundAuthentication.NOT_LISTED)
+
+    rounds = rounds_route(harness.store, states, lambda: NOW + 0.5, authentication=authentication)
     app = create_operator_app(
         harness.store, partial_state, more_routes=[rounds, *operator_action_routes(harness.operations)]
     )
@@ -242,6 +248,7 @@ async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.
     assert (answer_json["source"], answer_json["now"]) == ("daemon", NOW + 0.5)
     later, recorded = answer_json["rounds"]
     assert (later["status"], later["closed"], later["shares"]["total"]) == ("9", True, 0)
+    assert later["authentication"] == "not_listed"
     assert recorded == {
         "round": ROUND_ID.hex(),
         "status": "active",
@@ -251,6 +258,7 @@ async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.
         "tree_size": 7,
         "closed": False,
         "frozen": None,
+        "authentication": "authenticated",
         "shares": {"total": 1, "received": 1, "witnessed": 0, "submitted": 0, "failed": 0, "broadcast": 0},
     }
 

@@ -15,7 +15,14 @@ export interface VotingConfig {
   otherFields: string[];
 }
 
-const KNOWN_FIELDS = new Set(["version", "config_version", "snapshot_height", "vote_servers", "pir_endpoints"]);
+const KNOWN_FIELDS = new Set([
+  "version",
+  "config_version",
+  "snapshot_height",
+  "vote_servers",
+  "pir_endpoints",
+  "rounds",
+]);
 
 function text(value: unknown): string {
   return typeof value === "string" || typeof value === "number" ? String(value) : "";

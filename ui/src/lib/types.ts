@@ -43,6 +43,15 @@ export interface Round {
   proposals: { id: number; title: string; options: RoundOption[] }[];
 }
 
+export type RoundAuthentication = "authenticated" | "no_valid_signature" | "unsupported_version";
+
+/** Signatures of the rounds in the published voting configuration. */
+export interface RoundAuthentications {
+  /** IDs of the keys in the static configuration; null if they are not known. */
+  trusted_keys: string[] | null;
+  rounds: Record<string, RoundAuthentication>;
+}
+
 export interface Percentiles {
   p50: number | null;
   p99: number | null;

@@ -3,6 +3,7 @@ import { checkServer, type Endpoint, readConfig, type ServerCheck, type VotingCo
 import { formatMillis, formatNumber, plural } from "../lib/format";
 import { useJson } from "../lib/hooks";
 import { Badge, Code, Copy, Empty, ExternalLink, Figure, Loaded, Name, PageHead } from "../parts/ui";
+import { PublishedRounds } from "./network/rounds";
 
 export function Network() {
   const config = useJson<unknown>("/api/voting-config", 60_000);
@@ -55,6 +56,7 @@ function Cards({ value }: { value: unknown }) {
     <>
       <Facts config={config} />
       <Servers servers={config.voteServers} />
+      <PublishedRounds />
       <section aria-labelledby="pir">
         <h2 id="pir">PIR endpoints</h2>
         <p class="muted section-note">

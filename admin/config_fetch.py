@@ -1,0 +1,155 @@
+"""Fetches the published voting configuration from its URL, or from the mirrors named in the static document there."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import anyio
+import httpx
+
+from admin.config_documents import InvalidConfigError, PublishedConfig, StaticConfig, parse_config, parse_static
+from admin.url_policy import UrlNotAllowedError, check_url, is_public
+from helper.runtime.http_client import create_async_client
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""Maximum size of a document in bytes. Production had 5 kB in 2026, a test network with a thousand rounds 450 kB."""
+FETCH_TIMEOUT_SECONDS: Final = 30.0
+"""Timeout of each document in seconds, including redirects; wallets use the same."""
+MAX_REDIRECTS: Final = 3
+"""Maximum number of redirects."""
+_REDIRECT_STATUSES: Final = (301, 302, 303, 307, 308)
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class ConfigFetcher:
+    """Fetches the configuration at one URL.
+
+    The URL itself may be on any host, because the operator chose it. Mirrors on other origins and targets of redirects
+    must be public https URLs.
+
+    Args:
+        url: URL of a static or dynamic document.
+        timeout: timeout of each document in seconds.
+        transport: replaces the network in tests.
+        resolve: resolves a host name; the system's resolver by default.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = FETCH_TIMEOUT_SECONDS,
+        transport: httpx.AsyncBaseTransport | None = None,
+        resolve: Resolver | None = None,
+    ) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._resolve = resolve or _system_resolve
+        self._http = create_async_client(transport=transport, timeout=timeout)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def fetch(self, previous: PublishedConfig | None = None) -> PublishedConfig:
+        """Fetch and validate the configuration.
+
+        Mirrors are tried in order. Like a wallet, this takes the first valid document in which at least one round is
+        authenticated. If there is none, it takes the first valid document.
+
+        Args:
+            previous: the last result; documents that have not changed are not validated again.
+
+        Raises:
+            InvalidConfigError: a fetch failed, or there is no valid document; the text has the reason of each mirror.
+        """
+        body = await self._download(self._url)
+        static = None if previous is None else previous.static
+        if previous is not None and static is None and previous.body == body:
+            return previous
+        if static is None or static.body != body:
+            static = await asyncio.to_thread(parse_static, body)
+        if static is None:
+            return await asyncio.to_thread(parse_config, body)
+        return await self._fetch_from_mirrors(static, previous)
+
+    async def _fetch_from_mirrors(self, static: StaticConfig, previous: PublishedConfig | None) -> PublishedConfig:
+        unauthenticated, problems = None, []
+        for number, url in enumerate(static.mirrors, 1):
+            try:
+                body = await self._download(url)
+                if previous is not None and (previous.static, previous.body) == (static, body):
+                    config = previous
+                else:
+                    config = await asyncio.to_thread(parse_config, body, static)
+            except InvalidConfigError as error:
+                problems.append(f"mirror {number}: {error}")
+                continue
+            if config.authenticates_a_round:
+                return config
+            unauthenticated = unauthenticated or config
+        if unauthenticated is None:
+            raise InvalidConfigError("; ".join(problems))
+        return unauthenticated
+
+    async def _download(self, source: str) -> bytes:
+        try:
+            with anyio.fail_after(self._timeout):
+                url, address = httpx.URL(source), ""
+                if _get_origin(url) != _get_origin(httpx.URL(self._url)):
+                    address = await self._check_target(url, "not fetched")
+                for _ in range(MAX_REDIRECTS + 1):
+                    response, body = await self._get(url, address)
+                    if response.status_code not in _REDIRECT_STATUSES:
+                        break
+                    url = url.join(response.headers.get("location", ""))
+                    address = await self._check_target(url, "redirect not followed")
+                else:
+                    raise InvalidConfigError(f"more than {MAX_REDIRECTS} redirects")
+        except TimeoutError:
+            raise InvalidConfigError(f"timed out after {self._timeout:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: host is not valid IDNA
+            raise InvalidConfigError(f"fetch failed: {type(error).__name__}") from None
+        if response.status_code != 200:
+            raise InvalidConfigError(f"HTTP {response.status_code}")
+        return body
+
+    async def _get(self, url: httpx.URL, address: str) -> tuple[httpx.Response, bytes]:
+        """Send one request; to `address` if given, which prevents DNS rebinding after the check."""
+        headers, extensions = {"Accept-Encoding": "identity"}, {}
+        if address:
+            headers["Host"], extensions["sni_hostname"] = url.netloc.decode(), url.raw_host.decode()
+            url = url.copy_with(host=address)
+        async with self._http.stream("GET", url, headers=headers, extensions=extensions) as response:
+            chunks, size = [], 0
+            async for chunk in response.aiter_raw():
+                size += len(chunk)
+                if size > MAX_CONFIG_BYTES:
+                    raise InvalidConfigError(f"it is larger than {MAX_CONFIG_BYTES} bytes")
+                chunks.append(chunk)
+            return response, b"".join(chunks)
+
+    async def _check_target(self, url: httpx.URL, refusal: str) -> str:
+        """Return an address of a URL that the operator did not choose. Its host must be public."""
+        try:
+            check_url(str(url), production=True)
+            addresses = await self._resolve(url.host, url.port or 443)
+        except (UrlNotAllowedError, OSError) as error:
+            raise InvalidConfigError(f"{refusal}: {error}") from None
+        if not addresses or not all(is_public(ipaddress.ip_address(address)) for address in addresses):
+            raise InvalidConfigError(f"{refusal}: private network")
+        return addresses[0]
+
+
+def _get_origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+async def _system_resolve(host: str, port: int) -> Sequence[str]:
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in entries]

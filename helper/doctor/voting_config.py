@@ -1,0 +1,90 @@
+"""Checks the published voting configuration: reachable, lists this helper, names trusted keys."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from urllib.parse import urlsplit
+
+from admin.config_documents import InvalidConfigError, PublishedConfig
+from admin.config_fetch import ConfigFetcher
+from helper.core.round_authentication import RoundAuthentication
+from helper.doctor.result import CheckResult, ok, warn
+
+DOCUMENT_SECONDS: Final = 4.0
+"""Timeout of each document in seconds: enough for a slow mirror and the next one within the time of the check."""
+MAX_SECONDS: Final = 10.0
+"""Time limit of the fetch in seconds."""
+_DEFAULT_PORTS: Final = {"https": 443, "http": 80}
+_SHOWN_KEYS: Final = 4
+
+
+async def check_voting_config(
+    fetcher: ConfigFetcher, public_url: str, *, max_seconds: float = MAX_SECONDS
+) -> list[CheckResult]:
+    """Fetch the configuration and check it.
+
+    Args:
+        fetcher: fetches the configuration; closed at the end.
+        public_url: base URL at which wallets reach this helper, empty if it is not set.
+        max_seconds: time limit of the fetch.
+    """
+    try:
+        async with asyncio.timeout(max_seconds):
+            config = await fetcher.fetch()
+    except (InvalidConfigError, TimeoutError) as error:
+        reason = f"no response within {max_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
+        advice = "Check [admin] config_url and this machine's access to it. The page shows the last valid copy."
+        return [warn("voting config", f"cannot be fetched: {reason}", advice)]
+    finally:
+        await fetcher.aclose()
+    return evaluate_voting_config(config, public_url)
+
+
+def evaluate_voting_config(config: PublishedConfig, public_url: str) -> list[CheckResult]:
+    """Check a fetched configuration."""
+    fetched = ok("voting config", f"reachable, {len(config.vote_servers)} vote servers", bytes=len(config.body))
+    return [fetched, _evaluate_listing(config, public_url), _evaluate_keys(config)]
+
+
+def _evaluate_listing(config: PublishedConfig, public_url: str) -> CheckResult:
+    subject = "vote servers"
+    if not public_url:
+        return ok(subject, "not checked for this helper: [admin] public_url is not set")
+    if _normalize(public_url) in map(_normalize, config.vote_servers):
+        return ok(subject, f"the voting configuration lists {public_url}")
+    advice = (
+        "Wallets do not send shares to this helper. Ask the publisher of the configuration to add the URL to"
+        " vote_servers, or correct [admin] public_url."
+    )
+    return warn(subject, f"the voting configuration does not list {public_url}", advice)
+
+
+def _evaluate_keys(config: PublishedConfig) -> CheckResult:
+    subject = "round keys"
+    if config.static is None:
+        advice = "Set [admin] config_url to the URL of the static configuration, which names them."
+        return warn(subject, "the keys that sign rounds are not known", advice)
+    keys, rounds = list(config.static.keys), config.rounds.values()
+    if not keys:
+        advice = "Ask the publisher: without a key, wallets authenticate no round."
+        return warn(subject, "the static configuration names no key", advice)
+    count = sum(result is RoundAuthentication.AUTHENTICATED for result in rounds)
+    facts = {"keys": keys, "authenticated": count, "rounds": len(rounds)}
+    if rounds and not count:
+        advice = (
+            "Wallets vote in none of them. Check that [admin] config_url is the static configuration of this chain."
+        )
+        return warn(subject, f"no signature of the {len(rounds)} published rounds is valid", advice, **facts)
+    names = ", ".join(keys[:_SHOWN_KEYS]) + (" …" if len(keys) > _SHOWN_KEYS else "")
+    return ok(subject, f"{names}; {count} of {len(rounds)} published rounds are authenticated", **facts)
+
+
+def _normalize(url: str) -> tuple[str, str, int | None, str] | None:
+    """Return scheme, host, port and path; None for text that is not a URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    return parts.scheme, parts.hostname or "", port, parts.path.rstrip("/")

@@ -1,0 +1,113 @@
+"""The check of the published voting configuration: reachable, lists this helper, names trusted keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from admin.config_documents import parse_config, parse_static
+from admin.config_fetch import ConfigFetcher
+from helper.doctor.result import CheckResult, Level
+from helper.doctor.voting_config import check_voting_config, evaluate_voting_config
+from tests.conftest import RECORDED
+
+pytestmark = pytest.mark.anyio
+
+PUBLISHED = RECORDED.parent / "voting-config"
+PRODUCTION = (PUBLISHED / "production.json").read_bytes()
+STATIC = (PUBLISHED / "static-v2.json").read_bytes()
+CONFIG_URL = "https://config.example.org/static.json"
+
+
+async def check(
+    *responses: httpx.Response, public_url: str = "https://zvote.zfnd.org", max_seconds: float = 10
+) -> dict[str, CheckResult]:
+    """Results by subject; each request gets the next response."""
+
+    async def resolve(_host: str, _port: int) -> list[str]:
+        return ["93.184.216.34"]
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        response = answers.pop(0)
+        if not response.is_stream_consumed:
+            return response
+        # A transport must return a stream that was not read yet.
+        return httpx.Response(response.status_code, stream=httpx.ByteStream(response.content))
+
+    answers, transport = list(responses), httpx.MockTransport(answer)
+    fetcher = ConfigFetcher(CONFIG_URL, transport=transport, resolve=resolve)
+    results = await check_voting_config(fetcher, public_url, max_seconds=max_seconds)
+    assert fetcher._http.is_closed
+    return {result.subject: result for result in results}
+
+
+async def test_check_of_production_passes() -> None:
+    results = await check(httpx.Response(200, content=STATIC), httpx.Response(200, content=PRODUCTION))
+    assert {subject: (result.level, result.message) for subject, result in results.items()} == {
+        "voting config": (Level.OK, "reachable, 10 vote servers"),
+        "vote servers": (Level.OK, "the voting configuration lists https://zvote.zfnd.org"),
+        "round keys": (
+            Level.OK,
+            "valargroup, tachyon, zodl, shielded-labs; 7 of 8 published rounds are authenticated",
+        ),
+    }
+
+
+async def test_check_of_unreachable_mirrors_names_reasons() -> None:
+    results = await check(httpx.Response(200, content=STATIC), httpx.Response(404), httpx.Response(200, text="<html>"))
+    (result,) = results.values()
+    assert (result.level, result.message) == (
+        Level.WARN,
+        "cannot be fetched: mirror 1: HTTP 404; mirror 2: it is not JSON in UTF-8",
+    )
+
+
+async def test_check_of_slow_server_ends_in_time() -> None:
+    async def hang() -> AsyncIterator[bytes]:
+        await asyncio.sleep(60)
+        yield b""
+
+    (result,) = (await check(httpx.Response(200, content=hang()), max_seconds=0.05)).values()
+    assert (result.level, result.message) == (Level.WARN, "cannot be fetched: no response within 0.05 s")
+
+
+@pytest.mark.parametrize(
+    ("public_url", "level"),
+    [
+        ("https://ZVOTE.zfnd.org:443/", Level.OK),
+        ("", Level.OK),
+        ("https://zvote.zfnd.org/base", Level.WARN),
+        ("http://zvote.zfnd.org", Level.WARN),
+        ("https://other.example.org", Level.WARN),
+    ],
+)
+async def test_check_compares_normalized_urls(public_url: str, level: Level) -> None:
+    results = await check(httpx.Response(200, content=PRODUCTION), public_url=public_url)
+    assert results["vote servers"].level is level
+
+
+def evaluate_keys(config: dict[str, Any], static: dict[str, Any] | None) -> CheckResult:
+    parsed = None if static is None else parse_static(json.dumps(static).encode())
+    return evaluate_voting_config(parse_config(json.dumps(config).encode(), parsed), "")[-1]
+
+
+def test_check_of_keys_warns_without_keys_or_authenticated_rounds() -> None:
+    static, config = json.loads(STATIC), json.loads(PRODUCTION)
+    unknown = evaluate_keys(config, None)
+    assert (unknown.level, unknown.message) == (Level.WARN, "the keys that sign rounds are not known")
+    none = evaluate_keys(config, {**static, "trusted_keys": []})
+    assert (none.level, none.message) == (Level.WARN, "the static configuration names no key")
+    other = evaluate_keys(config, {**static, "trusted_keys": static["trusted_keys"][1:2]})
+    assert (other.level, other.message) == (Level.WARN, "no signature of the 8 published rounds is valid")
+    empty = evaluate_keys({**config, "rounds": {}}, static)
+    assert empty.level is Level.OK
+
+
+def test_check_with_unusual_vote_server_url_is_complete() -> None:
+    config = parse_config(b'{"version":1,"vote_servers":[{"url":"https://[::1"}]}')
+    assert evaluate_voting_config(config, "https://a.example.org")[1].level is Level.WARN
