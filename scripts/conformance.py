@@ -32,8 +32,16 @@ RULES = {
     "R13": "Admission checks the hashes, the vote commitment, the share key and the nullifier.",
     "R14": "Witnesses are erased on confirmation, and all data of a round when it is purged after its close.",
     "R15": "A rejected or expired share is reported, not silently dropped.",
+    "N14": "Errors of nodes with HTTP status 400, 404 and 500 are read alike, by their text.",
+    "N15": "The result of a transaction is its code and height. Events of `GET tx` are not read, because nodes before "
+    "v1.5.0 alter them; the message itself has round and nullifier.",
+    "N16": "A reveal gets at least 60 s. A time-out and a 502 are unknown outcomes. `Retry-After` of a 503 is obeyed, "
+    "and the node's `readiness` is asked before the next reveal is sent to it.",
+    "N17": "Positions in the tree are never derived: a batch appends one VAN and then several vote commitments.",
+    "N18": "Blocks of 5 MiB are read.",
+    "N20": "A `reveal_pool_share` in a block spends its nullifier like a `reveal_share`.",
 }
-"""The rules that the service itself must follow."""
+"""The rules that the service itself must follow. N: rules of newer chains and wallets."""
 
 
 def collect_marked_tests() -> dict[str, list[str]]:

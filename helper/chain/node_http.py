@@ -66,10 +66,11 @@ _NOT_SENT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout,
 
 
 class NodeResponse(NamedTuple):
-    """A complete response: HTTP status and body."""
+    """A complete response: HTTP status, body, and `Retry-After` in seconds (None without one)."""
 
     status: int
     body: bytes
+    retry_after: int | None = None
 
 
 class ResponseTooLong(InvalidResponse):
@@ -210,14 +211,14 @@ class NodeHttp:
         return bool(self._in_progress) and anyio.current_time() - min(self._in_progress) > SLOW_CALL_SECONDS
 
     @contextmanager
-    def _limit_time(self) -> Iterator[None]:
-        """Apply the total timeout to a call; raises `TimeoutError`."""
+    def _limit_time(self, timeout: float | None = None) -> Iterator[None]:
+        """Apply the total timeout (by default that of the client) to a call; raises `TimeoutError`."""
         started_at = anyio.current_time()
         while started_at in self._in_progress:
             started_at = math.nextafter(started_at, math.inf)
         self._in_progress.add(started_at)
         try:
-            with anyio.fail_after(self._timeout):
+            with anyio.fail_after(self._timeout if timeout is None else timeout):
                 yield
         finally:
             self._in_progress.discard(started_at)
@@ -242,14 +243,20 @@ class NodeHttp:
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._create_no_response(error) from None
 
-    async def post(self, path: str, body: dict[str, object]) -> NodeResponse:
-        """Send a POST request with a JSON body once, on a new connection. Raises like `get`."""
-        request = self._single_use.request("POST", path, json=body)
+    async def post(self, path: str, body: dict[str, object], *, min_timeout: float = 0.0) -> NodeResponse:
+        """Send a POST request with a JSON body once, on a new connection. Raises like `get`.
+
+        Args:
+            min_timeout: minimum total timeout of the call, in seconds.
+        """
+        timeout = max(self._timeout, min_timeout)
+        limits = httpx.Timeout(timeout, connect=min(_CONNECT_TIMEOUT_SECONDS, timeout))
+        request = self._single_use.request("POST", path, json=body, timeout=limits)
         try:
-            with self._limit_time():
+            with self._limit_time(timeout):
                 return await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise self._create_no_response(error) from None
+            raise self._create_no_response(error, timeout) from None
 
     @asynccontextmanager
     async def stream(
@@ -303,15 +310,16 @@ class NodeHttp:
             body = bytearray()
             async for piece in _iter_chunks(response, limit):
                 body += piece
-            return NodeResponse(response.status_code, bytes(body))
+            retry_after = _parse_header_number(response.headers.get("retry-after", ""))
+            return NodeResponse(response.status_code, bytes(body), retry_after)
         finally:
             await response.aclose()
 
-    def _create_no_response(self, error: Exception) -> NoResponse:
+    def _create_no_response(self, error: Exception, timeout: float | None = None) -> NoResponse:
         if isinstance(error, _NOT_SENT_ERRORS):
             return NoResponse(f"unreachable ({type(error).__name__})", sent=False)
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-            return NoResponse(f"no response within {self._timeout:g} s", sent=True)
+            return NoResponse(f"no response within {timeout or self._timeout:g} s", sent=True)
         return NoResponse(f"connection failed ({type(error).__name__})", sent=True)
 
 
