@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from devnet.admission import BroadcastResult
 from devnet.network import DevNet
-from devnet.responses import create_error, create_warming_error, get_view
+from devnet.responses import ENGINE_LOST_TEXT, create_error, create_warming_error, get_view
 from devnet.tx import tx_hash
 
 
@@ -44,5 +44,5 @@ async def broadcast(request: Request, raw: bytes, submit: Callable[[], Awaitable
     if switches.engine_failures < attempts:
         return await submit()
     if attempts == 1:
-        raise create_error(502, 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF')
+        raise create_error(502, ENGINE_LOST_TEXT)
     raise create_error(502, f"broadcast outcome unknown after retries; tx_hash={digest.hex().upper()}")

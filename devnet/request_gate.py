@@ -23,11 +23,11 @@ from devnet.faults import FAULTS_BEFORE_HANDLING, FaultDecision, FaultRules
 from devnet.gojson import dumps
 from devnet.node_view import NodeView
 from devnet.requestlog import RequestLog, readable_body
-from devnet.responses import ResponseError, create_warming_error
+from devnet.responses import ENGINE_LOST_TEXT, ResponseError, create_warming_error
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _HTML_HEADERS = [(b"content-type", b"text/html; charset=utf-8")]
-_BROADCAST_FAILED = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
+_BROADCAST_FAILED = {"error": ENGINE_LOST_TEXT}
 _FAULT_RESPONSES = {
     "status_502": (502, _JSON_HEADERS, dumps(_BROADCAST_FAILED)),
     "status_502_after": (502, _JSON_HEADERS, dumps(_BROADCAST_FAILED)),

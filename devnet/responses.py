@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -13,6 +13,9 @@ from devnet.eras import Era
 from devnet.faults import KeyStatus
 from devnet.gojson import dumps
 from devnet.node_view import NodeView
+
+ENGINE_LOST_TEXT: Final = 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'
+"""Error of a node whose consensus engine is lost."""
 
 
 class ResponseError(Exception):

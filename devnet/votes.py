@@ -18,7 +18,7 @@ from starlette.routing import Route
 from devnet.admission import BroadcastResult
 from devnet.broadcasts import broadcast, require_keys
 from devnet.eras import BATCH_CAST, BATCH_DELEGATE
-from devnet.gojson import GoJsonError, parse_object, take_bytes, take_uint
+from devnet.gojson import GoJsonError, omit_zero, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
 from devnet.responses import create_field_error, get_view, json_response
 from devnet.rounds import ACTIVE, STATUS_NAMES
@@ -130,7 +130,8 @@ async def _submit(request: Request, round_id: bytes, raw: bytes, **shown: str) -
         return BroadcastResult(devnet.admission.submit_message(raw), 0)
 
     result = await broadcast(request, raw, submit)
-    return json_response({"tx_hash": result.hash.hex().upper(), "code": result.code, **shown})
+    fields = {"tx_hash": result.hash.hex().upper(), "code": result.code, "log": result.log, **shown}
+    return json_response(omit_zero(fields) | {"code": result.code}, 422 if result.code else 200)
 
 
 def _decode_round_id(fields: Mapping[str, Any]) -> bytes:
