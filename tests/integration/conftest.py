@@ -1,9 +1,8 @@
-"""A shared chain for tests that do not need their own, and helpers for it."""
+"""Shared chains for tests that do not need their own, and helpers for them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import cache
+from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import httpx
@@ -13,37 +12,18 @@ from tests.support.devnet import DevChain, era_flags
 
 
 @pytest.fixture(scope="session")
-def start_chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str | None], DevChain]]:
-    """Start a chain of an era (None: the recorded responses) with two nodes that accepts fake proofs.
-
-    Each is started once per session because it takes seconds.
-    """
-
-    @cache
-    def start(era: str | None) -> DevChain:
-        directory = tmp_path_factory.mktemp("chain")
-        flags = ["--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1", *era_flags(era)]
-        chain = DevChain(directory, httpx.AsyncClient(), *flags)
-        anyio.run(chain.start)
-        started.append(chain)
-        return chain
-
-    started: list[DevChain] = []
-    yield start
-    for chain in started:
+def started_chains() -> Iterator[dict[str | None, DevChain]]:
+    """The chains that tests have started, by era. Each is started once per session because it takes seconds."""
+    chains: dict[str | None, DevChain] = {}
+    yield chains
+    for chain in chains.values():
         anyio.run(chain.kill)
 
 
 @pytest.fixture
 def era() -> str | None:
-    """The era of the shared chain. Tests that run on several eras override it with `BOTH_ERAS`."""
+    """The era of the shared chain, None for the recorded responses. `BOTH_ERAS` overrides it."""
     return None
-
-
-@pytest.fixture
-def started_chain(start_chain: Callable[[str | None], DevChain], era: str | None) -> DevChain:
-    """The shared chain of this test's era."""
-    return start_chain(era)
 
 
 @pytest.fixture
@@ -54,9 +34,22 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def chain(started_chain: DevChain, http: httpx.AsyncClient) -> AsyncIterator[DevChain]:
-    """The shared chain without faults. Tests must use their own rounds."""
-    shared = started_chain.with_client(http)
+async def chain(
+    started_chains: dict[str | None, DevChain],
+    tmp_path_factory: pytest.TempPathFactory,
+    http: httpx.AsyncClient,
+    era: str | None,
+) -> AsyncIterator[DevChain]:
+    """The shared chain of an era, without faults. It has two nodes and accepts fake proofs.
+
+    Tests must use their own rounds.
+    """
+    if era not in started_chains:
+        flags = ["--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1", *era_flags(era)]
+        started = DevChain(tmp_path_factory.mktemp("chain"), http, *flags)
+        await started.start()
+        started_chains[era] = started
+    shared = started_chains[era].with_client(http)
     yield shared
     for node in range(len(shared.nodes)):
         await shared.clear_faults(node=node)
