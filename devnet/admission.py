@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 from devnet import tx as txs
 from devnet.chain import Block, Chain, RefusedError
+from devnet.eras import RECORDED
 from devnet.proof_verifier import ProofVerifier
 from devnet.rounds import ACTIVE, STATUS_NAMES
 
@@ -44,10 +47,20 @@ class MempoolEntry:
 class Admission:
     """CheckTx and mempool of one chain. Runs on the event loop, with proof verification in threads."""
 
-    def __init__(self, chain: Chain, verifier: ProofVerifier, *, max_reveals: int = 256) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        verifier: ProofVerifier,
+        *,
+        max_reveals: int = 256,
+        max_block_bytes: int = RECORDED.max_block_bytes,
+        drops_duplicates: bool = False,
+    ) -> None:
         self.chain = chain
         self.verifier = verifier
         self.max_reveals = max_reveals
+        self.max_block_bytes = max_block_bytes
+        self.drops_duplicates = drops_duplicates
         self.filter_duplicates = False
         self.mempool: list[MempoolEntry] = []
         self._other_messages: list[bytes] = []
@@ -102,17 +115,44 @@ class Admission:
         return bool(self._other_messages)
 
     def take_block_transactions(self) -> list[bytes]:
-        """Take the transactions of the next block."""
-        others, self._other_messages = self._other_messages, []
+        """Take the transactions of the next block, those without a proof first.
+
+        A block contains at most `max_reveals` reveals and `max_block_bytes` bytes, but at least one transaction.
+        """
+        fitting = self._count_fitting([len(raw) for raw in self._other_messages], 0)
+        others, self._other_messages = self._other_messages[:fitting], self._other_messages[fitting:]
+        if self._other_messages:
+            return others
+        entries = self._drop_duplicates() if self.drops_duplicates else self.mempool
+        sizes = [sum(map(len, entry.transactions)) for entry in entries]
         selected: list[bytes] = []
         count = 0
-        for entry in self.mempool:
+        for entry in entries[: self._count_fitting(sizes, sum(map(len, others)))]:
             if selected and len(selected) + len(entry.transactions) > self.max_reveals:
                 break
             selected.extend(entry.transactions)
             count += 1
-        del self.mempool[:count]
+        self.mempool = entries[count:]
         return others + selected
+
+    def _count_fitting(self, sizes: Sequence[int], used: int) -> int:
+        """The number of leading items of these sizes that fit into a block with `used` bytes."""
+        totals = list(accumulate(sizes, initial=used))[1:]
+        fitting = bisect_right(totals, self.max_block_bytes)
+        return max(fitting, 1) if not used else fitting
+
+    def _drop_duplicates(self) -> list[MempoolEntry]:
+        """The mempool without a second reveal of a share, which the proposer leaves out."""
+        first: dict[tuple[bytes, bytes], MempoolEntry] = {}
+        for entry in self.mempool:
+            key = (entry.reveal.round_id, entry.reveal.nullifier)
+            taken, dropped = entry.transactions[:1], entry.transactions[1:]
+            if key in first:
+                dropped = entry.transactions
+            else:
+                first[key] = MempoolEntry(taken, entry.reveal)
+            self._evict(dropped)
+        return list(first.values())
 
     def recheck_mempool(self, block: Block) -> None:
         """Recheck the mempool and drop failed transactions, like CometBFT after a commit."""

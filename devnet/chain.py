@@ -22,6 +22,7 @@ _NAMES = {
     txs.Reveal: "MsgRevealShare",
     txs.Delegation: "MsgDelegateVote",
     txs.Cast: "MsgCastVote",
+    txs.CastBatch: "MsgCastVoteBatch",
     txs.EndRound: "MsgEndRound",
     txs.EndTimeChange: "MsgChangeEnd",
 }
@@ -158,6 +159,8 @@ class Chain:
         try:
             message = txs.decode(raw)
             action = _NAMES.get(type(message), action)
+            if isinstance(message, txs.CastBatch) and message.delegated_nullifiers:
+                action = "MsgDelegateAndCastVoteBatch"
             events = self._execute(message, height, time)
         except RefusedError as refused:
             code, log = refused.code, refused.log
@@ -182,10 +185,10 @@ class Chain:
                 index = str(start) if len(leaves) == 1 else f"{start}..{start + len(leaves) - 1}"
                 values = {"vote_round_id": round_id.hex(), "leaf_index": index, "nullifier_count": "5"}
                 return (("delegate_vote", values),)
-            case txs.Cast(round_id, note, commitments):
-                start = self._require_votable_round(round_id, time, height).append_leaves(height, (note, *commitments))
-                index = ",".join(str(start + offset) for offset in range(len(commitments) + 1))
-                return (("cast_vote", {"vote_round_id": round_id.hex(), "leaf_index": index}),)
+            case txs.Cast() | txs.CastBatch():
+                round_ = self._require_votable_round(message.round_id, time, height)
+                start = round_.append_leaves(height, (message.authority_note, *message.vote_commitments))
+                return (_vote_event(message, start),)
             case txs.EndRound(round_id):
                 self._require_votable_round(round_id, time, height).is_ended_early = True
                 return ()
@@ -254,6 +257,26 @@ def _reveal_attributes(reveal: txs.Reveal) -> dict[str, str]:
         "vote_decision": str(reveal.vote_decision),
         "share_nullifier": reveal.nullifier.hex(),
     }
+
+
+def _vote_event(vote: txs.Cast | txs.CastBatch, start: int) -> Event:
+    """Event of a vote or a batch of votes whose first leaf is at index `start`."""
+    count = len(vote.vote_commitments)
+    if isinstance(vote, txs.Cast):
+        index = ",".join(str(start + number) for number in range(count + 1))
+        return ("cast_vote", {"vote_round_id": vote.round_id.hex(), "leaf_index": index})
+    values = {
+        "vote_round_id": vote.round_id.hex(),
+        "batch_digest": vote.digest.hex(),
+        "batch_size": str(count),
+        "final_van_leaf_index": str(start),
+        "vote_commitment_leaf_indices": ",".join(str(start + 1 + number) for number in range(count)),
+        "proposal_ids": ",".join(map(str, vote.proposal_ids)),
+        "van_nullifiers": ",".join(nullifier.hex() for nullifier in vote.van_nullifiers),
+    }
+    if not vote.delegated_nullifiers:
+        return ("cast_vote_batch", values)
+    return ("delegate_and_cast_vote_batch", {**values, "nullifier_count": str(vote.delegated_nullifiers)})
 
 
 def _results_hash(results: Sequence[TxResult]) -> bytes:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from devnet.eras import ERAS, RECORDED
 from devnet.journal import JournalError
 from devnet.network import Options
 from devnet.server import Addresses, run
@@ -19,6 +20,14 @@ class Circuit(StrEnum):
 
     K10 = "k10"
     K11 = "k11"
+
+
+class EraName(StrEnum):
+    """The eras of the protocol."""
+
+    V0_5 = "0.5"
+    V1_4 = "1.4"
+    V1_6 = "1.6"
 
 
 class Duplicates(StrEnum):
@@ -36,14 +45,26 @@ def devnet(
     ready_file: Annotated[Path | None, typer.Option(help="Also write the ready line to this file.")] = None,
     db: Annotated[Path | None, typer.Option(help="Store the chain in this file (default: in memory).")] = None,
     chain_id: Annotated[str, typer.Option(help="Chain id.")] = "svote-devnet-1",
-    circuit: Annotated[Circuit, typer.Option(help="Circuit that the chain verifies.")] = Circuit.K10,
+    era: Annotated[
+        EraName | None,
+        typer.Option(
+            help="Chain version whose responses, events, routes and limits the nodes have (default: the recorded ones "
+            "of 0.5, with circuit k10)."
+        ),
+    ] = None,
+    circuit: Annotated[
+        Circuit | None, typer.Option(help="Circuit that the chain verifies (default: that of the era).")
+    ] = None,
     version: Annotated[
-        str | None, typer.Option(help="Build version of the nodes (default: that of the circuit).")
+        str | None, typer.Option(help="Build version of the nodes (default: that of the era or circuit).")
     ] = None,
     block_seconds: Annotated[float, typer.Option(help="Seconds between blocks; 0: on demand only.")] = 1.0,
     clock_offset: Annotated[float, typer.Option(help="Offset of block times in seconds.")] = 0.0,
     max_reveals_per_block: Annotated[int, typer.Option(min=1, help="Maximum number of reveals per block.")] = 256,
-    page_leaves: Annotated[int, typer.Option(min=0, help="Paginate leaves like newer chains; 0: no.")] = 0,
+    page_leaves: Annotated[
+        int | None,
+        typer.Option(min=0, help="Leaves per page, like newer chains; 0: one page (default: that of the era)."),
+    ] = None,
     duplicates: Annotated[Duplicates, typer.Option(help="Handling of duplicate reveals.")] = Duplicates.BOTH,
     stand_in_proofs: Annotated[bool, typer.Option(help="Also accept fake proofs.")] = False,
     request_log: Annotated[Path | None, typer.Option(help="Append all requests to this file, as NDJSON.")] = None,
@@ -56,7 +77,8 @@ def devnet(
     """Run an embedded vote chain: blocks, trees, rounds and real proof verification on loopback."""
     options = Options(
         chain_id=chain_id,
-        circuit=circuit.value,
+        era=RECORDED if era is None else ERAS[era],
+        circuit=None if circuit is None else circuit.value,
         version=version,
         db=db,
         block_seconds=block_seconds,

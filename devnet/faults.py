@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Probability = Annotated[float, Field(ge=0, le=1)]
+KeyStatus = Literal["ready", "not_started", "warming", "failed"]
+"""Status of the verifying keys of a node."""
 
 # In the order in which they are drawn; the first fault that occurs decides how the request ends.
 FAULTS_BEFORE_HANDLING = ("refuse", "status_503", "status_502", "status_400", "bad_proof")
@@ -49,6 +51,10 @@ class Switches(BaseModel):
     wrong_root: bool = Field(False, description="the node returns wrong tree roots")
     round_status: int | None = Field(None, ge=0, le=255, description="every round's status; 0: not found")
     anchor_unknown: int = Field(0, ge=0, description="broadcasts: number of latest blocks whose roots are unknown")
+    keys: KeyStatus = Field("ready", description="verifying keys; unless ready, every POST is refused with 503")
+    engine_failures: int = Field(0, ge=0, description="broadcasts: attempts to reach the consensus engine that fail")
+    engine_seconds: float = Field(10, ge=0, description="broadcasts: duration of a failed attempt, in seconds")
+    engine_delivers: bool = Field(False, description="broadcasts: a failed attempt delivers the transaction")
 
 
 class FaultRequest(Switches):

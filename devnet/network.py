@@ -15,6 +15,7 @@ from typing import Any
 from devnet.admission import Admission
 from devnet.blocks import rfc3339_nano, validator_json
 from devnet.chain import Chain, state_counts
+from devnet.eras import RECORDED, Era
 from devnet.journal import Journal
 from devnet.producer import BlockProducer
 from devnet.proof_verifier import ProofVerifier
@@ -26,16 +27,20 @@ VERSIONS = {"k10": "v1.3.0", "k11": "v1.2.0"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a dev chain; see `devnet.cli` for descriptions."""
+    """Options of a dev chain; see `devnet.cli` for descriptions.
+
+    `circuit`, `version` and `page_leaves` are those of the era if None.
+    """
 
     chain_id: str = "svote-devnet-1"
-    circuit: str = "k10"
+    era: Era = RECORDED
+    circuit: str | None = None
     version: str | None = None
     db: Path | None = None
     block_seconds: float = 1.0
     clock_offset_seconds: float = 0.0
     max_reveals: int = 256
-    page_leaves: int = 0
+    page_leaves: int | None = None
     duplicates: str = "both"
     stand_in: bool = False
     request_log: Path | None = None
@@ -77,11 +82,20 @@ class DevNet:
     def __init__(self, options: Options, *, now_ns: Callable[[], int] | None = None) -> None:
         self.options = options
         self.machine_time_ns = now_ns or machine_clock(options.time_scale, options.time_origin)
-        self.version = VERSIONS[options.circuit] if options.version is None else options.version
-        self.page_leaves = options.page_leaves
+        self.era = options.era
+        circuit = options.circuit or self.era.circuit
+        era_version = self.era.version if circuit == self.era.circuit else None
+        self.version = (era_version or VERSIONS[circuit]) if options.version is None else options.version
+        self.page_leaves = self.era.page_leaves if options.page_leaves is None else options.page_leaves
         self.chain = Chain(options.chain_id)
-        self.verifier = ProofVerifier(options.circuit, accepts_stand_ins=options.stand_in)
-        self.admission = Admission(self.chain, self.verifier, max_reveals=options.max_reveals)
+        self.verifier = ProofVerifier(circuit, accepts_stand_ins=options.stand_in)
+        self.admission = Admission(
+            self.chain,
+            self.verifier,
+            max_reveals=options.max_reveals,
+            max_block_bytes=self.era.max_block_bytes,
+            drops_duplicates=self.era.drops_duplicates,
+        )
         self.admission.filter_duplicates = options.duplicates == "filter"
         self.journal = Journal(options.db, options.chain_id)
         self.producer = BlockProducer(self.chain, self.admission, self.journal, now_ns=self.machine_time_ns)

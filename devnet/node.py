@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -11,7 +12,14 @@ from devnet.faults import FaultRules
 from devnet.gojson import GoJsonError
 from devnet.network import DevNet
 from devnet.request_gate import FaultMiddleware
-from devnet.responses import ResponseError, handle_json_error, handle_response_error
+from devnet.responses import (
+    QueryError,
+    ResponseError,
+    handle_http_error,
+    handle_json_error,
+    handle_query_error,
+    handle_response_error,
+)
 
 _TREE = {"latest": "tree-latest", "leaves": "tree-leaves"}
 _COSMOS = ("syncing", "blocks", "node_info", "validators")
@@ -23,12 +31,20 @@ class Node:
     def __init__(self, devnet: DevNet, name: str) -> None:
         self.name = name
         self.faults = FaultRules()
-        self.rest = self._create_app(devnet, "rest", [*rest.ROUTES, *votes.ROUTES, *cosmos.ROUTES, *control.ROUTES])
+        rest_routes = [*rest.ROUTES, *votes.ROUTES, *cosmos.ROUTES]
+        newer_routes = {**rest.ERA_ROUTES, **votes.ERA_ROUTES}
+        rest_routes += [route for name, route in newer_routes.items() if name in devnet.era.routes]
+        self.rest = self._create_app(devnet, "rest", [*rest_routes, *control.ROUTES])
         self.rpc = self._create_app(devnet, "rpc", rpc.ROUTES)
 
     def _create_app(self, devnet: DevNet, port: str, routes: list[Route]) -> ASGIApp:
         """Create the application of one port."""
-        handlers = {ResponseError: handle_response_error, GoJsonError: handle_json_error}
+        handlers = {
+            ResponseError: handle_response_error,
+            QueryError: handle_query_error,
+            GoJsonError: handle_json_error,
+            HTTPException: handle_http_error,
+        }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.state.devnet = devnet
         app.state.faults = self.faults
@@ -39,6 +55,7 @@ class Node:
             log=devnet.request_log,
             node=self.name,
             port=port,
+            era=devnet.era,
             route_of=rest_route_name if port == "rest" else rpc_route_name,
             height_before=devnet.height_before,
             now_ns=devnet.machine_time_ns,
@@ -47,7 +64,8 @@ class Node:
 
 def rest_route_name(path: str) -> str:
     """The name of a REST route: round, rounds, vote-summary, tally, tally-results, tree-latest, tree-leaves,
-    tree-height, tx, reveal-share, cast-vote, delegate-vote, syncing, blocks, node_info, validators.
+    tree-height, tx, reveal-share, cast-vote, cast-vote-batch, delegate-vote, delegate-and-cast-vote-batch, readiness,
+    syncing, blocks, node_info, validators.
     """
     parts = path.strip("/").split("/")
     if parts[0] == "cosmos":

@@ -18,18 +18,19 @@ import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from devnet.chain import Chain
+from devnet.eras import RECORDED, Era
 from devnet.faults import FAULTS_BEFORE_HANDLING, FaultDecision, FaultRules
 from devnet.gojson import dumps
 from devnet.node_view import NodeView
 from devnet.request_log import RequestLog, readable_body
+from devnet.responses import ENGINE_LOST_TEXT, ResponseError, create_warming_error
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _HTML_HEADERS = [(b"content-type", b"text/html; charset=utf-8")]
-_BROADCAST_FAILED = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
+_BROADCAST_FAILED = {"error": ENGINE_LOST_TEXT}
 _FAULT_RESPONSES = {
     "status_502": (502, _JSON_HEADERS, dumps(_BROADCAST_FAILED)),
     "status_502_after": (502, _JSON_HEADERS, dumps(_BROADCAST_FAILED)),
-    "status_503": (503, _JSON_HEADERS, dumps({"error": "verifying keys are warming up"})),
     "status_400": (400, _JSON_HEADERS, dumps({"error": "invalid request body: unexpected end of JSON input"})),
     "bad_proof": (
         422,
@@ -76,6 +77,7 @@ class FaultMiddleware:
         port: str,
         route_of: Callable[[str], str],
         height_before: Callable[[float], int],
+        era: Era = RECORDED,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._app = app
@@ -86,6 +88,7 @@ class FaultMiddleware:
         self._port = port
         self._route_of = route_of
         self._height_before = height_before
+        self._fault_responses = {**_FAULT_RESPONSES, "status_503": _encode_error(create_warming_error(era, "warming"))}
         self._now_ns = now_ns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,8 +141,8 @@ class FaultMiddleware:
         if decision.response_fault == "drop_reply":
             await _abort_connection(state, httpx.ReadError("the dev chain dropped the reply"))
             return None
-        if decision.response_fault in _FAULT_RESPONSES:
-            response.status, response.headers, response.body = _FAULT_RESPONSES[decision.response_fault]
+        if decision.response_fault in self._fault_responses:
+            response.status, response.headers, response.body = self._fault_responses[decision.response_fault]
         elif decision.response_fault == "half_json":
             response.body = response.body[: len(response.body) // 2]
         headers = [*response.headers, (b"content-length", str(len(response.body)).encode())]
@@ -149,6 +152,12 @@ class FaultMiddleware:
         else:
             await send({"type": "http.response.body", "body": response.body})
         return response.status
+
+
+def _encode_error(error: ResponseError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Encode an error as status, headers and body."""
+    headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    return error.status, [*_JSON_HEADERS, *headers], dumps(error.body)
 
 
 async def _read_body(receive: Receive) -> bytes:

@@ -9,20 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from devnet.admission import Fate
+from devnet.admission import BroadcastResult, Fate
 from devnet.blocks import tx_events
+from devnet.broadcasts import broadcast, require_keys
+from devnet.eras import READINESS, Era, garble_events
 from devnet.gojson import b64, omit_zero, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
-from devnet.responses import create_error, create_field_error, create_grpc_error, get_view, json_response
+from devnet.responses import QueryError, create_error, create_field_error, get_view, json_response
 from devnet.rounds import ACTIVE, FINALIZED, LeafBlock, Round
-from devnet.tx import Reveal
+from devnet.tx import Reveal, encode
 
 _PREFIX = "/shielded-vote/v1"
 _MAX_RANGE_BLOCKS = 1000
 
 
 async def get_round(request: Request) -> Response:
-    """One round; HTTP 500 if it is unknown."""
+    """One round, or `NotFound`."""
     round_, status = _require_round(request)
     return json_response({"round": round_.to_json(status)})
 
@@ -38,13 +40,18 @@ async def get_active_round(request: Request) -> Response:
     """The newest ACTIVE round."""
     active = [round_ for round_, status in get_view(request).rounds() if status == ACTIVE]
     if not active:
-        raise create_grpc_error("NotFound", "no active voting round: key not found")
+        if _era(request).has_null_active_round:
+            return json_response({"round": None})
+        raise QueryError("NotFound", "no active voting round: key not found")
     return json_response({"round": active[-1].to_json(ACTIVE)})
 
 
 async def get_summary(request: Request) -> Response:
-    """Ballot counts of a round and, once finalized, its totals."""
-    round_, status = _require_round(request)
+    """Ballot counts of a round and, once finalized, its totals. An unknown round is an internal error in every era."""
+    try:
+        round_, status = _require_round(request)
+    except QueryError as error:
+        raise QueryError("Internal", error.text) from None
     return json_response(round_.summary_json(status))
 
 
@@ -105,23 +112,17 @@ async def get_tree_at(request: Request) -> Response:
     found = view.round(round_id)
     block = found[0].leaf_block_at(height) if found and height <= view.height else None
     if block is None:
-        raise create_grpc_error("NotFound", f"no commitment root at height {height}: key not found")
+        raise QueryError("NotFound", f"no commitment root at height {height}: key not found")
     tree = {"next_index": block.start + block.count, "root": b64(view.served_root(block)), "height": height}
     return json_response({"tree": tree})
 
 
 async def get_leaves(request: Request) -> Response:
-    """Leaves by block. Newer chains paginate them (`--page-leaves`), with a cursor and a root per block."""
+    """Leaves by block. Newer chains paginate them, with a cursor and a root per block."""
     view = get_view(request)
     devnet: DevNet = request.app.state.devnet
     round_id = _parse_round_id(request)
-    params = request.query_params
-    if not params.get("from_height") or not params.get("to_height"):
-        raise create_error(400, "from_height and to_height query params are required")
-    first, last = _parse_height(params["from_height"]), _parse_height(params["to_height"])
-    if last - first > _MAX_RANGE_BLOCKS:
-        text = f"block range {last - first} exceeds maximum {_MAX_RANGE_BLOCKS}: invalid request"
-        raise create_grpc_error("InvalidArgument", text)
+    first, last = _parse_leaf_range(request, view.height)
     blocks = view.leaf_blocks(round_id, first, last)
     found = view.round(round_id)
     if not blocks or found is None:
@@ -148,7 +149,7 @@ async def get_tx(request: Request) -> Response:
         raise create_error(404, "tx not found")
     shown = {
         "code": result.code,
-        "events": tx_events(result),
+        "events": garble_events(tx_events(result)) if _era(request).garbles_events else tx_events(result),
         "height": str(result.height),
         "log": result.log,
     }
@@ -157,22 +158,33 @@ async def get_tx(request: Request) -> Response:
 
 async def post_reveal(request: Request) -> Response:
     """Broadcast a reveal: 400 if it is malformed, 422 if CheckTx refuses it, else 200."""
-    reveal = _parse_reveal(await request.body())
+    require_keys(request)
+    reveal = _parse_reveal(await request.body(), _era(request).max_proof_bytes)
     view = get_view(request)
     devnet: DevNet = request.app.state.devnet
     fates = {"never_include": Fate.NEVER, "include_failed": Fate.OVERTAKEN}
     fate = fates.get(view.fate or "", Fate.NORMAL)
-    accepted = await devnet.admission.submit_reveal(
-        reveal,
-        height=view.height,
-        max_anchor_height=view.max_anchor_height,
-        fate=fate,
-        status=view.switches.round_status,
-    )
+
+    async def submit() -> BroadcastResult:
+        return await devnet.admission.submit_reveal(
+            reveal,
+            height=view.height,
+            max_anchor_height=view.max_anchor_height,
+            fate=fate,
+            status=view.switches.round_status,
+        )
+
+    accepted = await broadcast(request, encode(reveal), submit)
     shown: dict[str, Any] = {"tx_hash": accepted.hash.hex().upper(), "code": accepted.code}
     if accepted.log:
         shown["log"] = accepted.log
     return json_response(shown, 422 if accepted.code else 200)
+
+
+async def get_readiness(request: Request) -> Response:
+    """Whether the verifying keys are ready; 503 until then."""
+    require_keys(request)
+    return json_response({"status": "ready"})
 
 
 ROUTES = [
@@ -188,6 +200,13 @@ ROUTES = [
     Route(f"{_PREFIX}/tx/{{hash}}", get_tx),
     Route(f"{_PREFIX}/reveal-share", post_reveal, methods=["POST"]),
 ]
+ERA_ROUTES = {READINESS: Route(f"{_PREFIX}/{READINESS}", get_readiness)}
+"""Routes that older eras do not have, by name."""
+
+
+def _era(request: Request) -> Era:
+    devnet: DevNet = request.app.state.devnet
+    return devnet.era
 
 
 def _parse_round_id(request: Request) -> bytes:
@@ -206,8 +225,25 @@ def _require_round(request: Request) -> tuple[Round, int]:
     """The round in the path and its status; raises the chain's error if it is unknown."""
     found = get_view(request).round(_parse_round_id(request))
     if found is None:
-        raise create_grpc_error("NotFound", "vote round not found: vote round not found: key not found")
+        raise QueryError("NotFound", "vote round not found: vote round not found: key not found")
     return found
+
+
+def _parse_leaf_range(request: Request, newest_height: int) -> tuple[int, int]:
+    """Parse the first and the last height of a request for leaves."""
+    era, params = _era(request), request.query_params
+    given_first, given_last = params.get("from_height"), params.get("to_height")
+    if not era.has_open_leaf_range and not (given_first and given_last):
+        raise create_error(400, "from_height and to_height query params are required")
+    first, last = _parse_height(given_first or "0"), _parse_height(given_last or "0")
+    if era.has_open_leaf_range:
+        last = last or max(first, newest_height)
+        if last < first:
+            raise QueryError("InvalidArgument", "to_height must not be below from_height: invalid request")
+    if era.limits_leaf_range and last - first > _MAX_RANGE_BLOCKS:
+        text = f"block range {last - first} exceeds maximum {_MAX_RANGE_BLOCKS}: invalid request"
+        raise QueryError("InvalidArgument", text)
+    return first, last
 
 
 def _parse_height(text: str) -> int:
@@ -223,7 +259,7 @@ def _leaf_block_json(round_: Round, block: LeafBlock, root: str) -> dict[str, An
     return omit_zero({"height": block.height, "start_index": block.start, "leaves": leaves, "root": root})
 
 
-def _parse_reveal(body: bytes) -> Reveal:
+def _parse_reveal(body: bytes, max_proof_bytes: int) -> Reveal:
     """Parse a reveal, or raise the chain's 400."""
     fields = parse_object(body)
     reveal = Reveal(
@@ -235,20 +271,20 @@ def _parse_reveal(body: bytes) -> Reveal:
         round_id=take_bytes(fields, "vote_round_id"),
         anchor_height=take_uint(fields, "vote_comm_tree_anchor_height", 64),
     )
-    problem = _find_invalid_field(reveal)
+    problem = _find_invalid_field(reveal, max_proof_bytes)
     if problem:
         raise create_field_error(problem)
     return reveal
 
 
-def _find_invalid_field(reveal: Reveal) -> str | None:
+def _find_invalid_field(reveal: Reveal, max_proof_bytes: int) -> str | None:
     """The first error that the message's basic validation finds."""
     if len(reveal.nullifier) != 32:
         return f"share_nullifier must be 32 bytes, got {len(reveal.nullifier)}"
     if len(reveal.enc_share) != 64:
         return f"enc_share must be 64 bytes (ElGamal ciphertext), got {len(reveal.enc_share)}"
-    if not 1 <= len(reveal.proof) <= 8192:
-        return f"proof must be 1..8192 bytes, got {len(reveal.proof)}"
+    if not 1 <= len(reveal.proof) <= max_proof_bytes:
+        return f"proof must be 1..{max_proof_bytes} bytes, got {len(reveal.proof)}"
     if len(reveal.round_id) != 32:
         return f"vote_round_id must be 32 bytes, got {len(reveal.round_id)}"
     if reveal.anchor_height == 0:

@@ -73,7 +73,7 @@ async def serve_devnet(options: Options, addresses: Addresses) -> AsyncIterator[
             running.append(asyncio.create_task(server.serve(sockets=[sock])))
         for server in servers:
             await server.listening.wait()
-        yield _ready_line(options, nodes, sockets)
+        yield _ready_line(devnet, nodes, sockets)
     finally:
         for server in servers:
             server.should_exit = True
@@ -138,7 +138,7 @@ def _create_server(app: ASGIApp) -> _Server:
     return _Server(config)
 
 
-def _ready_line(options: Options, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:
+def _ready_line(devnet: DevNet, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:
     """The ready line: chain id, circuit, and the URLs of all nodes (those of the first node also at the top level)."""
     urls = ["http://{}:{}".format(*sock.getsockname()) for sock in sockets]
     listed = [
@@ -147,8 +147,8 @@ def _ready_line(options: Options, nodes: Sequence[Node], sockets: Sequence[socke
     ]
     first = {"rest": urls[0], "rpc": urls[1]}
     return {
-        "chain_id": options.chain_id,
-        "circuit": options.circuit,
+        "chain_id": devnet.chain.chain_id,
+        "circuit": devnet.verifier.circuit,
         "pid": os.getpid(),
         **first,
         "nodes": listed,

@@ -1,9 +1,9 @@
 """The chain's transactions: one tag byte, then a protobuf message.
 
 The reveal is identical to the real chain's message. Delegations and votes contain only the leaves that they append; on
-the real chain they carry proofs of circuits that are not part of this product. Creating a round and ending it early are
-JSON messages with tags of the dev chain. This module deliberately does not use the helper's encoder, so that it can be
-tested against it.
+the real chain they carry proofs of circuits that are not part of this product. Batches of votes have a tag of the dev
+chain. Creating a round and ending it early are JSON messages with tags of the dev chain. This module deliberately does
+not use the helper's encoder, so that it can be tested against it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 TAG_ROUND, TAG_DELEGATE, TAG_CAST, TAG_REVEAL = 0x01, 0x02, 0x03, 0x04
 TAG_END_ROUND = 0x7F
 TAG_END_TIME = 0x7E
+TAG_CAST_BATCH = 0x7D
 
 
 class TxError(ValueError):
@@ -56,6 +57,31 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
+class CastBatch:
+    """Several votes of one voter: one new VAN, then their vote commitments in order.
+
+    Attributes:
+        authority_note: the VAN that remains after the last vote.
+        vote_commitments: one for each vote.
+        van_nullifiers: the spent VAN of each vote.
+        proposal_ids: the proposal of each vote.
+        delegated_nullifiers: number of nullifiers of the delegation in the same message; 0 without one.
+    """
+
+    round_id: bytes
+    authority_note: bytes
+    vote_commitments: tuple[bytes, ...]
+    van_nullifiers: tuple[bytes, ...]
+    proposal_ids: tuple[int, ...]
+    delegated_nullifiers: int
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the batch (32 bytes). The definition of the real chain differs."""
+        return hashlib.sha256(self.round_id + b"".join(self.vote_commitments)).digest()
+
+
+@dataclass(frozen=True, slots=True)
 class NewRound:
     """The creation of a round; see `rounds.Round` for the fields."""
 
@@ -77,7 +103,7 @@ class EndTimeChange:
     vote_end_time: int
 
 
-Message = Reveal | Delegation | Cast | NewRound | EndRound | EndTimeChange
+Message = Reveal | Delegation | Cast | CastBatch | NewRound | EndRound | EndTimeChange
 
 
 def tx_hash(tx: bytes) -> bytes:
@@ -90,10 +116,11 @@ _BYTES, _UINT32, _UINT64 = _FIELD.TYPE_BYTES, _FIELD.TYPE_UINT32, _FIELD.TYPE_UI
 _PROTOBUF_MESSAGES: dict[int, tuple[str, type[Any], tuple[Any, ...]]] = {
     TAG_DELEGATE: ("MsgDelegateVote", Delegation, (_BYTES, _BYTES)),
     TAG_CAST: ("MsgCastVote", Cast, (_BYTES, _BYTES, _BYTES)),
+    TAG_CAST_BATCH: ("MsgCastVoteBatch", CastBatch, (_BYTES, _BYTES, _BYTES, _BYTES, _UINT32, _UINT32)),
     TAG_REVEAL: ("MsgRevealShare", Reveal, (_BYTES, _BYTES, _UINT32, _UINT32, _BYTES, _BYTES, _UINT64)),
 }
 """Messages in protobuf by tag: name, class, and the types of its fields, which are numbered in their order."""
-_REPEATED_FIELDS = ("leaves", "vote_commitments")
+_REPEATED_FIELDS = ("leaves", "vote_commitments", "van_nullifiers", "proposal_ids")
 
 
 def encode(message: Message) -> bytes:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from typing import Any, Final
 
 import httpx
 
 import proofs
 from devnet.ballot import Ballot
+from devnet.eras import BATCH_DELEGATE
 from devnet.gojson import b64
 
 _PREFIX: Final = "/shielded-vote/v1"
@@ -37,6 +39,20 @@ async def delegate_and_cast(http: httpx.AsyncClient, chain_url: str, ballot: Bal
     events = await _broadcast_and_wait(http, chain_url, "cast-vote", message)
     _van, position = events["cast_vote"]["leaf_index"].split(",")
     return int(position)
+
+
+async def delegate_and_cast_batch(http: httpx.AsyncClient, chain_url: str, ballots: Sequence[Ballot]) -> list[int]:
+    """Delegate and cast several votes of one round in one message. Returns the positions of their vote commitments.
+
+    Raises:
+        CastingError: the chain refused the message.
+        httpx.HTTPError: a request failed.
+    """
+    round_id = ballots[0].round_id
+    message = batch_body(round_id, [(ballot.commitment, ballot.proposal_id) for ballot in ballots], anchor_height=1)
+    message["delegation"] = _without_round(delegation_body(round_id))
+    events = await _broadcast_and_wait(http, chain_url, BATCH_DELEGATE, message)
+    return [int(index) for index in events["delegate_and_cast_vote_batch"]["vote_commitment_leaf_indices"].split(",")]
 
 
 async def _broadcast_and_wait(
@@ -85,6 +101,21 @@ def cast_vote_body(round_id: bytes, commitment: bytes, *, proposal_id: int, anch
         "r_vpk": _random_base64(32),
         "vote_auth_sig": _random_base64(64),
     }
+
+
+def batch_body(
+    round_id: bytes, votes: Sequence[tuple[bytes, int]], *, anchor_height: int, proof_bytes: int = 11_040
+) -> dict[str, Any]:
+    """Build the body of a batch from the commitment and the proposal of each vote. Proofs have the real length."""
+    entries = []
+    for commitment, proposal_id in votes:
+        vote = cast_vote_body(round_id, commitment, proposal_id=proposal_id, anchor_height=anchor_height)
+        entries.append({**_without_round(vote), "proof": _random_base64(proof_bytes)})
+    return {"vote_round_id": b64(round_id), "votes": entries}
+
+
+def _without_round(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "vote_round_id"}
 
 
 def _random_base64(length: int) -> str:

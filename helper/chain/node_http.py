@@ -66,10 +66,11 @@ _NOT_SENT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout,
 
 
 class NodeResponse(NamedTuple):
-    """A complete response: HTTP status and body."""
+    """A complete response: HTTP status, body, and `Retry-After` in seconds (None without one)."""
 
     status: int
     body: bytes
+    retry_after: int | None = None
 
 
 class ResponseTooLong(InvalidResponse):
@@ -241,14 +242,19 @@ class NodeHttp:
         except (httpx.HTTPError, TimeoutError) as error:
             raise _create_no_response(error, self._timeout) from None
 
-    async def post(self, path: str, body: dict[str, object]) -> NodeResponse:
-        """Send a POST request with a JSON body once, on a new connection. Raises like `get`."""
-        request = self._single_use.request("POST", path, json=body)
+    async def post(self, path: str, body: dict[str, object], *, min_timeout: float = 0.0) -> NodeResponse:
+        """Send a POST request with a JSON body once, on a new connection. Raises like `get`.
+
+        Args:
+            min_timeout: minimum total timeout of the call, in seconds.
+        """
+        timeout = max(self._timeout, min_timeout)
+        request = self._single_use.request("POST", path, json=body, timeout=_create_timeout(timeout))
         try:
-            with self._limit_time(self._timeout):
+            with self._limit_time(timeout):
                 return await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise _create_no_response(error, self._timeout) from None
+            raise _create_no_response(error, timeout) from None
 
     @asynccontextmanager
     async def stream(
@@ -317,7 +323,8 @@ class NodeHttp:
             body = bytearray()
             async for piece in _iter_chunks(response, limit):
                 body += piece
-            return NodeResponse(response.status_code, bytes(body))
+            retry_after = _parse_header_number(response.headers.get("retry-after", ""))
+            return NodeResponse(response.status_code, bytes(body), retry_after)
         finally:
             await response.aclose()
 

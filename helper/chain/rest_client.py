@@ -42,6 +42,7 @@ from helper.chain.node_http import (
     ResponseTooLong,
     parse_response,
 )
+from helper.chain.readiness import parse_readiness
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
 from helper.chain.verdicts import BroadcastOutcome, Verdict, classify_response, sanitize_text
@@ -52,9 +53,17 @@ T = TypeVar("T")
 LEAF_WINDOW_BLOCKS = 1000
 """Maximum span of a request for leaves, in blocks (to − from)."""
 
+REVEAL_TIMEOUT_SECONDS = 60.0
+"""Minimum timeout of a reveal, in seconds.
+
+A node tries three times to reach its consensus engine, 10 s each, and looks the transaction up for 5 s after each try.
+"""
+
 _VOTE_PREFIX = "/shielded-vote/v1"
 _COSMOS_PREFIX = "/cosmos/base/tendermint/v1beta1"
 _LOWEST_HEIGHT_PATTERN = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
+_QUERY_ERRORS = (400, 404, 500)  # chains before v1.3 respond 500 to every failed query, newer ones by its cause
+_NO_ROUTE = (404, 405)
 _LEAF_BYTES = 48  # approximate size of a leaf in a page
 
 
@@ -86,7 +95,7 @@ class ChainClient(NodeHttp):
         """The round with this id, None if the node does not know it."""
 
         def parse(answer: NodeResponse) -> Round | None:
-            if answer.status == 500 and "vote round not found" in _error_text(answer):
+            if _reports(answer, "vote round not found"):
                 return None
             parsed = parse_round(_parse_body(answer, "round"))
             if parsed.round_id != round_id:
@@ -114,7 +123,7 @@ class ChainClient(NodeHttp):
         """The root of a round's tree at a height, None if none was stored there."""
 
         def parse(answer: NodeResponse) -> TreeState | None:
-            if answer.status == 500 and "no commitment root at height" in _error_text(answer):
+            if _reports(answer, "no commitment root at height"):
                 return None
             return parse_tree_at(_parse_body(answer, "tree"), height)
 
@@ -183,7 +192,7 @@ class ChainClient(NodeHttp):
         """
 
         def parse(answer: NodeResponse) -> Block | None:
-            if answer.status in (400, 404, 500):
+            if answer.status in _QUERY_ERRORS:
                 message = Fields(loads(answer.body, "block"), "block").text("message")
                 if "bigger then the chain length" in message or "bigger than the chain length" in message:
                     return None
@@ -196,24 +205,46 @@ class ChainClient(NodeHttp):
         return await parse_response(await self.get(f"{_COSMOS_PREFIX}/blocks/{height}", limit=BLOCK_LIMIT_BYTES), parse)
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
-        """The result of a public transaction, None if the node does not know it."""
+        """The result of a public transaction, None if the node does not know it.
+
+        Events are not read: nodes before v1.5.0 alter their values, and the message itself has round and nullifier.
+        """
 
         def parse(answer: NodeResponse) -> TxResult | None:
-            if answer.status == 404:
+            if _reports(answer, "tx not found"):
                 return None
             return parse_tx(loads(answer.body, "tx") if answer.status == 422 else _parse_body(answer, "tx"))
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
 
+    async def unready_reason(self) -> str | None:
+        """Why the node accepts no reveals yet: its verifying keys are not ready.
+
+        None if they are, or if the node does not report it, as before v1.4.
+        """
+
+        def parse(answer: NodeResponse) -> str | None:
+            if answer.status in _NO_ROUTE:
+                return None
+            is_reported = answer.status in (200, 503)
+            return parse_readiness(loads(answer.body, "readiness") if is_reported else _parse_body(answer, "readiness"))
+
+        return await parse_response(await self.get(f"{_VOTE_PREFIX}/readiness"), parse)
+
     async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:
-        """Send a reveal. Errors of the node or the network are not raised but part of the outcome."""
+        """Send a reveal. Errors of the node or the network are not raised but part of the outcome.
+
+        The timeout is at least `REVEAL_TIMEOUT_SECONDS`.
+        """
         try:
-            answer = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json())
+            answer = await self.post(
+                f"{_VOTE_PREFIX}/reveal-share", message.to_json(), min_timeout=REVEAL_TIMEOUT_SECONDS
+            )
         except NoResponse as error:
             return replace(classify_response(None, None, error.sent), log=str(error))
         except ChainResponseError as error:
             return BroadcastOutcome(Verdict.AMBIGUOUS, log=str(error))
-        outcome = classify_response(answer.status, answer.body, sent=True)
+        outcome = classify_response(answer.status, answer.body, sent=True, retry_after=answer.retry_after)
         expected_hash = message.tx_hash().hex().upper()
         if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", expected_hash):
             return BroadcastOutcome(
@@ -252,6 +283,11 @@ def _parse_body(answer: NodeResponse, source: str) -> object:
     if answer.status != 200:
         raise InvalidResponse(f"{source}: HTTP {answer.status} {_error_text(answer)}".rstrip())
     return loads(answer.body, source)
+
+
+def _reports(answer: NodeResponse, text: str) -> bool:
+    """Whether a query failed with this text in its error, regardless of the status that the node chose."""
+    return answer.status in _QUERY_ERRORS and text in _error_text(answer)
 
 
 def _error_text(answer: NodeResponse) -> str:

@@ -204,9 +204,28 @@ def _parse_reveals(tx: Fields) -> list[CountedNullifier]:
     """The shares that a transaction counted; none if it failed."""
     if tx.uint("code"):
         return []
-    events = (event for event in tx.children("events") if event.text("type") == "reveal_share")
-    values = (_parse_attributes(event) for event in events)
-    return [(value.hex_bytes("vote_round_id"), value.hex_bytes("share_nullifier")) for value in values]
+    reveals: list[CountedNullifier] = []
+    for event in tx.children("events"):
+        kind = event.text("type")
+        if kind == "reveal_share":
+            values = _parse_attributes(event)
+            reveals.append((values.hex_bytes("vote_round_id"), values.hex_bytes("share_nullifier")))
+        elif kind == "reveal_pool_share":
+            reveals += _parse_pool_reveal(_parse_attributes(event))
+    return reveals
+
+
+def _parse_pool_reveal(values: Fields) -> list[CountedNullifier]:
+    """The share that a reveal for a delegate's pool counted.
+
+    No chain emits this event yet, so the names of its attributes are those of the plan or of `reveal_share`. An event
+    in another form is ignored: no share of this helper is for a pool, and an error would stop the block follower.
+    """
+    try:
+        round_id = values.hex_bytes("round" if values.has("round") else "vote_round_id")
+        return [(round_id, values.hex_bytes("share_nf" if values.has("share_nf") else "share_nullifier"))]
+    except InvalidResponse:
+        return []
 
 
 def _parse_attributes(event: Fields) -> Fields:

@@ -54,6 +54,7 @@ class BroadcastOutcome:
         log: the chain's message, truncated and without long hex numbers, which can be nullifiers.
         tx_hash: the hash that the node returned, in hex, or "".
         may_be_sent: whether any byte of the message may have left this machine.
+        retry_after: seconds that the node asks to wait before the next reveal, None if it does not.
     """
 
     verdict: Verdict
@@ -61,6 +62,7 @@ class BroadcastOutcome:
     log: str = ""
     tx_hash: str = ""
     may_be_sent: bool = True
+    retry_after: int | None = None
 
 
 # (part of the log, lower case; "" = any)  (code; None = any)  ->  verdict
@@ -97,21 +99,27 @@ REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
 _CHAIN_ERROR_PREFIXES = ("validation failed:", "invalid JSON:")
 # HTTP statuses with which the message was not processed.
 _NOT_PROCESSED_STATUSES = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
+_RETRY_STATUSES = frozenset({429, 503})  # those that define `Retry-After`, except redirects
 _LONG_DATA_PATTERN = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
 
-def classify_response(status: int | None, body: bytes | None, sent: bool) -> BroadcastOutcome:
+def classify_response(
+    status: int | None, body: bytes | None, sent: bool, *, retry_after: int | None = None
+) -> BroadcastOutcome:
     """Classify the response to a broadcast.
 
     Args:
         status: HTTP status, None without a complete response.
         body: body of the response, None without a complete response.
         sent: without a complete response, whether any byte may have been sent.
+        retry_after: the response's `Retry-After` in seconds, None without one.
     """
     if status is None or body is None:
         return BroadcastOutcome(Verdict.AMBIGUOUS if sent else Verdict.UNAVAILABLE, may_be_sent=sent)
     if status in _NOT_PROCESSED_STATUSES or 300 <= status < 400:
-        return BroadcastOutcome(Verdict.UNAVAILABLE, log=f"HTTP {status}")
+        return BroadcastOutcome(
+            Verdict.UNAVAILABLE, log=f"HTTP {status}", retry_after=retry_after if status in _RETRY_STATUSES else None
+        )
     try:
         fields = Fields(loads(body, "broadcast"), "broadcast")
         code = fields.uint("code") if fields.has("code") else None

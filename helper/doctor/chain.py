@@ -38,6 +38,7 @@ class NodeReport:
         version: its software version, "" if it reports none.
         seconds: latency of the request for its newest block.
         block_seconds: interval between two blocks, None if unknown.
+        unready_reason: why it accepts no reveals yet, None if it does or does not report it.
         rpc: state reported by its consensus RPC, None if none is configured.
     """
 
@@ -50,6 +51,7 @@ class NodeReport:
     version: str = ""
     seconds: float = 0.0
     block_seconds: float | None = None
+    unready_reason: str | None = None
     rpc: NodeReport | None = None
 
 
@@ -84,8 +86,10 @@ async def _query_rest(node: NodeReport, client: ChainClient, clock: Clock) -> No
     except ChainError as error:
         node.problem = str(error)
         return
-    info, block = await asyncio.gather(
-        _or_none(client.node_info()), _or_none(client.block(max(1, head.height - INTERVAL_BLOCKS)))
+    info, block, node.unready_reason = await asyncio.gather(
+        _or_none(client.node_info()),
+        _or_none(client.block(max(1, head.height - INTERVAL_BLOCKS))),
+        _or_none(client.unready_reason()),
     )
     node.version = info.version if info is not None else ""
     if block is not None and block.head.height < head.height:
@@ -210,6 +214,13 @@ def _evaluate_node(
         f"chain {node.chain_id}, height {node.height}, block {age:.0f} s old, response in {node.seconds * 1000:.0f} ms"
     )
     text += f", version {node.version}" if node.version else ", no version reported"
+    if node.unready_reason is not None:
+        return warn(
+            subject,
+            f"the node accepts no reveals yet: {node.unready_reason}",
+            "Wait until its keys are ready, or restart it if that failed. Reveals go to the other nodes meanwhile.",
+            **facts,
+        )
     if node.seconds > SLOW_CALL_SECONDS:
         return warn(subject, text, "The node is slow: put a faster node before it in [chain] endpoints.", **facts)
     return ok(subject, text, **facts)

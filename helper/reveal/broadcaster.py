@@ -24,6 +24,7 @@ from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
+from helper.reveal.node_holds import NodeHolds
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_state import SendStates
@@ -82,6 +83,7 @@ class Broadcaster:
         self._stats = stats
         self._states = SendStates(STATES_KEPT)
         self._avoided_until: dict[str, float] = {}  # by node; monotonic time until which the node is tried last
+        self._holds = NodeHolds(clock)
         self._trial_lock = asyncio.Lock()  # held by the trial reveal of a circuit
         # By circuit: the nodes that refused a proof of it, and the last such share.
         self._refusals_by_circuit: dict[str, dict[str, int]] = {}
@@ -228,6 +230,8 @@ class Broadcaster:
         message = RevealMessage.from_tx(reveal.prepared.message)
         share_id, is_first = reveal.share_id, reveal.sends == 0
         for node in self._ordered_nodes(reveal):
+            if not await self._holds.accepts_reveals(node):
+                continue
             head = self._node_pool.head
             if head is None or head.height <= (reveal.last_sent_height or 0) or not self._has_new_block(reveal):
                 return
@@ -248,6 +252,8 @@ class Broadcaster:
             if not self._is_current(share_id):
                 return
             await self._store.record_outcome(share_id, outcome=outcome.verdict.name)
+            if outcome.retry_after is not None:
+                self._holds.hold(node, outcome.retry_after)
             if outcome.verdict in NEXT_BLOCK_VERDICTS:
                 self._avoided_until[node.name] = self._clock.monotonic() + NODE_AVOIDANCE_SECONDS
             if outcome.may_be_sent:

@@ -1,4 +1,4 @@
-"""A shared chain for tests that do not need their own, and helpers for it."""
+"""Shared chains for tests that do not need their own, and helpers for them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import anyio
 import httpx
 import pytest
 
-from tests.support.devnet import DevChain
+from tests.support.devnet import DevChain, era_flags
 
 
 @pytest.fixture(scope="session")
-def started_chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevChain]:
-    """A chain with two nodes that accepts fake proofs. Started once per session because it takes seconds."""
-    directory = tmp_path_factory.mktemp("chain")
-    chain = DevChain(
-        directory, httpx.AsyncClient(), "--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1"
-    )
-    anyio.run(chain.start)
-    yield chain
-    anyio.run(chain.kill)
+def started_chains() -> Iterator[dict[str | None, DevChain]]:
+    """The chains that tests have started, by era. Each is started once per session because it takes seconds."""
+    chains: dict[str | None, DevChain] = {}
+    yield chains
+    for chain in chains.values():
+        anyio.run(chain.kill)
+
+
+@pytest.fixture
+def era() -> str | None:
+    """The era of the shared chain, None for the recorded responses. `BOTH_ERAS` overrides it."""
+    return None
 
 
 @pytest.fixture
@@ -31,9 +34,22 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def chain(started_chain: DevChain, http: httpx.AsyncClient) -> AsyncIterator[DevChain]:
-    """The shared chain without faults. Tests must use their own rounds."""
-    shared = started_chain.with_client(http)
+async def chain(
+    started_chains: dict[str | None, DevChain],
+    tmp_path_factory: pytest.TempPathFactory,
+    http: httpx.AsyncClient,
+    era: str | None,
+) -> AsyncIterator[DevChain]:
+    """The shared chain of an era, without faults. It has two nodes and accepts fake proofs.
+
+    Tests must use their own rounds.
+    """
+    if era not in started_chains:
+        flags = ["--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1", *era_flags(era)]
+        started = DevChain(tmp_path_factory.mktemp("chain"), http, *flags)
+        await started.start()
+        started_chains[era] = started
+    shared = started_chains[era].with_client(http)
     yield shared
     for node in range(len(shared.nodes)):
         await shared.clear_faults(node=node)

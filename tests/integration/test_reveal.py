@@ -9,15 +9,17 @@ import pytest
 
 from devnet import ballot
 from devnet.leak_check import find_leaks
-from tests.support.devnet import DevChain
+from tests.support.devnet import BOTH_ERAS, DevChain, era_flags
 from tests.support.harness import STAND_IN_PROGRAM, cast_vote, run_chain_and_helper, run_helper, unix_time_in
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 
 @pytest.mark.anyio
 @pytest.mark.rule("R1", "R2", "R4", "R6")
-async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path) -> None:
-    async with run_chain_and_helper(tmp_path, "--stand-in-proofs", program=STAND_IN_PROGRAM) as (chain, helper):
+@BOTH_ERAS
+async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path, era: str) -> None:
+    flags = ("--stand-in-proofs", *era_flags(era))
+    async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM) as (chain, helper):
         round_id = await chain.open_round(seconds=45)
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
         later = unix_time_in(2)
@@ -84,6 +86,7 @@ async def test_repeated_share_is_duplicate_before_and_after_confirmation(
 
 @pytest.mark.anyio
 @pytest.mark.rule("R12")
+@BOTH_ERAS
 async def test_share_revealed_by_other_helper_is_confirmed(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

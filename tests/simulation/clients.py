@@ -36,7 +36,7 @@ class _Sender(ChainClient):
         self._node = node
         self._message = message
 
-    async def post(self, path: str, body: dict[str, object]) -> NodeResponse:
+    async def post(self, path: str, body: dict[str, object], *, min_timeout: float = 0.0) -> NodeResponse:
         return await self._node.receive_reveal(self._message)
 
 

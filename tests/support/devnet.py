@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.process import ChildProcess
 
+BOTH_ERAS = pytest.mark.parametrize("era", ["0.5", "1.6"])
+"""Runs a test on an old and on a new chain. `era` is also the era of the fixture `chain`."""
+
 PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} for number in (1, 2, 3)]
+
+
+def era_flags(era: str | None) -> tuple[str, ...]:
+    """Return the flags of a chain of this era; None for the recorded responses."""
+    return () if era is None else ("--era", era)
 
 
 class DevChain(ChildProcess):

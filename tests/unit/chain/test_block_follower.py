@@ -397,7 +397,8 @@ async def test_follower_leaves_unreadable_block_to_history() -> None:
     env = Environment(rpc=False, height=100, cursor=98)
     env.add_reveal(99, 1)
     env.add_reveal(100, 2)
-    env.node.faults["/tx/" + reveal(1).tx_hash().hex().upper()] = lambda _: json_response(404, {"error": "not found"})
+    path = f"/tx/{reveal(1).tx_hash().hex().upper()}"
+    env.node.faults[path] = lambda _: json_response(404, {"error": "tx not found"})
     await env.endpoints.probe_all()
     for _ in range(MAX_ATTEMPTS - 1):
         assert not await env.follower.apply_next_blocks()

@@ -10,6 +10,7 @@ import anyio
 import httpx
 import pytest
 
+from helper.chain import rest_client
 from helper.chain.node_http import CHUNKS_PER_CHECKPOINT, DEFAULT_LIMIT_BYTES, STREAM_LIMIT_BYTES, NodeHttp, NoResponse
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
@@ -53,12 +54,13 @@ async def test_broadcast_outcome_reports_whether_bytes_were_sent(error: Exceptio
     assert outcome.may_be_sent is (verdict is Verdict.AMBIGUOUS)
 
 
-async def test_node_http_request_without_response_ends_at_timeout() -> None:
+async def test_node_http_request_without_response_ends_at_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ChainClient("http://node", transport=Tarpit(), timeout=0.02)
     with anyio.fail_after(5):
         with pytest.raises(NoResponse, match=r"no response within 0.02 s") as caught:
             await client.rounds()
         assert caught.value.sent
+        monkeypatch.setattr(rest_client, "REVEAL_TIMEOUT_SECONDS", 0.02)
         assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
 
 

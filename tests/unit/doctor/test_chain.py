@@ -35,6 +35,15 @@ def test_evaluate_nodes_reports_values_of_healthy_node() -> None:
     assert evaluation.usable == [GOOD]
 
 
+def test_evaluate_nodes_warns_while_verifying_keys_are_not_ready() -> None:
+    warming = named("b:1317", unready_reason="the verifying keys are being generated")
+    evaluation = evaluate_nodes([GOOD, warming], LIMITS)
+    finding = by_subject(evaluation.findings)["node b:1317"]
+    assert finding.level is Level.WARN
+    assert finding.message == "the node accepts no reveals yet: the verifying keys are being generated"
+    assert finding.advice
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,0 +1,30 @@
+"""Parses the readiness of a node: the status of its verifying keys."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from helper.chain.json_fields import Fields
+from helper.chain.verdicts import sanitize_text
+
+_READY: Final = "ready"
+_UNREADY_REASONS: Final = {
+    "not_started": "generating the verifying keys has not started",
+    "warming": "the verifying keys are being generated",
+    "failed": "generating the verifying keys failed",
+}
+
+
+def parse_readiness(answer: object) -> str | None:
+    """Parse `GET readiness`: why the node accepts no reveals, None if it accepts them.
+
+    Raises:
+        InvalidResponse: the status is not one of `ready`, `not_started`, `warming` and `failed`.
+    """
+    fields = Fields(answer, "readiness")
+    status, error = fields.text("status"), sanitize_text(fields.text("error"))
+    if status == _READY:
+        return None
+    if status not in _UNREADY_REASONS:
+        raise fields.invalid_field("status", "not a status of verifying keys")
+    return _UNREADY_REASONS[status] + (f": {error}" if error else "")
