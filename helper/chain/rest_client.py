@@ -39,6 +39,7 @@ from helper.chain.node_http import (
     NodeHttp,
     NodeResponse,
     NoResponse,
+    RequestProgress,
     ResponseTooLong,
     parse_response,
 )
@@ -205,10 +206,10 @@ class ChainClient(NodeHttp):
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
 
-    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:
+    async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> BroadcastOutcome:
         """Send a reveal. Errors of the node or the network are not raised but part of the outcome."""
         try:
-            answer = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json())
+            answer = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json(), progress)
         except NoResponse as error:
             return replace(classify_response(None, None, error.sent), log=str(error))
         except ChainResponseError as error:

@@ -189,7 +189,9 @@ class ChainSection(Section):
         description="Maximum difference in seconds between this machine's clock and the chain's; dispatch pauses above "
         "it.",
     )
-    timeout_seconds: Number = Field(10, gt=0, le=60, description="Timeout of a request to a node, in seconds.")
+    timeout_seconds: Number = Field(
+        10, gt=0, le=60, description="Timeout of a request to a node, in seconds; at least 75 when sending a reveal."
+    )
 
     @field_validator("rpc")
     @classmethod
