@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import BroadcastOutcome, Verdict
+from helper.chain.verdicts import BroadcastOutcome, classify_response
 from helper.clock import Clock
 
 
@@ -44,9 +45,9 @@ class SendCall:
             await asyncio.wait({self._task, timer}, return_when=asyncio.FIRST_COMPLETED)
             if not self._task.done() and not self._progress.has_started:
                 await self.cancel()
-                if self._task.cancelled() and not self._progress.has_started:
-                    log = f"no connection within {seconds:.3g} s"
-                    return BroadcastOutcome(Verdict.UNAVAILABLE, log=log, may_be_sent=False)
+                if self._task.cancelled():  # the first byte may have left just before that
+                    outcome = classify_response(None, None, self._progress.has_started)
+                    return replace(outcome, log=f"no connection within {seconds:.3g} s")
             if not self._task.done() and self.written_at is not None:
                 return None
             return await self._task

@@ -12,8 +12,14 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.node import Node
+from helper.chain.node_http import RequestProgress
+from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.reveal.broadcaster import NODE_AVOIDANCE_SECONDS
+from helper.reveal.send_call import SendCall
 from tests.support.fakes import (
     ACCEPTED_REPLY,
     BAD_PROOF_REPLY,
@@ -73,6 +79,7 @@ async def show_next_block(pipeline: Pipeline) -> None:
     await wait_for_end(pipeline, pipeline.broadcaster.reconcile(pipeline.height))
 
 
+@pytest.mark.rule("R11")
 async def test_send_without_response_goes_to_other_node_at_next_height(pipeline: Pipeline) -> None:
     node = pipeline.nodes.replies[FIRST_NODE] = StoppedNode()
     pipeline.nodes.replies[SECOND_NODE] = refuse_with("mempool is full")
@@ -156,6 +163,26 @@ async def test_node_without_connection_leaves_send_to_next_node_at_once(pipeline
     assert pipeline.nodes.posted_to == [SECOND_NODE], "no byte has left, so the height is free"
     assert pipeline.read_send_state()[1:] == (101, 101, SECOND_NODE, "ACCEPTED")
     assert [node.name for node in pipeline.endpoints.usable_nodes] == [SECOND_NODE], "the node is in backoff"
+
+
+async def test_call_whose_first_byte_left_during_its_cancellation_has_unknown_outcome(pipeline: Pipeline) -> None:
+    class LateConnection(ChainClient):
+        async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> BroadcastOutcome:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                assert progress is not None
+                await progress.trace("http11.send_request_headers.started", {})
+            raise AssertionError
+
+    message = RevealMessage(b"\x01" * 32, b"\x02" * 64, 1, 0, b"\x03" * 4000, b"\x04" * 32, 84)
+    call = SendCall(Node(LateConnection("http://late", transport=pipeline.nodes)), message, pipeline.clock)
+    wait = asyncio.create_task(call.wait())
+    await wait_until(lambda: pipeline.clock.sleeper_count)
+    pipeline.clock.advance(ANSWER_WAIT)
+    outcome = await wait
+    assert outcome is not None
+    assert (outcome.verdict, outcome.may_be_sent) == (Verdict.AMBIGUOUS, True)
 
 
 async def test_late_response_after_lease_was_lost_is_ignored(pipeline: Pipeline) -> None:
