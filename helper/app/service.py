@@ -189,6 +189,7 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
+        self.broadcaster.subscribe_to_unanswered(self._new_block.set)
         revealer = Revealer(
             store=self.store,
             trees=self.tree_sync,
@@ -397,6 +398,7 @@ class Service:
         try:
             await supervise(components, servers, self._stop)
         finally:
+            await self.broadcaster.stop()
             await self.node_pool.aclose()
 
     async def _run_dispatch(self) -> None:

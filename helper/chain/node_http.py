@@ -1,6 +1,7 @@
 """HTTP client for one chain node, with a total timeout and a size limit.
 
-httpx limits each read but not the entire call, so every call runs under `anyio.fail_after`. Redirects are not followed.
+httpx limits each read but not the entire call, so every call runs under `anyio.fail_after`. A GET can also be limited
+by the node's recent response times (`helper.chain.response_times`). Redirects are not followed.
 Compressed responses are refused, so that the size limit applies to the received bytes. Errors contain whether the
 request may have been sent.
 """
@@ -19,6 +20,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
+from helper.chain.response_times import ResponseTimes, request_kind
 from helper.errors import ChainUnavailable, ConfigError, InvalidResponse
 from helper.runtime.http_client import create_async_client
 
@@ -52,6 +54,15 @@ THREAD_PARSE_BYTES = 1 << 16
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
 """Default total timeout of a call, in seconds."""
+
+SEND_TIMEOUT_SECONDS = 75.0
+"""Minimum total timeout of a send, in seconds.
+
+A node tries three times to reach its consensus engine, 10 s each, and looks the transaction up for 5 s after each try.
+"""
+
+ANSWER_WAIT_SECONDS = 3.0
+"""Maximum seconds until a send without a response counts as unanswered. Its call continues."""
 
 SLOW_CALL_SECONDS = 1.0
 """Seconds after which a call in progress makes a node slow. Other nodes are then called before it."""
@@ -111,6 +122,31 @@ class StreamedResponse:
             raise NoResponse(f"incomplete response ({type(error).__name__})", sent=True) from None
 
 
+class RequestProgress:
+    """Whether the bytes of a request have left, as the HTTP client's `trace` extension reports it.
+
+    Args:
+        now: returns the monotonic time.
+
+    Attributes:
+        has_started: whether the first byte may have left this machine.
+        written_at: monotonic time at which the whole request was written; None before.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.has_started = False
+        self.written_at: float | None = None
+
+    async def trace(self, event: str, _info: object) -> None:
+        """Record an event of httpcore. The first part of its name is the HTTP version."""
+        name = event.partition(".")[2]
+        if name == "send_request_headers.started":
+            self.has_started = True
+        elif name == "send_request_body.complete":
+            self.written_at = self._now()
+
+
 class NoResponse(ChainUnavailable):
     """No complete response. `sent`: whether any byte of the request may have left this machine."""
 
@@ -149,6 +185,30 @@ class _Connections:
         await self._builder.aclose()
 
 
+class _DataWait:
+    """The deadline of a call that waits for data: a total timeout, and a limit of each wait without data.
+
+    Attributes:
+        limit: seconds without data after which the call ends.
+        longest: longest wait so far, in seconds.
+    """
+
+    def __init__(self, scope: anyio.CancelScope, limit: float) -> None:
+        self._scope = scope
+        self._end = scope.deadline
+        self._last_at = anyio.current_time()
+        self.limit = limit
+        self.longest = 0.0
+        scope.deadline = min(self._end, self._last_at + limit)
+
+    def note_data(self) -> None:
+        """Record that data has arrived."""
+        now = anyio.current_time()
+        self.longest = max(self.longest, now - self._last_at)
+        self._last_at = now
+        self._scope.deadline = min(self._end, now + self.limit)
+
+
 class NodeHttp:
     """A keep-alive HTTP client for one base URL.
 
@@ -157,6 +217,8 @@ class NodeHttp:
         timeout: total timeout of a call, in seconds.
         transport: replaces the network in tests.
         connections: maximum number of connections.
+        is_adaptive: whether a GET also ends when the node sends nothing for longer than its recent times suggest. For
+            clients whose callers try another node then.
         receive_buffer: size of the kernel's receive buffer of each connection in bytes; None for the kernel's default.
 
     Attributes:
@@ -171,6 +233,7 @@ class NodeHttp:
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
         connections: int = MAX_CONNECTIONS,
+        is_adaptive: bool = False,
         receive_buffer: int | None = None,
     ) -> None:
         try:
@@ -184,6 +247,9 @@ class NodeHttp:
         self.url = url
         self._timeout = timeout
         self._connections = connections
+        # By kind of request; None without limits from recent times.
+        self._read_times: dict[str, ResponseTimes] | None = {} if is_adaptive else None
+        self._send_times = ResponseTimes(ANSWER_WAIT_SECONDS)
         self._socket_options = [] if receive_buffer is None else [(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)]
         self._in_progress: set[float] = set()  # start of each call, in event loop time
         self._reusable = self._connect(parsed, transport, max_idle=8)
@@ -209,16 +275,21 @@ class NodeHttp:
         """Whether a call has been in progress for more than `SLOW_CALL_SECONDS` seconds."""
         return bool(self._in_progress) and anyio.current_time() - min(self._in_progress) > SLOW_CALL_SECONDS
 
+    @property
+    def answer_wait(self) -> float:
+        """Seconds after which a send without a response counts as unanswered, from the recent times of sends."""
+        return self._send_times.limit
+
     @contextmanager
-    def _limit_time(self, seconds: float) -> Iterator[None]:
+    def _limit_time(self, seconds: float) -> Iterator[anyio.CancelScope]:
         """Apply a total timeout to a call; raises `TimeoutError`."""
         started_at = anyio.current_time()
         while started_at in self._in_progress:
             started_at = math.nextafter(started_at, math.inf)
         self._in_progress.add(started_at)
         try:
-            with anyio.fail_after(seconds):
-                yield
+            with anyio.fail_after(seconds) as scope:
+                yield scope
         finally:
             self._in_progress.discard(started_at)
 
@@ -233,28 +304,42 @@ class NodeHttp:
             ChainResponseError: the response cannot be read for another reason.
         """
         request = self._reusable.request("GET", path, params=params) if params else self._reusable.get(path)
+        times = ResponseTimes(self._timeout)
+        if self._read_times is not None:
+            times = self._read_times.setdefault(request_kind(path), times)
         try:
-            with self._limit_time(self._timeout):
+            with self._limit_time(self._timeout) as scope:
+                wait = _DataWait(scope, times.limit)
                 try:
-                    return await self._exchange(self._reusable, request, limit)
+                    response = await self._exchange(self._reusable, request, limit, wait.note_data)
                 except _DEAD_CONNECTION_ERRORS:
-                    return await self._exchange(self._single_use, request, limit)
+                    response = await self._exchange(self._single_use, request, limit, wait.note_data)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise _create_no_response(error, self._timeout) from None
+            no_response = _create_no_response(error, times.limit)
+            if isinstance(error, TimeoutError):
+                times.forget()
+            raise no_response from None
+        times.add(wait.longest)
+        return response
 
-    async def post(self, path: str, body: dict[str, object], *, min_timeout: float = 0.0) -> NodeResponse:
+    async def post(self, path: str, body: dict[str, object], progress: RequestProgress | None = None) -> NodeResponse:
         """Send a POST request with a JSON body once, on a new connection. Raises like `get`.
 
-        Args:
-            min_timeout: minimum total timeout of the call, in seconds.
+        `progress` is updated when the request's bytes leave. The timeout is at least `SEND_TIMEOUT_SECONDS`.
         """
-        timeout = max(self._timeout, min_timeout)
-        request = self._single_use.request("POST", path, json=body, timeout=_create_timeout(timeout))
+        timeout = max(self._timeout, SEND_TIMEOUT_SECONDS)
+        extensions = {} if progress is None else {"trace": progress.trace}
+        request = self._single_use.request(
+            "POST", path, json=body, timeout=_create_timeout(timeout), extensions=extensions
+        )
+        started_at = anyio.current_time()
         try:
             with self._limit_time(timeout):
-                return await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES)
+                response = await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES, lambda: None)
         except (httpx.HTTPError, TimeoutError) as error:
             raise _create_no_response(error, timeout) from None
+        self._send_times.add(anyio.current_time() - started_at)
+        return response
 
     @asynccontextmanager
     async def stream(
@@ -315,14 +400,19 @@ class NodeHttp:
         except (httpx.HTTPError, TimeoutError) as error:
             raise _create_no_response(error, seconds) from None
 
-    async def _exchange(self, connections: _Connections, request: httpx.Request, limit: int) -> NodeResponse:
+    async def _exchange(
+        self, connections: _Connections, request: httpx.Request, limit: int, on_data: Callable[[], None]
+    ) -> NodeResponse:
+        """Send a request and read the response. `on_data` is called for its head and for each chunk."""
         response = await connections.send(request)
         try:
+            on_data()
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise InvalidResponse("response is compressed, but no encoding was requested")
             body = bytearray()
             async for piece in _iter_chunks(response, limit):
                 body += piece
+                on_data()
             retry_after = _parse_header_number(response.headers.get("retry-after", ""))
             return NodeResponse(response.status_code, bytes(body), retry_after)
         finally:
@@ -338,7 +428,7 @@ def _create_no_response(error: Exception, seconds: float) -> NoResponse:
     if isinstance(error, _NOT_SENT_ERRORS):
         return NoResponse(f"unreachable ({type(error).__name__})", sent=False)
     if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-        return NoResponse(f"no response within {seconds:g} s", sent=True)
+        return NoResponse(f"no response within {seconds:.3g} s", sent=True)
     return NoResponse(f"connection failed ({type(error).__name__})", sent=True)
 
 

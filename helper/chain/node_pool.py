@@ -45,14 +45,17 @@ def create_nodes(
     timeout: float = DEFAULT_TIMEOUT_SECONDS,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[Node]:
-    """Create nodes from the configured URLs. The n-th RPC URL belongs to the n-th REST URL ("" for none)."""
+    """Create nodes from the configured URLs. The n-th RPC URL belongs to the n-th REST URL ("" for none).
+
+    With several nodes, reads are also limited by each node's recent times, because another node can respond instead.
+    """
     if len(rpc_urls) > len(urls):
         raise ConfigError("[chain] rpc lists more nodes than [chain] endpoints")
-    nodes = []
+    nodes, is_adaptive = [], len(urls) > 1
     for number, url in enumerate(urls):
-        client = ChainClient(url, timeout=timeout, transport=transport)
+        client = ChainClient(url, timeout=timeout, transport=transport, is_adaptive=is_adaptive)
         rpc_url = rpc_urls[number] if number < len(rpc_urls) else ""
-        rpc = RpcClient(rpc_url, timeout=timeout, transport=transport) if rpc_url else None
+        rpc = RpcClient(rpc_url, timeout=timeout, transport=transport, is_adaptive=is_adaptive) if rpc_url else None
         nodes.append(Node(client, rpc))
     return nodes
 

@@ -39,6 +39,7 @@ from helper.chain.node_http import (
     NodeHttp,
     NodeResponse,
     NoResponse,
+    RequestProgress,
     ResponseTooLong,
     parse_response,
 )
@@ -52,12 +53,6 @@ T = TypeVar("T")
 
 LEAF_WINDOW_BLOCKS = 1000
 """Maximum span of a request for leaves, in blocks (to − from)."""
-
-REVEAL_TIMEOUT_SECONDS = 60.0
-"""Minimum timeout of a reveal, in seconds.
-
-A node tries three times to reach its consensus engine, 10 s each, and looks the transaction up for 5 s after each try.
-"""
 
 _VOTE_PREFIX = "/shielded-vote/v1"
 _COSMOS_PREFIX = "/cosmos/base/tendermint/v1beta1"
@@ -231,15 +226,10 @@ class ChainClient(NodeHttp):
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/readiness"), parse)
 
-    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:
-        """Send a reveal. Errors of the node or the network are not raised but part of the outcome.
-
-        The timeout is at least `REVEAL_TIMEOUT_SECONDS`.
-        """
+    async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> BroadcastOutcome:
+        """Send a reveal. Errors of the node or the network are not raised but part of the outcome."""
         try:
-            answer = await self.post(
-                f"{_VOTE_PREFIX}/reveal-share", message.to_json(), min_timeout=REVEAL_TIMEOUT_SECONDS
-            )
+            answer = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json(), progress)
         except NoResponse as error:
             return replace(classify_response(None, None, error.sent), log=str(error))
         except ChainResponseError as error:

@@ -190,7 +190,7 @@ class ChainSection(Section):
         "it.",
     )
     timeout_seconds: Number = Field(
-        10, gt=0, le=60, description="Timeout of a request to a node, in seconds. A reveal gets at least 60."
+        10, gt=0, le=60, description="Timeout of a request to a node, in seconds. A reveal gets at least 75."
     )
 
     @field_validator("rpc")

@@ -1,10 +1,15 @@
-"""Broadcasts prepared messages and resends them until the block follower has confirmed the share."""
+"""Broadcasts prepared messages and resends them until the block follower has confirmed the share.
+
+A node may take a minute to respond. A send without a response for a few seconds has an unknown outcome: the share is
+sent again at the next height of the chain, through another node, while the call continues. See decision 30.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -27,7 +32,8 @@ from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
 from helper.reveal.node_holds import NodeHolds
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
-from helper.reveal.send_state import SendStates
+from helper.reveal.send_call import SendCall
+from helper.reveal.send_state import SendState, SendStates
 from helper.store.models import SentReveal
 from helper.store.store import Store
 
@@ -46,7 +52,10 @@ NEVER_SENT_HEIGHT = 0
 STATES_KEPT = 100_000
 """Maximum number of shares whose send state is held in memory."""
 NODE_AVOIDANCE_SECONDS = 30.0
-"""Seconds for which a node is tried last after an inconclusive response."""
+"""Seconds for which a node is tried last after an inconclusive response.
+
+For a share whose call to it continues without a response, it is not tried at all in this time.
+"""
 
 VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
@@ -90,6 +99,18 @@ class Broadcaster:
         self._sending_since = clock.monotonic()
         self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
         self._subscribers: list[Callable[[], None]] = []
+        self._unanswered_subscribers: list[Callable[[], None]] = []
+        self._late_tasks: set[asyncio.Task[None]] = set()  # each waits for the response of an unanswered call
+
+    async def stop(self) -> None:
+        """Cancel the calls that continue without a response."""
+        for task in self._late_tasks:
+            task.cancel()
+        await asyncio.gather(*self._late_tasks, return_exceptions=True)
+
+    def subscribe_to_unanswered(self, callback: Callable[[], None]) -> None:
+        """Register a callback for each send without a response: the share may have to be sent again now."""
+        self._unanswered_subscribers.append(callback)
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Register a callback for each share that is requeued."""
@@ -228,7 +249,7 @@ class Broadcaster:
         if int(self._clock.now() * 1000) < reveal.due_ms:
             return  # the clock was set back since the proof or the last send: never send or resend before the due time
         message = RevealMessage.from_tx(reveal.prepared.message)
-        share_id, is_first = reveal.share_id, reveal.sends == 0
+        share_id, sends = reveal.share_id, reveal.sends
         for node in self._ordered_nodes(reveal):
             if not await self._holds.accepts_reveals(node):
                 continue
@@ -240,26 +261,84 @@ class Broadcaster:
                 return
             if not self._may_send(share_id):
                 return  # the lease ended while the send was recorded; the next holder treats it as a lost response
-            if is_first:
+            sends += 1
+            if sends == 1:
                 self._note_broadcast(reveal)
-                is_first = False
-            state = self._states.get(share_id)
-            state.sent_to[node.name] = self._clock.monotonic()
-            outcome = await node.client.broadcast(message)
+            if await self._send_to(node, replace(reveal, sends=sends), message) or not self._is_current(share_id):
+                return
+
+    async def _send_to(self, node: Node, reveal: SentReveal, message: RevealMessage) -> bool:
+        """Send a message to a node. Returns whether any byte may have left; if not, another node can be tried now.
+
+        Args:
+            node: the node.
+            reveal: the message, with the number of sends including this one.
+            message: the same message, decoded.
+        """
+        state = self._states.get(reveal.share_id)
+        state.sent_to[node.name] = self._clock.monotonic()
+        call = SendCall(node, message, self._clock)
+        outcome = await call.wait()
+        if outcome is None:
+            await self._note_unanswered(reveal, call, state)
+            return True
+        self._stats.count(f"answer_{outcome.verdict.name.lower()}")
+        if outcome.may_be_sent:
+            state.last_ended_at = self._clock.monotonic()
+        if self._is_current(reveal.share_id):
+            await self._apply_outcome(reveal, outcome, node)
+            if not outcome.may_be_sent:
+                self._node_pool.start_backoff(node, outcome.log)
+        return outcome.may_be_sent
+
+    async def _note_unanswered(self, reveal: SentReveal, call: SendCall, state: SendState) -> None:
+        """Record an unknown outcome, and wait for the response in another task.
+
+        The message has left completely, so a block produced since then permits another send.
+        """
+        state.last_ended_at = call.written_at
+        state.unanswered.append(call.node.name)
+        late = asyncio.create_task(self._await_late_outcome(reveal, call, state, state.fence))
+        self._late_tasks.add(late)
+        late.add_done_callback(self._late_tasks.discard)
+        if self._is_current(reveal.share_id):
+            unknown = BroadcastOutcome(Verdict.AMBIGUOUS, log="no response yet, the call continues")
+            await self._apply_outcome(reveal, unknown, call.node)
+            for callback in self._unanswered_subscribers:
+                callback()
+
+    async def _await_late_outcome(
+        self, reveal: SentReveal, call: SendCall, state: SendState, fence: int | None
+    ) -> None:
+        """Wait for the outcome of an unanswered call, and apply it if the share was not sent again since."""
+        try:
+            try:
+                outcome = await call.finish()
+            finally:
+                state.unanswered.remove(call.node.name)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
-            if outcome.may_be_sent:
-                state.last_ended_at = self._clock.monotonic()
-            if not self._is_current(share_id):
-                return
-            await self._store.record_outcome(share_id, outcome=outcome.verdict.name)
-            if outcome.retry_after is not None:
-                self._holds.hold(node, outcome.retry_after)
-            if outcome.verdict in NEXT_BLOCK_VERDICTS:
-                self._avoided_until[node.name] = self._clock.monotonic() + NODE_AVOIDANCE_SECONDS
-            if outcome.may_be_sent:
-                await self._handle_outcome(reveal, message, outcome, node)
-                return
-            self._node_pool.start_backoff(node, outcome.log)
+
+            async def apply(latest: SentReveal) -> None:
+                if (latest.sends, latest.prepared.tx_hash) == (reveal.sends, reveal.prepared.tx_hash):
+                    await self._apply_outcome(latest, outcome, call.node)
+
+            if self._lease.is_held and self._lease.fence == fence:
+                if outcome.verdict is Verdict.ACCEPTED:
+                    await self._note_accepted(reveal)
+                await self._run_exclusively(reveal.share_id, apply)
+        except Exception as error:
+            log_error(log, "late_response_failed", error)
+
+    async def _apply_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
+        """Record the outcome of the latest send, and handle it."""
+        await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
+        if outcome.retry_after is not None:
+            self._holds.hold(node, outcome.retry_after)
+        if outcome.verdict in NEXT_BLOCK_VERDICTS:
+            self._avoided_until[node.name] = self._clock.monotonic() + NODE_AVOIDANCE_SECONDS
+        if outcome.may_be_sent:
+            message = RevealMessage.from_tx(reveal.prepared.message)
+            await self._handle_outcome(reveal, message, outcome, node)
 
     def _is_current(self, share_id: int) -> bool:
         """Whether the share was read under the current fencing token.
@@ -287,10 +366,12 @@ class Broadcaster:
         """Nodes in sync, in the order in which they are tried.
 
         First the nodes that have not received the share, then those that received it longest ago, because a node may
-        accept a reveal and drop it. Nodes that refused the message come last.
+        accept a reveal and drop it. Nodes that refused the message come last. A node that received it recently and has
+        not responded is not tried: more copies would only add to its load.
         """
         now, refusals = self._clock.monotonic(), self._refusals(reveal)
-        sent_to = self._states.get(reveal.share_id).sent_to or {reveal.last_endpoint or "": 0.0}
+        state = self._states.get(reveal.share_id)
+        sent_to = state.sent_to or {reveal.last_endpoint or "": 0.0}
         tried = self._refusals_by_circuit.get(reveal.prepared.circuit, {})
 
         def preference(node: Node) -> tuple[bool, float, bool]:
@@ -301,7 +382,9 @@ class Broadcaster:
                 is_avoided,
             )
 
-        return sorted(self._node_pool.usable_nodes, key=preference)
+        since = now - NODE_AVOIDANCE_SECONDS
+        candidates = [node for node in self._node_pool.usable_nodes if not state.awaits_response(node.name, since)]
+        return sorted(candidates, key=preference)
 
     def _note_broadcast(self, reveal: SentReveal) -> None:
         self._stats.count("broadcast")
@@ -314,8 +397,7 @@ class Broadcaster:
     ) -> None:
         """Apply the verdict table to a node's response."""
         if outcome.verdict is Verdict.ACCEPTED:
-            self._refusals_by_circuit.pop(reveal.prepared.circuit, None)
-            await self._circuits.record_accepted(reveal.prepared.circuit)
+            await self._note_accepted(reveal)
         elif outcome.verdict not in MESSAGE_REFUSALS:
             if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
                 log.info(
@@ -328,6 +410,10 @@ class Broadcaster:
             await self._spend_attempt(reveal, outcome)
         else:
             await self._handle_refusal(reveal, outcome, node)
+
+    async def _note_accepted(self, reveal: SentReveal) -> None:
+        self._refusals_by_circuit.pop(reveal.prepared.circuit, None)
+        await self._circuits.record_accepted(reveal.prepared.circuit)
 
     async def _handle_refusal(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Handle a refusal of a message that the local verifier accepts.

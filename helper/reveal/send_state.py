@@ -15,8 +15,9 @@ class SendState:
     Attributes:
         fence: fencing token under which a task read the share's message; None if no task is sending the share.
         first_sent_at: time of the first send.
-        last_ended_at: time at which the last send ended.
+        last_ended_at: time at which the last send ended. For a call without a response: when its last byte was written.
         sent_to: time of the last send to each node, by node name.
+        unanswered: names of the nodes whose calls continue without a response, one for each call.
         is_stuck: whether the last follow-up raised an unexpected error.
     """
 
@@ -24,6 +25,7 @@ class SendState:
     first_sent_at: float | None = None
     last_ended_at: float | None = None
     sent_to: dict[str, float] = field(default_factory=dict)
+    unanswered: list[str] = field(default_factory=list)
     is_stuck: bool = False
     _refused_hash: bytes = b""
     _refusals: dict[str, Verdict] = field(default_factory=dict)
@@ -32,6 +34,10 @@ class SendState:
     def is_in_flight(self) -> bool:
         """Whether a task is sending the share."""
         return self.fence is not None
+
+    def awaits_response(self, node: str, since: float) -> bool:
+        """Whether a call to this node that began after `since` continues without a response."""
+        return node in self.unanswered and self.sent_to.get(node, since) > since
 
     def note_first_send(self, now: float) -> None:
         """Record the first send; a later message of the share does not change it."""

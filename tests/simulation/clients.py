@@ -20,7 +20,7 @@ from helper.chain.models import (
     TxResult,
 )
 from helper.chain.node import Node
-from helper.chain.node_http import SLOW_CALL_SECONDS, NodeResponse
+from helper.chain.node_http import ANSWER_WAIT_SECONDS, SLOW_CALL_SECONDS, NodeResponse, RequestProgress
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import BlockResults, RpcClient
@@ -36,7 +36,11 @@ class _Sender(ChainClient):
         self._node = node
         self._message = message
 
-    async def post(self, path: str, body: dict[str, object], *, min_timeout: float = 0.0) -> NodeResponse:
+    async def post(self, path: str, body: dict[str, object], progress: RequestProgress | None = None) -> NodeResponse:
+        await self._node.connect_to_send()
+        if progress is not None:
+            await progress.trace("http11.send_request_headers.started", {})
+            await progress.trace("http11.send_request_body.complete", {})
         return await self._node.receive_reveal(self._message)
 
 
@@ -104,6 +108,10 @@ class SimClient(ChainClient):
     def is_slow(self) -> bool:
         return self._calls.is_slow
 
+    @property
+    def answer_wait(self) -> float:
+        return ANSWER_WAIT_SECONDS
+
     async def aclose(self) -> None:
         return
 
@@ -160,8 +168,8 @@ class SimClient(ChainClient):
         node = await self._reach_node()
         return node.chain.find_indexed(tx_hash, node.height)
 
-    async def broadcast(self, message: RevealMessage) -> Any:
-        outcome = await self._calls.run_broadcast(_Sender(self.node, message).broadcast(message))
+    async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> Any:
+        outcome = await self._calls.run_broadcast(_Sender(self.node, message).broadcast(message, progress))
         await self._service_run.block_if_killed()
         return outcome
 

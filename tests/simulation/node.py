@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from helper.chain.models import BlockHead
-from helper.chain.node_http import NodeResponse, NoResponse
+from helper.chain.node_http import SEND_TIMEOUT_SECONDS, NodeResponse, NoResponse
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable
 from tests.simulation.chain import SimChain
@@ -30,6 +30,7 @@ class NodeFault(Enum):
     UNREACHABLE = "unreachable"
     ERRORS = "responds 5xx"
     SLOW = "slow"
+    STOPPED = "accepts requests, and responds after it continues"
     STALE = "stale"
     LAGGING = "steadily some blocks behind"
     SYNCING = "syncing"
@@ -92,6 +93,8 @@ class SimNode:
         self.fault: NodeFault | None = None
         self._fault_height = 0
         self._fault_started_at = 0.0
+        self._running = asyncio.Event()
+        self._running.set()
         self._lag = 0
         self.on_broadcast: Callable[[RevealMessage, SimNode], None] = lambda message, node: None
         self.on_false_refusal: Callable[[RevealMessage], None] = lambda message: None
@@ -103,6 +106,10 @@ class SimNode:
         self._fault_height = self.chain.height
         self._fault_started_at = asyncio.get_running_loop().time()
         self._lag = self.rng.choice((1, 2, 3)) if fault is NodeFault.LAGGING else 0
+        if fault is NodeFault.STOPPED:
+            self._running.clear()
+        else:
+            self._running.set()
 
     @property
     def height(self) -> int:
@@ -135,17 +142,28 @@ class SimNode:
         if fault is NodeFault.INVALID_RESPONSE and self.rng.random() < 0.7:
             raise ChainResponseError("not JSON")
         if fault is NodeFault.SLOW:
-            await self._delay_response()
+            await self._delay_response(self.rng.random() * 14, self.rng.choice((1.0, TIMEOUT_SECONDS)))
+            return
+        if fault is NodeFault.STOPPED:
+            await self._wait_until_running(self.rng.choice((1.0, TIMEOUT_SECONDS)))
             return
         draw = self.rng.random()
         if draw < 0.5:
             await asyncio.sleep(0 if draw < 0.35 else draw - 0.35)
 
-    async def _delay_response(self) -> None:
-        wait = self.rng.random() * 14
-        await asyncio.sleep(min(wait, TIMEOUT_SECONDS))
-        if wait >= TIMEOUT_SECONDS:
-            raise NoResponse("no response within 10 s", sent=True)
+    async def _delay_response(self, wait: float, timeout: float) -> None:
+        """Respond after `wait` seconds, if the helper waits that long."""
+        await asyncio.sleep(min(wait, timeout))
+        if wait >= timeout:
+            raise NoResponse(f"no response within {timeout:g} s", sent=True)
+
+    async def _wait_until_running(self, timeout: float) -> None:
+        """Respond once the node continues, if the helper waits that long."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._running.wait()
+        except TimeoutError:
+            raise NoResponse(f"no response within {timeout:g} s", sent=True) from None
 
     def served_head(self) -> BlockHead:
         """Return the header of this node's newest block."""
@@ -167,15 +185,23 @@ class SimNode:
 
     # Reveals
 
-    async def receive_reveal(self, message: RevealMessage) -> NodeResponse:
-        """Handle `POST reveal-share`."""
-        fault = self.fault
-        if fault is NodeFault.UNREACHABLE:
+    async def connect_to_send(self) -> None:
+        """Accept the connection of a reveal. No byte of the reveal has left before."""
+        if self.fault is NodeFault.UNREACHABLE:
             await asyncio.sleep(0)
             raise NoResponse("unreachable (ConnectError)", sent=False)
+        if self.fault in (NodeFault.SLOW, NodeFault.STOPPED) and self.rng.random() < 0.3:
+            await asyncio.sleep(self.rng.random() * 6)  # TCP and TLS handshakes
+
+    async def receive_reveal(self, message: RevealMessage) -> NodeResponse:
+        """Handle `POST reveal-share`."""
         self.on_broadcast(message, self)
+        fault = self.fault
         if fault is NodeFault.SLOW:
             return await self._receive_slowly(message)
+        if fault is NodeFault.STOPPED:
+            await self._wait_until_running(SEND_TIMEOUT_SECONDS)
+            return _to_answer(*self._check_and_submit(message))
         await asyncio.sleep(0 if self.rng.random() < 0.5 else self.rng.random() * 0.3)
         if fault is NodeFault.LOST_REPLY and self.rng.random() < 0.7:
             self._check_and_submit(message)
@@ -195,7 +221,7 @@ class SimNode:
         is_checked_first = self.rng.random() < 0.5
         if is_checked_first:
             response = self._check_and_submit(message)
-        await self._delay_response()
+        await self._delay_response(self.rng.random() * self.rng.choice((4, 14, 90)), SEND_TIMEOUT_SECONDS)
         return _to_answer(*(response if is_checked_first else self._check_and_submit(message)))
 
     def _faulty_response(self, message: RevealMessage) -> tuple[int, dict[str, Any]] | None:

@@ -238,10 +238,15 @@ BAD_PROOF_REPLY = refuse_with("invalid zero-knowledge proof: no")
 
 
 class FakeNodeTransport(httpx.AsyncBaseTransport):
-    """Replaces the network. `posts` are the received reveals: node and body."""
+    """Replaces the network. `posts` are the received reveals: node and body.
+
+    Attributes:
+        connecting: nodes whose connections are never established.
+    """
 
     def __init__(self, replies: dict[str, NodeReply]) -> None:
         self.replies = replies
+        self.connecting: set[str] = set()
         self.posts: list[tuple[str, bytes]] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -249,7 +254,12 @@ class FakeNodeTransport(httpx.AsyncBaseTransport):
         if request.method == "GET":  # only `/tx/HASH` is requested, and no block contains a reveal
             return httpx.Response(404, content=b'{"error": "tx not found"}')
         body = await request.aread()
+        if name in self.connecting:
+            await asyncio.Event().wait()
         self.posts.append((name, body))
+        if trace := request.extensions.get("trace"):  # as httpcore reports a request that was written
+            await trace("http11.send_request_headers.started", {})
+            await trace("http11.send_request_body.complete", {})
         return await self.replies[name](json.loads(body))
 
     @property

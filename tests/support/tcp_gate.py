@@ -1,4 +1,4 @@
-"""TCP proxy in front of a node that can refuse connections, or accept them without a response."""
+"""TCP proxy in front of a node that can refuse connections, accept them without a response, or stop for a time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
 CHUNK_BYTES = 1 << 16
+
+
+@dataclass(slots=True)
+class SilentConnection:
+    """A connection that was accepted and read without a response.
+
+    Attributes:
+        received: the bytes received.
+        seconds: how long it was open; None while it is.
+    """
+
+    received: bytearray = field(default_factory=bytearray)
+    seconds: float | None = None
 
 
 class TcpGate:
@@ -19,8 +33,7 @@ class TcpGate:
     Attributes:
         url: listening address; constant over its lifetime.
         is_silent: whether connections are accepted and read, but never get a response.
-        received: bytes received over each connection while it was silent.
-        connection_seconds: duration of each of these connections.
+        silent_connections: these connections.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,8 +46,9 @@ class TcpGate:
         self._connections: set[asyncio.Task[None]] = set()
         self.url = f"http://127.0.0.1:{self._port}"
         self.is_silent = False
-        self.received: list[bytearray] = []
-        self.connection_seconds: list[float] = []
+        self.silent_connections: list[SilentConnection] = []
+        self._flows = asyncio.Event()
+        self._flows.set()
 
     async def __aenter__(self) -> Self:
         await self.open_port()
@@ -60,6 +74,14 @@ class TcpGate:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def stop_traffic(self) -> None:
+        """Behave like a node whose process is stopped: connections are accepted and stay open, and no byte passes."""
+        self._flows.clear()
+
+    def resume_traffic(self) -> None:
+        """Forward everything that was received since the stop."""
+        self._flows.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._read_silently(reader) if self.is_silent else self._forward(reader, writer))
         self._connections.add(task)
@@ -71,19 +93,22 @@ class TcpGate:
             writer.transport.abort()
 
     async def _read_silently(self, reader: asyncio.StreamReader) -> None:
-        buffer, started_at = bytearray(), time.monotonic()
-        self.received.append(buffer)
-        with contextlib.suppress(OSError):
-            while chunk := await reader.read(CHUNK_BYTES):
-                buffer += chunk
-        self.connection_seconds.append(time.monotonic() - started_at)
+        connection, started_at = SilentConnection(), time.monotonic()
+        self.silent_connections.append(connection)
+        try:
+            with contextlib.suppress(OSError):
+                while chunk := await reader.read(CHUNK_BYTES):
+                    connection.received += chunk
+        finally:
+            connection.seconds = time.monotonic() - started_at
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
+            await self._flows.wait()
             node_reader, node_writer = await asyncio.open_connection(*self._target)
             pumps = [
-                asyncio.ensure_future(_pump(reader, node_writer)),
-                asyncio.ensure_future(_pump(node_reader, writer)),
+                asyncio.ensure_future(self._pump(reader, node_writer)),
+                asyncio.ensure_future(self._pump(node_reader, writer)),
             ]
             try:
                 # An abort of one side, unlike a normal end, must abort the other side.
@@ -93,12 +118,13 @@ class TcpGate:
                     pump.cancel()
                 node_writer.transport.abort()
 
-
-async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while chunk := await source.read(CHUNK_BYTES):
-        target.write(chunk)
-        await target.drain()
-    target.write_eof()
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while chunk := await source.read(CHUNK_BYTES):
+            await self._flows.wait()
+            target.write(chunk)
+            await target.drain()
+        await self._flows.wait()
+        target.write_eof()
 
 
 def _bind_socket(port: int) -> socket.socket:

@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from helper.chain import rest_client
+from helper.chain import node_http
 from helper.chain.counted_reveals import is_counted
 from helper.chain.node_http import BLOCK_LIMIT_BYTES
 from helper.chain.rest_client import ChainClient
@@ -98,8 +98,8 @@ async def test_reveal_gets_a_minute_and_other_calls_do_not(monkeypatch: pytest.M
     with pytest.raises(ChainUnavailable, match=r"no response within 0.05 s"):
         await client.is_syncing()
     assert (await client.broadcast(MESSAGE)).verdict is Verdict.ACCEPTED
-    assert (timeouts["POST"]["read"], timeouts["GET"]["read"]) == (60.0, 0.05)
-    monkeypatch.setattr(rest_client, "REVEAL_TIMEOUT_SECONDS", 0.06)
+    assert (timeouts["POST"]["read"], timeouts["GET"]["read"]) == (75.0, 0.05)
+    monkeypatch.setattr(node_http, "SEND_TIMEOUT_SECONDS", 0.06)
     late = await client.broadcast(MESSAGE)
     assert (late.verdict, late.may_be_sent, late.log) == (Verdict.AMBIGUOUS, True, "no response within 0.06 s")
 

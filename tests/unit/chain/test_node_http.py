@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,8 +11,15 @@ import anyio
 import httpx
 import pytest
 
-from helper.chain import rest_client
-from helper.chain.node_http import CHUNKS_PER_CHECKPOINT, DEFAULT_LIMIT_BYTES, STREAM_LIMIT_BYTES, NodeHttp, NoResponse
+from helper.chain import node_http, response_times
+from helper.chain.node_http import (
+    CHUNKS_PER_CHECKPOINT,
+    DEFAULT_LIMIT_BYTES,
+    STREAM_LIMIT_BYTES,
+    NodeHttp,
+    NoResponse,
+    RequestProgress,
+)
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import Verdict
@@ -55,13 +63,114 @@ async def test_broadcast_outcome_reports_whether_bytes_were_sent(error: Exceptio
 
 
 async def test_node_http_request_without_response_ends_at_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_http, "SEND_TIMEOUT_SECONDS", 0.02)
     client = ChainClient("http://node", transport=Tarpit(), timeout=0.02)
     with anyio.fail_after(5):
         with pytest.raises(NoResponse, match=r"no response within 0.02 s") as caught:
             await client.rounds()
         assert caught.value.sent
-        monkeypatch.setattr(rest_client, "REVEAL_TIMEOUT_SECONDS", 0.02)
         assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
+
+
+class DelayedNode(httpx.AsyncBaseTransport):
+    """Responds after `head_delay` seconds, with a pause of `body_delay` seconds in the middle of the body."""
+
+    def __init__(self) -> None:
+        self.head_delay = 0.0
+        self.body_delay = 0.0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(self.head_delay)
+
+        async def iter_body() -> AsyncIterator[bytes]:
+            yield b'{"syncing":'
+            await anyio.sleep(self.body_delay)
+            yield b"false}"
+
+        return httpx.Response(200, content=iter_body())
+
+
+async def read_fast_responses(client: ChainClient, node: DelayedNode) -> None:
+    """Read as many responses as the limit is derived from."""
+    node.head_delay = node.body_delay = 0.0
+    for _ in range(response_times.MIN_ANSWERS):
+        await client.is_syncing()
+
+
+@pytest.mark.parametrize("delayed", ["head_delay", "body_delay"])
+async def test_adaptive_read_ends_early_once_then_waits(monkeypatch: pytest.MonkeyPatch, delayed: str) -> None:
+    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.03)
+    node = DelayedNode()
+    client = ChainClient("http://node", transport=node, is_adaptive=True)
+    setattr(node, delayed, 0.1)
+    assert await client.is_syncing() is False, "without recent times the timeout applies"
+    client = ChainClient("http://node", transport=node, is_adaptive=True)
+    await read_fast_responses(client, node)
+    setattr(node, delayed, 4.0)
+    with anyio.fail_after(3), pytest.raises(NoResponse, match=r"no response within 0\.\d+ s"):
+        await client.is_syncing()
+    setattr(node, delayed, 0.2)
+    assert await client.is_syncing() is False, "a slow node is not given up"
+
+
+async def test_read_without_other_nodes_waits_for_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.03)
+    node = DelayedNode()
+    client = ChainClient("http://node", transport=node)
+    await read_fast_responses(client, node)
+    node.head_delay = 0.1
+    assert await client.is_syncing() is False
+
+
+async def test_recent_times_of_one_kind_do_not_limit_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.03)
+    node = DelayedNode()
+    client = ChainClient("http://node", transport=node, is_adaptive=True)
+    await read_fast_responses(client, node)
+    node.head_delay = 0.1
+    assert (await client.get("/cosmos/base/tendermint/v1beta1/blocks/7")).status == 200
+
+
+async def test_wait_for_response_to_send_follows_recent_sends() -> None:
+    client = ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(503)))
+    for _ in range(response_times.MIN_ANSWERS):
+        assert client.answer_wait == node_http.ANSWER_WAIT_SECONDS == 3
+        await client.broadcast(MESSAGE)
+    assert client.answer_wait == response_times.MIN_LIMIT_SECONDS == 1
+
+
+async def test_send_is_not_limited_by_the_timeout_of_reads() -> None:
+    node = DelayedNode()
+    client = ChainClient("http://node", transport=node, timeout=0.02)
+    node.head_delay = 0.06
+    assert (await client.broadcast(MESSAGE)).log != "no response within 0.02 s"
+    with pytest.raises(NoResponse):
+        await client.is_syncing()
+
+
+async def test_progress_reports_request_written_to_silent_node() -> None:
+    """Contract test of the event names of httpcore's trace extension."""
+    accepted = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    client = ChainClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    progress = RequestProgress(lambda: 7.0)
+    assert (progress.has_started, progress.written_at) == (False, None)
+    send = asyncio.create_task(client.broadcast(MESSAGE, progress))
+    with anyio.fail_after(5):
+        while progress.written_at is None:
+            await asyncio.sleep(0.001)
+        await accepted.wait()
+    assert (progress.has_started, progress.written_at, send.done()) == (True, 7.0, False)
+    send.cancel()
+    await asyncio.gather(send, return_exceptions=True)
+    await client.aclose()
+    server.close()
 
 
 async def test_broadcast_is_never_retried() -> None:

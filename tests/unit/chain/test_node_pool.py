@@ -10,6 +10,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain import response_times
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
 from helper.chain.node_pool import NodePool, create_nodes
@@ -346,6 +347,35 @@ async def test_call_prefers_nodes_at_min_height() -> None:
 
     assert await endpoints.call(get_name) == "a:1317"
     assert await endpoints.call(get_name, min_height=464) == "b:1317"
+
+
+async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.02)
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock, timeout=60.0)
+    await endpoints.probe_all()
+    for _ in range(response_times.MIN_ANSWERS):
+        await endpoints.call(lambda client: client.rounds())
+    network.nodes["a"].hangs = True
+    with anyio.fail_after(10):
+        await endpoints.call(lambda client: client.rounds())
+    assert node_names(endpoints) == ["b:1317"]
+    assert "no response within" in str(endpoints.unusable_reasons()["a:1317"])
+
+
+async def test_only_node_is_not_limited_by_its_recent_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.02)
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock))
+    endpoints = network.create_node_pool(clock, timeout=60.0)
+    await endpoints.probe_all()
+    for _ in range(response_times.MIN_ANSWERS):
+        await endpoints.call(lambda client: client.rounds())
+    network.nodes["a"].hangs = True
+    with pytest.raises(TimeoutError), anyio.fail_after(0.1):
+        await endpoints.call(lambda client: client.rounds())
+    assert node_names(endpoints) == ["a:1317"]
 
 
 async def test_check_slow_node_does_not_delay_others() -> None:
