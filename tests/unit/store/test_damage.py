@@ -54,6 +54,8 @@ def reveal_row() -> RevealRow:
 
 def damaged_values(value: object) -> list[object]:
     """Values of a column after a flipped bit or a changed type."""
+    if value in {b"", ""}:
+        return ["x", b"x", None, 0]
     if isinstance(value, bytes):
         return [value[:-1] + bytes([value[-1] ^ 1]), bytes([value[0] ^ 128]) + value[1:], value[:-1], value.hex(), None]
     if isinstance(value, str):
@@ -62,7 +64,11 @@ def damaged_values(value: object) -> list[object]:
     return [value ^ 1, value ^ (1 << 40), -1 - value, None, float(value), str(value)]
 
 
-@pytest.mark.parametrize("row", [share_row(), reveal_row()], ids=["share", "reveal"])
+@pytest.mark.parametrize(
+    "row",
+    [share_row(), share_row()._replace(kind="hidden", extra=b"\x03more").with_check(KEY), reveal_row()],
+    ids=["share", "share with extra fields", "reveal"],
+)
 def test_row_check_covers_every_column(row: ShareRow | RevealRow) -> None:
     assert row.is_sound(KEY)
     assert not row.is_sound(b"another key of this database!!!!")
