@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from helper.app.listeners import BUILT_PAGE_DIR
+from helper.circuits.registry import default_circuit
 from helper.clock import Clock
 from helper.config import Config
 from helper.doctor import backlog, chain, database, disk, machine, page, proving
@@ -279,7 +280,7 @@ class _Doctor:
 
     def _circuit_name(self) -> str:
         setting = self.config.prover.circuit
-        return self.daemon.service.circuit or ("k10" if setting == "auto" else setting)
+        return self.daemon.service.circuit or (default_circuit() if setting == "auto" else setting)
 
     def _check_circuit(self) -> list[CheckResult]:
         if not self.node_results.usable:
