@@ -32,6 +32,10 @@ RULES = {
     "R13": "Admission checks the hashes, the vote commitment, the share key and the nullifier.",
     "R14": "Witnesses are erased on confirmation, and all data of a round when it is purged after its close.",
     "R15": "A rejected or expired share is reported, not silently dropped.",
+    "N19": "A share's proposal is one of its round's, from 1 to 50. Proposal 0 is refused.",
+    "N21": "k10 is used for every chain version from v1.3.0 on, k11 before. A version after v1.7.0 is treated like "
+    "v1.7.0, but one reveal is sent as a trial first. Refused valid proofs pause the queue and spend no attempt.",
+    "N22": "Shares, validation, statement and proof of a circuit generation are behind one interface.",
 }
 """The rules that the service itself must follow."""
 
