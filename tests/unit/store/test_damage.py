@@ -409,7 +409,7 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
     """Damage the header of a share's row in the file of a running store."""
     await flush_to_file(store)
     data = path.read_bytes()
-    header = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
+    header = bytes([28, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
         file.seek(data.rindex(header, 0, data.index(make_posted_share(number).share.shares_hash)))
         file.write(b"\x7f")  # a header with more columns than the table has
