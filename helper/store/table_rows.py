@@ -156,7 +156,10 @@ _SHARE_CHECK = ShareRow._fields.index("row_check")
 def add_row_checks(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
     """Return the same rows with their checks."""
     checks = row_checks(key, [row.checked_columns() for row in rows])
-    return [ShareRow(*row[:_SHARE_CHECK], check, row.kind, row.extra) for row, check in zip(rows, checks, strict=True)]
+    return [
+        ShareRow._make((*row[:_SHARE_CHECK], check, row.kind, row.extra))
+        for row, check in zip(rows, checks, strict=True)
+    ]
 
 
 class RevealRow(NamedTuple):

@@ -150,7 +150,7 @@ def replace_nul(text: str) -> str:
 
 
 def _make_row_portable(row: CheckedRow, row_key: bytes) -> CheckedRow:
-    cleaned = row._make(replace_nul_in_row(row))
+    cleaned = type(row)._make(replace_nul_in_row(row))
     return row if cleaned == row else cleaned.with_check(row_key)
 
 

@@ -65,7 +65,8 @@ class Witness(NamedTuple):
         if not others:
             return cls(*_PLAINTEXT.unpack(fixed))
         kind_end = 1 + others[0]
-        return cls(*_PLAINTEXT.unpack(fixed), others[1:kind_end].decode(errors="replace"), others[kind_end:])
+        kind = others[1:kind_end].decode(errors="replace")
+        return cls._make((*_PLAINTEXT.unpack(fixed), kind, others[kind_end:]))
 
 
 _WITNESS_START: Final = ShareRow._fields.index("share_index")
@@ -153,7 +154,7 @@ class RowEncryption:
         witness = Witness.decode(self._open(columns[_WITNESS_START + 1]))
         others = columns[_WITNESS_START + 2 :]
         in_row_order = _witness_in_row_order(witness)
-        return ShareRow(*columns[:_WITNESS_START], *in_row_order, *others, witness.kind, witness.extra)
+        return ShareRow._make((*columns[:_WITNESS_START], *in_row_order, *others, witness.kind, witness.extra))
 
     def _hash_and_message(self, sealed: bytes) -> tuple[bytes, bytes]:
         plain = self._open(sealed)

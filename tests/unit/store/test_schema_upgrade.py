@@ -79,7 +79,7 @@ async def test_start_keeps_shares_of_a_database_without_share_kinds(
             "ALTER TABLE shares DROP COLUMN extra; ALTER TABLE shares DROP COLUMN kind; PRAGMA user_version = 1;"
         )
 
-    store = await open_sqlite_store()
+    store = await open_sqlite_store(path)
 
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
     assert sorted((queued.share.tree_position, queued.share.kind) for queued in await claim_all_due(store)) == [
