@@ -52,6 +52,10 @@ RULES = {
     "N17": "Positions in the tree are never derived: a batch appends one VAN and then several vote commitments.",
     "N18": "Blocks of 5 MiB are read.",
     "N20": "A `reveal_pool_share` in a block spends its nullifier like a `reveal_share`.",
+    "N19": "A share's proposal is one of its round's, from 1 to 50. Proposal 0 is refused.",
+    "N21": "k10 is used for every chain version from v1.3.0 on, k11 before. A version after v1.7.0 is treated like "
+    "v1.7.0, but one reveal is sent as a trial first. Refused valid proofs pause the queue and spend no attempt.",
+    "N22": "Shares, validation, statement and proof of a circuit generation are behind one interface.",
 }
 """The rules that the service itself must follow. N: rules of newer chains and wallets."""
 

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import structlog
 
-import proofs
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
@@ -25,6 +24,7 @@ from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
 from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.circuits import registry
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
@@ -87,7 +87,7 @@ class Service:
         nodes: Sequence[Node] | None = None,
         prover_command: WorkerCommand = DEFAULT_COMMAND,
         spawn_worker: Spawn = WorkerProcess.spawn,
-        share_checks: Checks = proofs,
+        share_checks: Checks = registry,
     ) -> None:
         self.config = config
         self.clock = clock or SystemClock()

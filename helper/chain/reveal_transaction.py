@@ -53,8 +53,8 @@ class RevealMessage:
 
     Attributes:
         nullifier: 32 bytes.
-        enc_share: c1 and c2, 64 bytes.
-        proof: the zero-knowledge proof, 4,000 or 4,992 bytes.
+        enc_share: the ciphertexts, encoded by the circuit generation.
+        proof: the zero-knowledge proof.
         round_id: 32 bytes.
         anchor_height: height of the tree root against which the proof was made.
     """

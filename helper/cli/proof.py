@@ -88,10 +88,10 @@ def export(
     search = _create_search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
     with map_errors_to_exit_codes():
         proof_bundle, source = anyio.run(_find, config, search)
+        from helper.circuits.registry import verify_proof  # noqa: PLC0415
         from helper.operations.proof_bundle import pack_bundle, verify_bundle  # noqa: PLC0415
-        from proofs import verify  # noqa: PLC0415
 
-        verify_bundle(proof_bundle, verify)
+        verify_bundle(proof_bundle, verify_proof)
         bundle = pack_bundle(proof_bundle)
     path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
     with map_file_errors_to_exit_codes(), acting_as_owner(path) as real:
@@ -123,16 +123,15 @@ def verify(
     transaction contains exactly these inputs. It does not show that the chain confirmed the transaction or that the
     root is the chain's. --online asks the nodes in [chain] endpoints for both, and trusts their responses.
     """
+    from helper.circuits.registry import circuit_infos, verify_proof  # noqa: PLC0415
     from helper.operations import proof_bundle as bundles  # noqa: PLC0415
-    from proofs import CIRCUITS  # noqa: PLC0415
-    from proofs import verify as real_verifier  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
         content = bundles.read_bundle_file(bundle)
     result: dict[str, Any] = {"bundle": str(bundle), "ok": False, "online": None}
     try:
-        proof_bundle = bundles.unpack_bundle(content, CIRCUITS)
-        bundles.verify_bundle(proof_bundle, real_verifier)
+        proof_bundle = bundles.unpack_bundle(content, circuit_infos())
+        bundles.verify_bundle(proof_bundle, verify_proof)
         result |= {"ok": True, "reason": None, **_bundle_fields(proof_bundle)}
         if online:
             with map_errors_to_exit_codes():
@@ -188,12 +187,12 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
     """
     import os  # noqa: PLC0415
 
+    from helper.circuits.registry import circuit_infos, verify_proof  # noqa: PLC0415
     from helper.cli.settings import read_settings  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.operations.archive.factory import open_archive_bucket  # noqa: PLC0415
     from helper.operations.archive.reader import find_bundle  # noqa: PLC0415
     from helper.operations.proof_bundle import verify_bundle  # noqa: PLC0415
-    from proofs import CIRCUITS, verify  # noqa: PLC0415
 
     required = search.source is SearchSource.ARCHIVE
     try:
@@ -202,9 +201,9 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
             if required:
                 raise ConfigError("[archive] place is not set")
             return None
-        bundle = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
+        bundle = await find_bundle(bucket, circuit_infos(), search.nullifier, search.round_ids)
         if bundle is not None:
-            verify_bundle(bundle, verify)
+            verify_bundle(bundle, verify_proof)
         return bundle
     except (BucketError, ProofBundleError) as error:
         if required:
@@ -216,9 +215,9 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
     """Search the chain."""
     from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
     from helper.operations.proof_bundle import ProofBundle, find_circuit  # noqa: PLC0415
-    from proofs import CIRCUITS  # noqa: PLC0415
 
     async with open_node_pool(config) as nodes:
         chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched up to block {height}"))
@@ -237,7 +236,7 @@ async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
             chain_id=nodes.chain_id or "",
             height=counted.height,
             transaction=counted.raw,
-            circuit=find_circuit(CIRCUITS, message.proof),
+            circuit=find_circuit(circuit_infos(), message.proof),
             root=state.root,
         )
 

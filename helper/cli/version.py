@@ -30,8 +30,8 @@ def version(json: JsonOption = False) -> None:
 def collect_versions() -> dict[str, Any]:
     """Collect the versions as plain JSON values."""
     # imported here, so that the help loads no native code
+    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.store import sqlite_version  # noqa: PLC0415
-    from proofs import CIRCUITS  # noqa: PLC0415
 
     return {
         "version": package_version(),
@@ -42,7 +42,7 @@ def collect_versions() -> dict[str, Any]:
                 "k": info.k,
                 "proof_bytes": info.proof_bytes,
             }
-            for name, info in CIRCUITS.items()
+            for name, info in circuit_infos().items()
         },
         "python": platform.python_version(),
         "sqlite": sqlite_version(),

@@ -29,7 +29,7 @@ class PauseCause(Enum):
     ROUND_END_UNCONFIRMED = auto()
     ROUND_STATUS_UNCONFIRMED = auto()
     CIRCUIT_REFUSED = auto()
-    BOTH_CIRCUITS_REFUSED = auto()
+    EVERY_CIRCUIT_REFUSED = auto()
     REFUSAL_SEEN_BY_SENDER = auto()
 
     def reason(self, *details: object) -> PauseReason:
@@ -56,7 +56,7 @@ _TEXTS: Final = {
     PauseCause.CIRCUIT_REFUSED: (
         'the chain rejects valid {0} proofs: it uses the other circuit; set [prover] circuit = "auto" or "{1}"'
     ),
-    PauseCause.BOTH_CIRCUITS_REFUSED: "the chain rejects valid proofs of both circuits: check its nodes",
+    PauseCause.EVERY_CIRCUIT_REFUSED: "the chain rejects valid proofs of {}: check its nodes",
     PauseCause.REFUSAL_SEEN_BY_SENDER: "{}",
 }
 """The text of each cause, with a placeholder for each detail."""

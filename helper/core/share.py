@@ -7,7 +7,7 @@ the same share. The store, the schema and `docs/state_machine.md` are tested aga
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -70,6 +70,18 @@ class ShareKey(NamedTuple):
         return _KEY.pack(self.round_id, self.share_index, self.proposal_id, self.tree_position)
 
 
+class InvalidChoice(NamedTuple):
+    """Why a share does not fit its proposal.
+
+    Attributes:
+        field: the field's name on the wire.
+        message: the reason, without the field's value.
+    """
+
+    field: str
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """A share as posted by a wallet. Its repr omits the witness, so that no secret reaches a log.
@@ -78,14 +90,16 @@ class Share:
         round_id: 32 bytes.
         share_index: 0 to 15.
         proposal_id: 1 or more.
-        vote_decision: option index of the proposal.
+        vote_decision: option index of the proposal; 0 if shares of this kind hide it.
         tree_position: leaf index of the vote commitment, below 2^24.
         submit_at: Unix second before which no data of the share leaves the machine; 0 means immediately.
         shares_hash: 32 bytes, Poseidon of the 16 commitments.
         share_comms: 512 bytes, the 16 commitments in order.
         primary_blind: 32 bytes, opens the commitment of this share.
-        c1: 32 bytes, compressed point.
-        c2: 32 bytes, compressed point.
+        c1: 32 bytes, compressed point: first half of the share's only or first ciphertext.
+        c2: 32 bytes, compressed point: second half of it.
+        kind: selects the circuit generations that prove the share (`helper.circuits`); "" for k10 and k11.
+        extra: all other fields of shares of this kind, encoded by their generation; empty for k10 and k11.
     """
 
     round_id: bytes
@@ -99,6 +113,17 @@ class Share:
     primary_blind: bytes = field(repr=False)
     c1: bytes = field(repr=False)
     c2: bytes = field(repr=False)
+    kind: str = ""
+    extra: bytes = field(default=b"", repr=False)
+
+    def find_choice_error(self, options: Sequence[int]) -> InvalidChoice | None:
+        """Return why the share does not fit a proposal with these options, None if it does.
+
+        Generations whose shares hide the decision override this in the shares that they read.
+        """
+        if self.vote_decision in options:
+            return None
+        return InvalidChoice("vote_decision", "is not an option of the proposal")
 
     @property
     def key(self) -> ShareKey:

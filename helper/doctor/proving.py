@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from helper.circuits.registry import circuit_for_version, default_circuit
+from helper.circuits.versions import LATEST_KNOWN_VERSION, format_version, is_newer_than_known
 from helper.clock import Clock
 from helper.doctor.daemon import ServiceReport
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
-from helper.reveal.circuit_selector import circuit_for_version
 from helper.reveal.prover.pool import DEFAULT_COMMAND
 from helper.reveal.prover.process import Spawn, WorkerProcess
 
@@ -94,36 +95,71 @@ def evaluate_circuit(setting: str, current: str | None, versions: Sequence[str])
     """Compare the circuit with the nodes' versions.
 
     Args:
-        setting: [prover] circuit: auto, k10 or k11.
+        setting: [prover] circuit: auto, or the name of a circuit.
         current: circuit of the running helper; None if none runs.
         versions: versions of the nodes that responded; "" for a node that reports none.
     """
     expected = {circuit for version in versions if (circuit := circuit_for_version(version)) is not None}
     reported = ", ".join(sorted({version for version in versions if version})) or "none"
-    facts = {"setting": setting, "current": current, "versions": sorted(set(versions)), "expected": sorted(expected)}
+    newer = sorted({version for version in versions if is_newer_than_known(version)})
+    facts = {
+        "setting": setting,
+        "current": current,
+        "versions": sorted(set(versions)),
+        "expected": sorted(expected),
+        "newer_than_known": newer,
+    }
     if len(expected) > 1:
         advice = "The chain is being upgraded, or one node runs another version: ask its operator."
         return warn("circuit", f"the nodes run versions with different circuits: {reported}", advice, **facts)
     if setting != "auto":
-        if expected and setting not in expected:
-            (verified,) = expected
-            return fail(
-                "circuit",
-                f'[prover] circuit is "{setting}", and nodes of version {reported} verify {verified}',
-                'Set [prover] circuit = "auto" and restart.',
-                **facts,
-            )
-        return ok("circuit", f"{setting}, set in [prover] circuit; node versions: {reported}", **facts)
-    if current is not None and expected and current not in expected:
-        advice = (
-            "If reveals are confirmed, no action is needed: "
-            "the accepted circuit takes precedence over reported versions."
-        )
-        return warn(
-            "circuit", f"the chain accepts {current}, although the nodes report version {reported}", advice, **facts
-        )
-    if expected:
-        return ok("circuit", f"{next(iter(expected))}, according to node version {reported}", **facts)
-    return ok(
-        "circuit", f"{current or 'k10 first'}; the nodes report no version, the first reveals determine it", **facts
+        result = _find_wrong_setting(setting, expected, reported, facts)
+        assumed = f"{setting}, set in [prover] circuit"
+        text = f"{assumed}; node versions: {reported}"
+    else:
+        result = _find_other_circuit(current, expected, reported, facts)
+        circuit = next(iter(expected), None)
+        assumed = f"{circuit}, as for version {format_version(LATEST_KNOWN_VERSION)}"
+        text = f"{circuit}, according to node version {reported}"
+        if circuit is None:
+            first = current or f"{default_circuit()} first"
+            text = f"{first}; the nodes report no version, the first reveals determine it"
+    if result is not None:
+        return result
+    return _warn_newer(newer, assumed, facts) if newer else ok("circuit", text, **facts)
+
+
+def _find_wrong_setting(
+    setting: str, expected: Collection[str], reported: str, facts: Mapping[str, Any]
+) -> CheckResult | None:
+    if not expected or setting in expected:
+        return None
+    (verified,) = expected
+    return fail(
+        "circuit",
+        f'[prover] circuit is "{setting}", and nodes of version {reported} verify {verified}',
+        'Set [prover] circuit = "auto" and restart.',
+        **facts,
+    )
+
+
+def _find_other_circuit(
+    current: str | None, expected: Collection[str], reported: str, facts: Mapping[str, Any]
+) -> CheckResult | None:
+    if current is None or not expected or current in expected:
+        return None
+    advice = (
+        "If reveals are confirmed, no action is needed: the accepted circuit takes precedence over reported versions."
+    )
+    return warn(
+        "circuit", f"the chain accepts {current}, although the nodes report version {reported}", advice, **facts
+    )
+
+
+def _warn_newer(newer: Sequence[str], assumed: str, facts: Mapping[str, Any]) -> CheckResult:
+    return warn(
+        "circuit",
+        f"node version not known to this release: {', '.join(newer)}; assumed circuit: {assumed}",
+        "If reveals are confirmed, no action is needed. Otherwise install a newer release of the helper.",
+        **facts,
     )

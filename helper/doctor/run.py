@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from admin.config_fetch import ConfigFetcher
 from helper.app.listeners import BUILT_PAGE_DIR
+from helper.circuits.registry import default_circuit
 from helper.clock import Clock
 from helper.config import Config
 from helper.doctor import backlog, chain, database, disk, machine, page, proving
@@ -289,7 +290,7 @@ class _Doctor:
 
     def _circuit_name(self) -> str:
         setting = self.config.prover.circuit
-        return self.daemon.service.circuit or ("k10" if setting == "auto" else setting)
+        return self.daemon.service.circuit or (default_circuit() if setting == "auto" else setting)
 
     def _check_circuit(self) -> list[CheckResult]:
         if not self.node_results.usable:

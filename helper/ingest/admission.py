@@ -301,15 +301,16 @@ class AdmissionController:
         return _round_not_active()
 
     def _validate_choice(self, share: Share, chain_round: Round) -> None:
-        """Raise ShareRefused unless proposal and decision exist in the round."""
+        """Raise ShareRefused unless the proposal exists in the round and the share fits it."""
         proposal = next((known for known in chain_round.proposals if known.id == share.proposal_id), None)
-        if proposal is not None and share.vote_decision in proposal.options:
+        error = None if proposal is None else share.find_choice_error(proposal.options)
+        if proposal is not None and error is None:
             return
         if not chain_round.proposals or self._rounds.has_unconfirmed_proposals(share.round_id):
             raise ShareRefused(429, "the round's proposals are not confirmed yet; retry later")
-        if proposal is None:
+        if error is None:
             raise ShareRefused(400, "is not a proposal of the round", field="proposal_id")
-        raise ShareRefused(400, "is not an option of the proposal", field="vote_decision")
+        raise ShareRefused(400, error.message, field=error.field)
 
 
 def _round_not_active() -> ShareRefused:

@@ -23,6 +23,7 @@ import structlog
 from helper.core.share import Share
 from helper.errors import ShareRefused
 from helper.ingest.payload import SMALL_BODY_BYTES, invalid_share
+from helper.ingest.schema import PayloadError
 from proofs import InvalidShare, ProofsError, ReadShare
 
 log = structlog.get_logger("helper.ingest")
@@ -34,11 +35,9 @@ LARGE_BODY_THREADS: Final = 1
 CONCURRENT_BATCHES: Final = max(1, min(2, os.cpu_count() or 1))
 """Concurrent native calls: one hashes while the results of the other are processed."""
 
-Result = ReadShare | InvalidShare
-
 
 class Checks(Protocol):
-    """The native validation; implemented by the module `proofs`, and by simulations with cheaper hashes."""
+    """The validation of bodies; implemented by `helper.circuits.registry`, and by simulations with cheaper hashes."""
 
     def read_shares(self, bodies: Sequence[bytes]) -> Sequence[Result]:
         """Parse and validate bodies."""
@@ -60,14 +59,22 @@ class CheckedShare:
     nullifier: bytes = field(repr=False)
 
 
+Result = ReadShare | InvalidShare | CheckedShare | PayloadError
+"""Result of the validation of a body: of the native one (the first two), or of another generation's."""
+
+
 def checked_share(result: Result) -> CheckedShare:
-    """Convert the result of the native validation.
+    """Convert the result of the validation.
 
     Raises:
         PayloadError: the body is invalid; names the first invalid field.
     """
     if isinstance(result, InvalidShare):
         raise invalid_share(result)
+    if isinstance(result, PayloadError):
+        raise result
+    if isinstance(result, CheckedShare):
+        return result
     share = Share(
         round_id=result.round_id,
         share_index=result.share_index,
@@ -91,7 +98,7 @@ class ShareValidator:
     """Parses and validates posted shares.
 
     Args:
-        checks: the native validation; `proofs`.
+        checks: the validation; `helper.circuits.registry`.
     """
 
     def __init__(self, checks: Checks) -> None:

@@ -10,12 +10,12 @@ from base64 import b64encode
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
+from helper.circuits.registry import GENERATIONS, generation_of_kind
 from helper.core.share import Share, ShareState
 from helper.errors import ChainResponseError, ExportFileError
-from helper.ingest.payload import share_to_payload
 from helper.ingest.schema import PayloadError
 from helper.ingest.validator import Checks, checked_share
 from helper.store.action_models import ExportedReveal, ExportedShare, ValidatedShare
@@ -34,6 +34,12 @@ _NonNegativeInt = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
 _Text = Annotated[str, Field(max_length=400)]
 _Stage = Annotated[str, Field(min_length=1, max_length=32)]
 _Bytes = Annotated[Base64Bytes, Field(max_length=90_000)]
+
+
+def _check_circuit(name: str) -> str:
+    if name not in GENERATIONS:
+        raise ValueError("unknown circuit")
+    return name
 
 
 class _Strict(BaseModel):
@@ -61,7 +67,7 @@ class ExportHeader(_Strict):
 class _Reveal(_Strict):
     message: _Bytes
     anchor_height: _NonNegativeInt
-    circuit: Literal["k10", "k11"]
+    circuit: Annotated[str, AfterValidator(_check_circuit)]
     height: _NonNegativeInt
     sends: _NonNegativeInt
     first_sent_height: _NonNegativeInt | None
@@ -104,7 +110,7 @@ def parse_header(line: bytes) -> ExportHeader:
 def encode_share_line(exported: ExportedShare) -> bytes:
     """Encode the line of one share."""
     line = {
-        "share": share_to_payload(exported.share),
+        "share": generation_of_kind(exported.share.kind).to_payload(exported.share),
         "received_ms": exported.received_ms,
         "state": exported.state.name.lower(),
         "due_ms": exported.due_ms,
@@ -175,7 +181,8 @@ def _parse_reveal(parsed: _Reveal, share: Share) -> ExportedReveal:
         raise ExportFileError("send heights of a message contradict its number of sends")
     message = decode_message(parsed.message)
     actual = (message.round_id, message.enc_share, message.proposal_id, message.vote_decision, message.anchor_height)
-    expected = (share.round_id, share.c1 + share.c2, share.proposal_id, share.vote_decision, parsed.anchor_height)
+    fields = generation_of_kind(share.kind).get_reveal_fields(share)
+    expected = (share.round_id, fields.enc_share, share.proposal_id, fields.vote_decision, parsed.anchor_height)
     if actual != expected:
         raise ExportFileError("a message does not belong to its share")
     return ExportedReveal(

@@ -136,7 +136,7 @@ def _fits_round(exported: ExportedShare, stored_round: StoredRound) -> bool:
     end = stored_round.vote_end_time
     options = dict(stored_round.proposals).get(share.proposal_id, ())
     in_time = share.submit_at <= end and exported.due_ms <= (end + RETRY_MARGIN_SECONDS) * 1000
-    return share.vote_decision in options and in_time
+    return share.find_choice_error(options) is None and in_time
 
 
 async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

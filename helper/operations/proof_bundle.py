@@ -14,17 +14,21 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
+from helper.circuits.registry import get_generation
 from helper.errors import ChainResponseError, ProofBundleError
-from proofs import CircuitInfo, EncodingError, Statement
+from proofs import CircuitInfo, EncodingError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FORMAT: Final = "svote-helper reveal evidence"
 MAX_BUNDLE_BYTES: Final = 64 << 10
@@ -38,7 +42,7 @@ MEMBERS: Final = (TRANSACTION, PROOF, INPUTS, MANIFEST)
 _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 Model = TypeVar("Model", bound=BaseModel)
-Verifier = Callable[[str, bytes, Statement], bool]
+Verifier = Callable[[str, bytes, Any], bool]
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Height = Annotated[int, Field(ge=1, le=2**62)]
 
@@ -72,8 +76,9 @@ class ProofBundle:
             message = RevealMessage.from_tx(self.transaction)
         except ChainResponseError as error:
             raise ProofBundleError(str(error)) from None
-        if len(message.enc_share) != 64:
-            raise ProofBundleError("transaction: ciphertext must be 64 bytes")
+        length = get_generation(self.circuit.name).enc_share_bytes
+        if len(message.enc_share) != length:
+            raise ProofBundleError(f"transaction: ciphertext must be {length} bytes")
         return message
 
     @property
@@ -82,18 +87,9 @@ class ProofBundle:
         return sha256(self.transaction).hexdigest().upper()
 
     @property
-    def statement(self) -> Statement:
+    def statement(self) -> DataclassInstance:
         """The public inputs of the proof."""
-        message = self.message
-        return Statement(
-            nullifier=message.nullifier,
-            c1=message.enc_share[:32],
-            c2=message.enc_share[32:],
-            proposal_id=message.proposal_id,
-            vote_decision=message.vote_decision,
-            root=self.root,
-            round_id=message.round_id,
-        )
+        return get_generation(self.circuit.name).create_statement(self.message, self.root)
 
 
 class _Strict(BaseModel):
@@ -116,15 +112,12 @@ class _Manifest(_Strict):
     sha256: dict[Literal["transaction.bin", "proof.bin", "public-inputs.json"], _Hex32]
 
 
-class _Inputs(_Strict):
-    nullifier: _Hex32
-    c1: _Hex32
-    c2: _Hex32
-    proposal_id: Annotated[int, Field(ge=0, le=2**32 - 1)]
-    vote_decision: Annotated[int, Field(ge=0, le=2**32 - 1)]
+class _Inputs(BaseModel):
+    """The part of the public inputs that the transaction does not contain."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
     root: _Hex32
-    round_id: _Hex32
-    anchor_height: Annotated[int, Field(ge=0, le=2**63)]
 
 
 def find_circuit(circuits: Mapping[str, CircuitInfo], proof: bytes) -> CircuitInfo:
@@ -189,19 +182,11 @@ def pack_bundle(proof_bundle: ProofBundle) -> bytes:
 
 
 def _encode_inputs(proof_bundle: ProofBundle) -> bytes:
-    statement = proof_bundle.statement
-    return _encode_json(
-        {
-            "nullifier": statement.nullifier.hex(),
-            "c1": statement.c1.hex(),
-            "c2": statement.c2.hex(),
-            "proposal_id": statement.proposal_id,
-            "vote_decision": statement.vote_decision,
-            "root": statement.root.hex(),
-            "round_id": statement.round_id.hex(),
-            "anchor_height": proof_bundle.message.anchor_height,
-        }
-    )
+    inputs = {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in asdict(proof_bundle.statement).items()
+    }
+    return _encode_json({**inputs, "anchor_height": proof_bundle.message.anchor_height})
 
 
 def _encode_json(value: Mapping[str, Any]) -> bytes:

@@ -14,12 +14,12 @@ from functools import partial
 
 import structlog
 
-import proofs
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.limited_gather import gather_limited
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
+from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
@@ -36,6 +36,7 @@ from helper.reveal.send_call import SendCall
 from helper.reveal.send_state import SendState, SendStates
 from helper.store.models import SentReveal
 from helper.store.store import Store
+from proofs import CircuitError
 
 log = structlog.get_logger("helper.reveal")
 
@@ -239,7 +240,7 @@ class Broadcaster:
         If the circuit was refused in the meantime, a share whose message was never sent, or was refused itself, is
         requeued instead. A message that may be in a mempool is resent: only its own refusal requires a new proof.
         """
-        is_outdated = reveal.prepared.circuit != self._circuits.current
+        is_outdated = self._circuits.is_outdated(reveal.prepared.circuit)
         if is_outdated and (reveal.sends == 0 or self._is_refused(reveal)):
             await self._requeue(reveal.share_id, f"the chain refuses {reveal.prepared.circuit} proofs")
         else:
@@ -493,16 +494,9 @@ class Broadcaster:
         anchor = self._trees.anchor_at(reveal.round_id, message.anchor_height)
         if anchor is None:
             return True  # the tree was not restored that far back, so the proof cannot be checked
-        statement = proofs.Statement(
-            nullifier=message.nullifier,
-            c1=message.enc_share[:32],
-            c2=message.enc_share[32:],
-            proposal_id=message.proposal_id,
-            vote_decision=message.vote_decision,
-            root=anchor.root,
-            round_id=message.round_id,
-        )
+        circuit = reveal.prepared.circuit
         try:
-            return await self._verifier.verify(reveal.prepared.circuit, message.proof, statement)
-        except ProverError:
+            statement = get_generation(circuit).create_statement(message, anchor.root)
+            return await self._verifier.verify(circuit, message.proof, statement)
+        except (ProverError, CircuitError):
             return True

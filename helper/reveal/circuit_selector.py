@@ -1,30 +1,29 @@
 """Selects the circuit generation that the chain verifies, and handles refused proofs.
 
 A chain accepts exactly one generation. With `circuit = "auto"` the initial choice is the generation that this chain
-accepted last, else the one for the node's version, else the newer one. It changes when the chain refuses a proof that
-the local verifier accepts. Until the chain has accepted a reveal of the current generation, one reveal at a time is
-proven and sent, and its result applies to the others. A configured generation never changes: if the chain refuses it,
-dispatch is paused with a reason.
+accepted last, else the one for the node's version, else that of the newest version. It changes when the chain refuses a
+proof that the local verifier accepts. Until the chain has accepted a reveal of the current generation, one reveal at a
+time is proven and sent, and its result applies to the others. This is repeated after a start with a chain version that
+this release does not know, because such a chain may verify another circuit than before. A configured generation never
+changes: if the chain refuses it, dispatch is paused with a reason.
+
+A share is only proven with generations of its kind (`helper.circuits`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 
 import structlog
 
+from helper.circuits.registry import GENERATIONS, circuit_for_version, circuits_of_kind, default_circuit
+from helper.circuits.versions import is_newer_than_known
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason, text_of
+from proofs import CircuitError
 
 log = structlog.get_logger("helper.reveal")
 
-OLDER, NEWER = "k11", "k10"
-GENERATIONS = (NEWER, OLDER)
-PROOF_COST = {NEWER: 1.0, OLDER: 6.0}
-"""Relative cost of a proof. Measured on two cores with one prover each: 0.29 s and 1.85 s."""
-FIRST_NEWER_VERSION = (1, 3, 0)
-"""First node version that verifies the newer generation."""
 PAUSE_SECONDS = 60.0
 """Seconds of a pause after the chain refused every permitted generation. During it, one share is tried per block."""
 TRIAL_WAIT_SECONDS = 10.0
@@ -35,30 +34,18 @@ After that, the next share may try the circuit, and a prepared message waits for
 APPLIED_PAUSE_SECONDS = 10.0
 """Seconds that a pause reported by another host lasts unless it is reported again."""
 
-_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
-
-def circuit_for_version(version: str) -> str | None:
-    """Return the generation that a node of this version verifies.
-
-    None if the version cannot be parsed.
-    """
-    match = _VERSION.match(version)
-    if match is None:
-        return None
-    return NEWER if tuple(int(part) for part in match.groups()) >= FIRST_NEWER_VERSION else OLDER
-
-
-def other_circuit(circuit: str) -> str:
-    """Return the other generation."""
-    return OLDER if circuit == NEWER else NEWER
+def next_circuit(circuit: str) -> str:
+    """Return the generation to try after one that the chain refused: the next older one for the same shares."""
+    candidates = circuits_of_kind(GENERATIONS[circuit].kind)
+    return candidates[(candidates.index(circuit) + 1) % len(candidates)]
 
 
 class CircuitSelector:
     """Selects the generation to prove with.
 
     Args:
-        setting: "auto", "k10" or "k11".
+        setting: "auto", or the name of a generation.
         clock: measures pauses.
         store_accepted: stores the generation that a chain accepted, as (key, value).
 
@@ -76,7 +63,7 @@ class CircuitSelector:
         self._paused_until: float | None = None
         self._pause_reason: PauseReason | None = None
         self._may_try = False  # whether a block was produced since the last refusal
-        self.current = NEWER if self._is_auto else setting
+        self.current = default_circuit() if self._is_auto else setting
 
     @staticmethod
     def storage_key(chain_id: str) -> str:
@@ -92,7 +79,10 @@ class CircuitSelector:
         self._chain_id, self._accepted_circuit = chain_id, last_accepted
         if self._is_auto:
             known = last_accepted if last_accepted in GENERATIONS else None
-            self.current = known or circuit_for_version(version) or NEWER
+            self.current = known or circuit_for_version(version) or default_circuit()
+            if is_newer_than_known(version):
+                self._accepted_circuit = None
+                log.warning("chain_version_newer_than_known", version=version, circuit=self.current)
         log.info("circuit_selected", circuit=self.current, chain_id=chain_id, remembered=last_accepted, version=version)
 
     # ------------------------------------------------------------------ cluster state
@@ -155,7 +145,27 @@ class CircuitSelector:
     @property
     def required_circuits(self) -> tuple[str, ...]:
         """The generations whose keys the provers load, the current one first."""
-        return (self.current, other_circuit(self.current)) if self._is_auto else (self.current,)
+        if not self._is_auto:
+            return (self.current,)
+        return (self.current, *(name for name in reversed(GENERATIONS) if name != self.current))
+
+    def circuit_for(self, kind: str) -> str:
+        """Return the generation to prove a share of this kind with.
+
+        Raises:
+            CircuitError: no permitted generation proves such shares.
+        """
+        if GENERATIONS[self.current].kind == kind:
+            return self.current
+        candidates = circuits_of_kind(kind) if self._is_auto else ()
+        if not candidates:
+            raise CircuitError("no circuit for this kind of share")
+        return candidates[0]
+
+    def is_outdated(self, circuit: str) -> bool:
+        """Whether shares that were proven with this generation are now proven with another one."""
+        generation = GENERATIONS.get(circuit)
+        return generation is None or self.circuit_for(generation.kind) != circuit
 
     @property
     def pause_reason(self) -> PauseReason | None:
@@ -188,21 +198,22 @@ class CircuitSelector:
     def record_refused(self, share_id: int, circuit: str) -> None:
         """Record that the chain refused a valid proof of this generation.
 
-        Valid means that the local verifier accepts it. No attempt is spent. The next proof is of the other generation.
+        Valid means that the local verifier accepts it. No attempt is spent. The next proof is of the next generation.
         If that is not permitted, or was refused for this share too, dispatch is paused, and one share is tried after
         each block: the chain may be upgraded, or its nodes repaired.
         """
         if not self._is_auto:
-            self._pause(PauseCause.CIRCUIT_REFUSED.reason(circuit, other_circuit(circuit)))
+            self._pause(PauseCause.CIRCUIT_REFUSED.reason(circuit, next_circuit(circuit)))
             return
         tried = self._refused_by_share.setdefault(share_id, set())
         tried.add(circuit)
         if self.current == circuit:
-            self.current = other_circuit(circuit)
+            self.current = next_circuit(circuit)
             log.warning("circuit_refused", circuit=circuit)
-        if tried.issuperset(GENERATIONS):
+        candidates = circuits_of_kind(GENERATIONS[circuit].kind)
+        if tried.issuperset(candidates):
             self.forget(share_id)
-            self._pause(PauseCause.BOTH_CIRCUITS_REFUSED.reason())
+            self._pause(PauseCause.EVERY_CIRCUIT_REFUSED.reason(_join_names(candidates)))
 
     def _pause(self, reason: PauseReason) -> None:
         is_known = text_of(self.pause_reason) == str(reason)  # another host may have reported the same text
@@ -215,3 +226,7 @@ class CircuitSelector:
     def forget(self, share_id: int) -> None:
         """Drop the refusals of a share."""
         self._refused_by_share.pop(share_id, None)
+
+
+def _join_names(circuits: tuple[str, ...]) -> str:
+    return "both circuits" if len(circuits) == 2 else ", ".join(circuits)

@@ -7,6 +7,7 @@ import structlog
 from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
+from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.errors import ProofFailed, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
@@ -58,7 +59,7 @@ class Revealer:
         if anchor is None or share.tree_position >= anchor.size:
             await self._wait_for_tree(queued)
             return False
-        circuit = self._circuits.current
+        circuit = self._circuits.circuit_for(share.kind)
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
         proof = await self._make_proof(queued, circuit, path)
         if proof is None:
@@ -110,11 +111,12 @@ class Revealer:
         await self._attempts.spend_attempt(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
 
     def _create_prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
+        fields = get_generation(circuit).get_reveal_fields(queued.share)
         message = RevealMessage(
             nullifier=queued.nullifier,
-            enc_share=queued.share.c1 + queued.share.c2,
+            enc_share=fields.enc_share,
             proposal_id=queued.share.proposal_id,
-            vote_decision=queued.share.vote_decision,
+            vote_decision=fields.vote_decision,
             proof=proof.proof,
             round_id=queued.share.round_id,
             anchor_height=anchor.height,

@@ -61,7 +61,7 @@ class PreparedReveal:
         message: the transaction: 0x04 and the protobuf.
         tx_hash: 32 bytes, SHA-256 of `message`.
         anchor_height: height of the tree root that the proof refers to.
-        circuit: "k11" or "k10".
+        circuit: name of the circuit generation.
         height: the chain's height when the proof was made.
     """
 

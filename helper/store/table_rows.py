@@ -30,9 +30,12 @@ def truncate_text(text: str, limit: int = MAX_NOTE_CHARS) -> str:
 
 def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
     """Return whether a row passes its check, which is its last column."""
-    stored = row[-1]
+    return _matches_check(key, row[:-1], row[-1])
+
+
+def _matches_check(key: bytes, columns: tuple[Column, ...], stored: Column) -> bool:
     try:
-        return isinstance(stored, bytes) and compare_digest(stored, row_check(key, row[:-1]))
+        return isinstance(stored, bytes) and compare_digest(stored, row_check(key, columns))
     except (TypeError, OverflowError):
         return False  # a column has a type or size that is never written
 
@@ -82,6 +85,8 @@ class ShareRow(NamedTuple):
     stage: str
     note: str
     row_check: bytes = b""
+    kind: str = ""
+    extra: bytes = b""
 
     def with_check(self, key: bytes) -> ShareRow:
         """Return the same row with its check."""
@@ -89,7 +94,16 @@ class ShareRow(NamedTuple):
 
     def is_sound(self, key: bytes) -> bool:
         """Return whether the row passes its check."""
-        return is_sound(key, self)
+        return _matches_check(key, self.checked_columns(), self.row_check)
+
+    def checked_columns(self) -> tuple[Column, ...]:
+        """Return the columns that the check covers: all others, except `kind` and `extra` if both are empty.
+
+        Rows written before these columns existed keep their check.
+        """
+        if self.kind == "" and self.extra == b"":  # a damaged column may have another type
+            return self[:_SHARE_CHECK]
+        return (*self[:_SHARE_CHECK], self.kind, self.extra)
 
     def to_columns(self) -> tuple[Column, ...]:
         """Return the values for the columns of `shares`."""
@@ -109,6 +123,8 @@ class ShareRow(NamedTuple):
             primary_blind=self.primary_blind,
             c1=self.c1,
             c2=self.c2,
+            kind=self.kind,
+            extra=self.extra,
         )
 
     def to_queued_share(self) -> QueuedShare:
@@ -134,10 +150,16 @@ class ShareRow(NamedTuple):
         )
 
 
+_SHARE_CHECK = ShareRow._fields.index("row_check")
+
+
 def add_row_checks(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
     """Return the same rows with their checks."""
-    columns = [row[:-1] for row in rows]
-    return [ShareRow(*row, check) for row, check in zip(columns, row_checks(key, columns), strict=True)]
+    checks = row_checks(key, [row.checked_columns() for row in rows])
+    return [
+        ShareRow._make((*row[:_SHARE_CHECK], check, row.kind, row.extra))
+        for row, check in zip(rows, checks, strict=True)
+    ]
 
 
 class RevealRow(NamedTuple):

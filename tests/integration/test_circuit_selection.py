@@ -42,7 +42,7 @@ async def test_circuit_auto_finds_generation_without_spending_attempts(
 
 
 @pytest.mark.anyio
-@pytest.mark.rule("R11")
+@pytest.mark.rule("R11", "N21")
 async def test_circuit_wrong_setting_pauses_queue(tmp_path: Path) -> None:
     async with run_chain_and_helper(
         tmp_path, "--circuit", "k10", prover={"circuit": "k11"}, helper={"max_concurrent_proofs": 1}

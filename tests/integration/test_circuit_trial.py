@@ -13,6 +13,7 @@ SHARES = 16
 
 
 @pytest.mark.anyio
+@pytest.mark.rule("N21")
 async def test_circuit_trial_with_sixteen_due_shares_sends_one_invalid_proof(tmp_path: Path) -> None:
     flags = ("--circuit", "k10", "--version", "v1.2.0")  # starts with k11, so the valid proofs are the fast ones
     async with run_chain_and_helper(tmp_path, *flags, helper={"max_concurrent_proofs": 2}) as (chain, helper):

@@ -12,14 +12,13 @@ from typing import Any
 
 import httpx
 
-import proofs
 from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
+from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason
 from helper.core.share import Share
 from helper.reveal.prover.pool import Proof, ProverPool
-from helper.reveal.prover.selftest import create_sample_job
 from tests.support.clock import FakeClock
 
 START_TIME = 1_795_268_000
@@ -43,7 +42,10 @@ def create_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> 
         tree_position=position,
         submit_at=submit_at,
         share_comms=rng.randbytes(512),
-        **blobs,
+        shares_hash=blobs["shares_hash"],
+        primary_blind=blobs["primary_blind"],
+        c1=blobs["c1"],
+        c2=blobs["c2"],
     )
 
 
@@ -133,7 +135,7 @@ class FakeProver(ProverPool):
             finally:
                 self.running -= 1
 
-    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
+    async def verify(self, circuit: str, proof: bytes, statement: Any) -> bool:
         self.verified.append((circuit, statement.root))
         return self.is_valid
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
+from helper.circuits.single_choice import SingleChoiceGeneration
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.worker import CircuitEngine, main, parse_statement
+from helper.reveal.prover.worker import CircuitEngine, main
 
+K10 = SingleChoiceGeneration(proofs.CIRCUITS["k10"], first_version=None, proof_cost=1.0)
 PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43
 """Proposal ids that make the worker crash, hang, or refuse the witness."""
 
@@ -73,7 +75,7 @@ class StandInEngine(CircuitEngine):
 
     def verify(self, job: Frame) -> Frame:
         """Return whether the fake proof belongs to this statement."""
-        return {"ok": bytes.fromhex(job["proof"]) == create_stand_in_proof(parse_statement(job))}
+        return {"ok": bytes.fromhex(job["proof"]) == create_stand_in_proof(K10.parse_statement(job))}
 
 
 def compute_root(leaf: bytes, position: int, path: bytes) -> bytes:

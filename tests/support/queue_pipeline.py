@@ -22,6 +22,7 @@ from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
+from helper.reveal.prover.pool import ProverPool
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.store.models import QueuedShare
@@ -109,6 +110,7 @@ class Pipeline:
         slots: int = 2,
         circuit: str = "auto",
         maximum: int = 5,
+        prover: ProverPool | None = None,
         **limits: float,
     ) -> None:
         self.clock = clock
@@ -133,8 +135,8 @@ class Pipeline:
             "circuits": self.circuits,
             "attempts": self.attempts,
         }
-        self.revealer = Revealer(**reveal_parts, prover=self.prover)
-        self.make_broadcaster = partial(Broadcaster, **reveal_parts, verifier=self.prover)
+        self.revealer = Revealer(**reveal_parts, prover=prover or self.prover)
+        self.make_broadcaster = partial(Broadcaster, **reveal_parts, verifier=prover or self.prover)
         self.broadcaster = self.make_broadcaster()
         self.retention = Retention(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
         self.listener = SimpleNamespace(

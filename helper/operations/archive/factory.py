@@ -8,13 +8,13 @@ from helper.chain.models import Round
 from helper.chain.node_pool import NodePool
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.reveal_history import RevealHistory
+from helper.circuits.registry import circuit_infos
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.roles import ROLES
 from helper.object_store.bucket import Bucket, BucketLocation
 from helper.object_store.s3 import open_bucket
 from helper.operations.archive.writer import ArchiveWriter
-from proofs import CIRCUITS
 
 
 def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket | None:
@@ -58,7 +58,7 @@ def create_archive_writer(
         RevealHistory(ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)),
         rounds=rounds,
         is_writer=is_writer,
-        circuits=CIRCUITS,
+        circuits=circuit_infos(),
         clock=clock,
         interval_seconds=config.archive.check_seconds,
     )

@@ -12,17 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-import proofs
+from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
-from helper.reveal.circuit_selector import PROOF_COST
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 log = structlog.get_logger("helper.reveal")
 
@@ -121,7 +123,7 @@ class ProverPool:
 
     def _relative_cost(self, circuit: str) -> float:
         """Cost of a proof of this circuit relative to that of the self-test."""
-        return PROOF_COST[circuit] / PROOF_COST[self._circuits[0]]
+        return get_generation(circuit).proof_cost / get_generation(self._circuits[0]).proof_cost
 
     def proof_timeout(self, circuit: str) -> float:
         """Timeout of a proof of this circuit, in seconds."""
@@ -185,20 +187,7 @@ class ProverPool:
             started_at = self._clock.monotonic()
             on_start()
 
-        request = {
-            "op": "prove",
-            "circuit": circuit,
-            "path": path,
-            "position": share.tree_position,
-            "share_comms": share.share_comms,
-            "primary_blind": share.primary_blind,
-            "c1": share.c1,
-            "c2": share.c2,
-            "share_index": share.share_index,
-            "proposal_id": share.proposal_id,
-            "vote_decision": share.vote_decision,
-            "round_id": share.round_id,
-        }
+        request = {"op": "prove", "circuit": circuit, **get_generation(circuit).create_job(share, path)}
         reply = await self._request(request, note_start)
         return Proof(
             proof=bytes.fromhex(reply["proof"]),
@@ -207,7 +196,7 @@ class ProverPool:
             seconds=self._clock.monotonic() - started_at,
         )
 
-    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
+    async def verify(self, circuit: str, proof: bytes, statement: DataclassInstance) -> bool:
         """Check a proof for these public inputs; raises the errors of `prove`."""
         request = {"op": "verify", "circuit": circuit, "proof": proof, **asdict(statement)}
         reply = await self._request(request, lambda: None)

@@ -11,67 +11,35 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from typing import IO
 
 import proofs
+from helper.circuits.registry import get_generation
 from helper.reveal.prover import frames
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.selftest import create_sample_job, create_sample_statement
 from helper.runtime.hardening import harden_process
 
 
 class CircuitEngine:
-    """The Halo 2 circuits. Tests substitute a fast engine."""
+    """The circuits of this release. Tests substitute a fast engine."""
 
     def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
         """Create the keys and return their fingerprints. Raises `proofs.CircuitError` if one is wrong."""
-        return {name: proofs.warm(name) for name in circuits}
+        return {name: get_generation(name).warm() for name in circuits}
 
     def self_test(self, circuit: str) -> float:
         """Prove a sample share and verify the proof. Returns the seconds that proving took."""
-        job = create_sample_job()
-        started = time.perf_counter()
-        proved = proofs.prove(circuit, **job)
-        seconds = time.perf_counter() - started
-        if not proofs.verify(circuit, proved.proof, create_sample_statement(job, proved)):
-            raise proofs.CircuitError(f"{circuit}: the proof of the self-test is not valid")
-        return seconds
+        return get_generation(circuit).self_test()
 
     def prove(self, job: Frame) -> Frame:
         """Prove one share against one anchor; bytes are hex-encoded."""
-        proved = proofs.prove(
-            job["circuit"],
-            path=bytes.fromhex(job["path"]),
-            position=job["position"],
-            share_comms=bytes.fromhex(job["share_comms"]),
-            primary_blind=bytes.fromhex(job["primary_blind"]),
-            c1=bytes.fromhex(job["c1"]),
-            c2=bytes.fromhex(job["c2"]),
-            share_index=job["share_index"],
-            proposal_id=job["proposal_id"],
-            vote_decision=job["vote_decision"],
-            round_id=bytes.fromhex(job["round_id"]),
-        )
-        return {"proof": proved.proof, "nullifier": proved.nullifier, "root": proved.root}
+        return get_generation(job["circuit"]).prove(job)
 
     def verify(self, job: Frame) -> Frame:
         """Check one proof against its public inputs."""
-        return {"ok": proofs.verify(job["circuit"], bytes.fromhex(job["proof"]), parse_statement(job))}
-
-
-def parse_statement(job: Frame) -> proofs.Statement:
-    """Parse the public inputs of a request to check a proof."""
-    return proofs.Statement(
-        nullifier=bytes.fromhex(job["nullifier"]),
-        c1=bytes.fromhex(job["c1"]),
-        c2=bytes.fromhex(job["c2"]),
-        proposal_id=job["proposal_id"],
-        vote_decision=job["vote_decision"],
-        root=bytes.fromhex(job["root"]),
-        round_id=bytes.fromhex(job["round_id"]),
-    )
+        generation = get_generation(job["circuit"])
+        return {"ok": generation.verify(bytes.fromhex(job["proof"]), generation.parse_statement(job))}
 
 
 def main(engine: CircuitEngine) -> None:

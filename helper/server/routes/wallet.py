@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
+from helper.circuits.registry import share_body
 from helper.core.pause import PauseReason
 from helper.errors import ShareRefused
 from helper.ingest import payload
@@ -73,7 +74,7 @@ class WalletView:
 POST_SHARE: Final = Operation(
     "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
     payload.AcceptedResponse,
-    body=payload.SHARE,
+    body=share_body(),
     refusals=(413,),
     authorized_role="wallets",
 )

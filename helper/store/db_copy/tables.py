@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from helper.core.share import ShareState
 from helper.store.meta import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
-from helper.store.table_rows import Column, RevealRow, RoundRow, Row, ShareRow, is_sound
-from proofs import row_check
+from helper.store.table_rows import RevealRow, RoundRow, Row, ShareRow, is_sound
 
 Key = tuple[Any, ...]
+CheckedRow = TypeVar("CheckedRow", ShareRow, RevealRow)
 
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, "seal.check"})
 """Keys in `meta` that belong to one database and are not migrated."""
@@ -133,8 +133,8 @@ def make_portable(live: LiveShare, row_key: bytes) -> LiveShare | None:
     return LiveShare(
         live.id,
         live.round_no,
-        ShareRow(*_make_row_portable(tuple(share), row_key)),
-        None if reveal is None else RevealRow(*_make_row_portable(tuple(reveal), row_key)),
+        _make_row_portable(share, row_key),
+        None if reveal is None else _make_row_portable(reveal, row_key),
         tuple(replace_nul_in_row(entry) for entry in live.history),
     )
 
@@ -149,9 +149,9 @@ def replace_nul(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
-def _make_row_portable(row: tuple[Column, ...], row_key: bytes) -> Row:
-    cleaned = replace_nul_in_row(row)
-    return row if cleaned == row else (*cleaned[:-1], row_check(row_key, cleaned[:-1]))
+def _make_row_portable(row: CheckedRow, row_key: bytes) -> CheckedRow:
+    cleaned = type(row)._make(replace_nul_in_row(row))
+    return row if cleaned == row else cleaned.with_check(row_key)
 
 
 def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:

@@ -119,6 +119,8 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
         proved_height=None,
         stage="accepted",
         note="",
+        kind=share.kind,
+        extra=share.extra,
     )
 
 

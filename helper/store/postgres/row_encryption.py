@@ -18,6 +18,8 @@ from helper.store.transaction import Params
 
 _NUMBERS: Final = struct.Struct(">BIBIqq")
 _NUMBER_COUNT: Final = 6
+_FIXED_COUNT: Final = 12
+"""Fields of `Witness` with a fixed length."""
 _PLAINTEXT: Final = struct.Struct(_NUMBERS.format + "32s512s32s32s32s32s")
 _HASH_BYTES: Final = 32
 
@@ -28,7 +30,7 @@ class Witness(NamedTuple):
     """Columns of a share that are encrypted together.
 
     Damaged columns are decrypted as -1 or empty, so that the row check fails. The plaintext has the fields in this
-    order, as in `_PLAINTEXT`.
+    order: as in `_PLAINTEXT`, then, unless both are empty, the length of `kind` in one byte, `kind` and `extra`.
     """
 
     share_index: int = -1
@@ -43,20 +45,34 @@ class Witness(NamedTuple):
     c1: bytes = b""
     c2: bytes = b""
     nullifier: bytes = b""
+    kind: str = ""
+    extra: bytes = b""
 
     def encode(self) -> bytes:
         """Return the plaintext."""
-        return b"".join((_NUMBERS.pack(*self[:_NUMBER_COUNT]), *self[_NUMBER_COUNT:]))
+        fixed = (_NUMBERS.pack(*self[:_NUMBER_COUNT]), *self[_NUMBER_COUNT:_FIXED_COUNT])
+        if not self.kind and not self.extra:
+            return b"".join(fixed)
+        kind = self.kind.encode()
+        return b"".join((*fixed, bytes((len(kind),)), kind, self.extra))
 
     @classmethod
     def decode(cls, plain: bytes) -> Witness:
         """Return the witness of a plaintext; the defaults if its length is wrong."""
-        return cls._make(_PLAINTEXT.unpack(plain)) if len(plain) == _PLAINTEXT.size else cls()
+        fixed, others = plain[: _PLAINTEXT.size], plain[_PLAINTEXT.size :]
+        if len(fixed) != _PLAINTEXT.size:
+            return cls()
+        if not others:
+            return cls(*_PLAINTEXT.unpack(fixed))
+        kind_end = 1 + others[0]
+        kind = others[1:kind_end].decode(errors="replace")
+        return cls._make((*_PLAINTEXT.unpack(fixed), kind, others[kind_end:]))
 
 
 _WITNESS_START: Final = ShareRow._fields.index("share_index")
-_WITNESS_END: Final = _WITNESS_START + len(Witness._fields)
-"""In `shares`, the columns `tag` and `witness` take the place of these columns of `ShareRow`."""
+_WITNESS_END: Final = _WITNESS_START + _FIXED_COUNT
+"""In `shares`, the columns `tag` and `witness` take the place of these columns of `ShareRow`, and of the last two."""
+_KIND: Final = ShareRow._fields.index("kind")
 _read_witness: Final = attrgetter(*Witness._fields)
 _witness_in_row_order: Final = attrgetter(*ShareRow._fields[_WITNESS_START:_WITNESS_END])
 _SHARE_COLUMNS: Final = len(ShareRow._fields) - len(Witness._fields) + 2
@@ -114,7 +130,7 @@ class RowEncryption:
         """Return the values for the columns of `shares`."""
         tag = self._keyring.nullifier_tags(row.nullifier)[0]
         witness = self._keyring.encrypt(Witness._make(_read_witness(row)).encode())
-        return (*row[1:_WITNESS_START], tag, witness, *row[_WITNESS_END:])
+        return (*row[1:_WITNESS_START], tag, witness, *row[_WITNESS_END:_KIND])
 
     def _encrypted_reveal(self, columns: Row) -> Row:
         """Return the values for the columns of `reveals`, whose message begins with the transaction hash."""
@@ -136,7 +152,9 @@ class RowEncryption:
 
     def _decrypt_share(self, columns: Row) -> ShareRow:
         witness = Witness.decode(self._open(columns[_WITNESS_START + 1]))
-        return ShareRow(*columns[:_WITNESS_START], *_witness_in_row_order(witness), *columns[_WITNESS_START + 2 :])
+        others = columns[_WITNESS_START + 2 :]
+        in_row_order = _witness_in_row_order(witness)
+        return ShareRow._make((*columns[:_WITNESS_START], *in_row_order, *others, witness.kind, witness.extra))
 
     def _hash_and_message(self, sealed: bytes) -> tuple[bytes, bytes]:
         plain = self._open(sealed)

@@ -48,8 +48,8 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
 INSERT INTO shares (
   id, round_no, mac, share_index, proposal_id, vote_decision, tree_position, submit_at, shares_hash, share_comms,
   primary_blind, c1, c2, nullifier, received_ms, rank, state, due_ms, attempts, crashes, proved_height, stage, note,
-  row_check
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+  row_check, kind, extra
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- ---------------------------------------------------------------- shares: processing
 

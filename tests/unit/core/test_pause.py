@@ -25,7 +25,9 @@ TEXTS = {
     PauseCause.CIRCUIT_REFUSED.reason("k11", "k10"): (
         'the chain rejects valid k11 proofs: it uses the other circuit; set [prover] circuit = "auto" or "k10"'
     ),
-    PauseCause.BOTH_CIRCUITS_REFUSED.reason(): ("the chain rejects valid proofs of both circuits: check its nodes"),
+    PauseCause.EVERY_CIRCUIT_REFUSED.reason("both circuits"): (
+        "the chain rejects valid proofs of both circuits: check its nodes"
+    ),
     PauseCause.REFUSAL_SEEN_BY_SENDER.reason("a reason"): "a reason",
 }
 

@@ -120,6 +120,10 @@ def test_evaluate_clock_without_block_is_warning() -> None:
         ("k11", None, ["v1.3.0"], Level.FAIL),
         ("k11", "k11", ["v1.2.0"], Level.OK),
         ("k10", None, [], Level.OK),
+        ("auto", "k10", ["v1.7.0"], Level.OK),
+        ("auto", "k10", ["v1.8.0"], Level.WARN),
+        ("k10", None, ["v1.8.0"], Level.WARN),
+        ("k11", None, ["v1.8.0"], Level.FAIL),
     ],
 )
 def test_evaluate_circuit_compares_with_node_versions(
@@ -128,3 +132,13 @@ def test_evaluate_circuit_compares_with_node_versions(
     result = evaluate_circuit(setting, current, versions)
     assert result.level is level
     assert bool(result.advice) is (level is not Level.OK)
+
+
+@pytest.mark.rule("N21")
+def test_evaluate_circuit_unknown_version_states_what_was_assumed() -> None:
+    result = evaluate_circuit("auto", None, ["v1.8.0-rc.1", "v1.7.0"])
+    assert result.message == (
+        "node version not known to this release: v1.8.0-rc.1; assumed circuit: k10, as for version v1.7.0"
+    )
+    assert result.facts["newer_than_known"] == ["v1.8.0-rc.1"]
+    assert "install a newer release" in str(result.advice)

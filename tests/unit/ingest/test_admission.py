@@ -11,7 +11,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from helper.chain.models import RoundStatus
+from helper.chain.models import Proposal, RoundStatus
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
@@ -185,6 +185,18 @@ async def test_admission_unknown_proposal_or_option_is_refused(
 ) -> None:
     refused = await harness.expect_refusal(make_share(**changes))
     assert (refused.status, refused.field) == (400, field)
+
+
+@pytest.mark.rule("N19")
+async def test_admission_takes_proposals_1_to_50_of_the_round(harness: Harness) -> None:
+    proposals = tuple(Proposal(number, (0, 1)) for number in range(52))
+    harness.chain.rounds[ROUND_ID] = dataclasses.replace(make_round(), proposals=proposals)
+    for number in (1, 37, 50):
+        assert await harness.intake.admit(share_body(make_share(proposal_id=number))) is EnqueueResult.QUEUED
+    for number in (0, 51):
+        with pytest.raises(PayloadError, match="proposal_id: must be from 1 to 50"):
+            await harness.intake.admit(share_body(make_share(proposal_id=number)))
+    assert [share.proposal_id for share in harness.store.shares] == [1, 37, 50]
 
 
 @pytest.mark.parametrize("status", [s for s in RoundStatus if s is not RoundStatus.ACTIVE])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helper.errors import StoreFull
-from helper.reveal.circuit_selector import PAUSE_SECONDS, CircuitSelector, circuit_for_version
+from helper.reveal.circuit_selector import PAUSE_SECONDS, CircuitSelector
+from proofs import CircuitError
 from tests.support.clock import FakeClock
 
 
@@ -28,22 +29,6 @@ def meta() -> FakeMeta:
 
 def create_selector(setting: str, clock: FakeClock, memory: FakeMeta) -> CircuitSelector:
     return CircuitSelector(setting, clock=clock, store_accepted=memory.put)
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("v1.3.0", "k10"),
-        ("1.3.0", "k10"),
-        ("v1.2.9", "k11"),
-        ("0.5.42", "k11"),
-        ("v2.0.0-rc1", "k10"),
-        ("", None),
-        ("main-abc", None),
-    ],
-)
-def test_node_version_selects_circuit_where_known(version: str, expected: str | None) -> None:
-    assert circuit_for_version(version) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,3 +155,25 @@ def test_paused_selector_allows_trial_after_block(setting: str, clock: FakeClock
         selector.note_block()
         assert selector.blocked_reason is None
         assert selector.pause_reason is not None, "it is reported until a proof is accepted"
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("N21")
+@pytest.mark.parametrize(("stored", "current"), [(None, "k10"), ("k10", "k10"), ("k11", "k11")])
+async def test_version_newer_than_known_needs_one_trial_after_each_start(
+    clock: FakeClock, meta: FakeMeta, stored: str | None, current: str
+) -> None:
+    auto = create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", "v1.8.0", stored)
+    assert (auto.current, auto.is_current_unproven) == (current, True)
+    await auto.record_accepted(current)
+    assert not auto.is_current_unproven
+    assert meta == {"circuit:svote-1": current}
+
+
+def test_share_of_unknown_kind_has_no_circuit(clock: FakeClock, meta: FakeMeta) -> None:
+    auto = create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", "v1.7.0", None)
+    assert auto.circuit_for("") == "k10"
+    with pytest.raises(CircuitError):
+        auto.circuit_for("hidden-choice")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> N
     assert queued.state is ShareState.WITNESSED
     assert queued.due_ms == (int(NOW) + 100) * 1000
     assert (queued.attempts, queued.crashes, queued.proved_height) == (0, 0, None)
+
+
+async def test_claim_due_returns_extra_fields_of_share(store: Store) -> None:
+    posted = make_posted_share(5)
+    share = replace(posted.share, kind="hidden-choice", extra=bytes(range(256)) * 2)
+
+    await store.enqueue(share, posted.nullifier, now=NOW)
+
+    (queued,) = await claim_all_due(store)
+    assert queued.share == share
 
 
 @pytest.mark.rule("R10")

@@ -1,4 +1,4 @@
-"""Sample share for the self-test at startup.
+"""Sample share for the self-test of k10 and k11 at startup.
 
 The self-test checks keys, prover and verifier, and measures the duration of a proof.
 """

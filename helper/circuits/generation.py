@@ -1,0 +1,129 @@
+"""Interface of a circuit generation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from helper.core.share import Share
+from helper.ingest.schema import ObjectField
+from proofs import CircuitInfo
+
+if TYPE_CHECKING:  # a prover worker imports this module, and needs neither the network client nor the validator
+    from _typeshed import DataclassInstance
+
+    from helper.chain.reveal_transaction import RevealMessage
+    from helper.circuits.versions import Version
+    from helper.ingest.validator import Result
+
+Job = dict[str, Any]
+"""Arguments for a prover worker, as JSON values; bytes values are hex-encoded when they are sent."""
+
+
+class RevealFields(NamedTuple):
+    """The fields of a reveal message that depend on the kind of the share.
+
+    Attributes:
+        enc_share: the ciphertexts, encoded by the generation.
+        vote_decision: the option voted for; 0 if the share hides it.
+    """
+
+    enc_share: bytes
+    vote_decision: int
+
+
+class CircuitGeneration(ABC):
+    """One circuit, with the shares that it reveals.
+
+    Generations with the same `kind` have the same fields, validation and statement, and prove the same shares.
+
+    Args:
+        info: the circuit's name, rows, proof length, fingerprint of the verifying key, and crate.
+        first_version: first chain version that verifies it; None if no version implies it.
+        proof_cost: time of a proof relative to k10's.
+    """
+
+    kind: ClassVar[str]
+    """Stored with each share. At most 16 characters; "" for shares of k10 and k11."""
+    fields: ClassVar[ObjectField]
+    """The fields of a posted share."""
+    enc_share_bytes: ClassVar[int]
+    """Length of `enc_share` in a reveal message."""
+
+    def __init__(self, info: CircuitInfo, *, first_version: Version | None, proof_cost: float) -> None:
+        self.info = info
+        self.first_version = first_version
+        self.proof_cost = proof_cost
+
+    # ------------------------------------------------------------------ shares
+
+    @abstractmethod
+    def recognizes(self, body: bytes) -> bool:
+        """Whether a posted body, which may be invalid, is meant as a share of this kind."""
+
+    @abstractmethod
+    def read_shares(self, bodies: Sequence[bytes]) -> Sequence[Result]:
+        """Parse posted bodies; check encodings and hashes. Runs in a thread, without access to the event loop."""
+
+    @abstractmethod
+    def to_payload(self, share: Share) -> dict[str, Any]:
+        """Return the fields of a share as a wallet sends them."""
+
+    # ------------------------------------------------------------------ reveals
+
+    @abstractmethod
+    def get_reveal_fields(self, share: Share) -> RevealFields:
+        """Return the ciphertexts and the decision that the reveal publishes."""
+
+    @abstractmethod
+    def create_statement(self, message: RevealMessage, root: bytes) -> DataclassInstance:
+        """Return the public inputs of a reveal's proof: a flat dataclass of bytes and integers.
+
+        Args:
+            message: the reveal; its `enc_share` has `enc_share_bytes` bytes.
+            root: the tree's root at its anchor height, 32 bytes.
+        """
+
+    @abstractmethod
+    def create_job(self, share: Share, path: bytes) -> Job:
+        """Return the witness of a proof.
+
+        Args:
+            share: the share.
+            path: the 24 siblings of its leaf, leaf level first.
+        """
+
+    # ------------------------------------------------------------------ in a prover worker
+
+    @abstractmethod
+    def warm(self) -> str:
+        """Create the keys and return their fingerprint.
+
+        Raises:
+            CircuitError: it is not `info.fingerprint`.
+        """
+
+    @abstractmethod
+    def self_test(self) -> float:
+        """Prove a sample share and verify the proof. Returns the seconds that proving took.
+
+        Raises:
+            CircuitError: the proof is not valid.
+        """
+
+    @abstractmethod
+    def prove(self, job: Job) -> Job:
+        """Prove the witness of `create_job`. Returns `proof`, `nullifier` and `root`, as bytes.
+
+        Raises:
+            ProofsError: the witness is invalid, or proving failed.
+        """
+
+    @abstractmethod
+    def parse_statement(self, job: Job) -> DataclassInstance:
+        """Return the statement of a job with the fields of `create_statement`."""
+
+    @abstractmethod
+    def verify(self, proof: bytes, statement: Any) -> bool:
+        """Whether a proof is valid for a statement of this generation."""

@@ -1,0 +1,116 @@
+"""Circuits k11 and k10: a share has one ciphertext, and its reveal publishes the decision. 9 public inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import proofs
+from helper.circuits.generation import CircuitGeneration, Job, RevealFields
+from helper.circuits.sample_share import create_sample_job, create_sample_statement
+from helper.core.share import Share
+from helper.ingest.payload import SHARE, share_to_payload
+
+if TYPE_CHECKING:
+    from helper.chain.reveal_transaction import RevealMessage
+
+_POINT_BYTES = 32
+
+
+class SingleChoiceGeneration(CircuitGeneration):
+    """A circuit of `proofs`."""
+
+    kind = ""
+    fields = SHARE
+    enc_share_bytes = 2 * _POINT_BYTES
+
+    def recognizes(self, body: bytes) -> bool:  # noqa: ARG002
+        """Every body that no other generation recognizes."""
+        return True
+
+    def read_shares(self, bodies: Sequence[bytes]) -> Sequence[proofs.ReadShare | proofs.InvalidShare]:
+        """Validate in one native call."""
+        return proofs.read_shares(bodies)
+
+    def to_payload(self, share: Share) -> dict[str, Any]:
+        """Return the fields of a share as a wallet sends them."""
+        return share_to_payload(share)
+
+    def get_reveal_fields(self, share: Share) -> RevealFields:
+        """Return the ciphertext and the decision."""
+        return RevealFields(share.c1 + share.c2, share.vote_decision)
+
+    def create_statement(self, message: RevealMessage, root: bytes) -> proofs.Statement:
+        """Return the public inputs."""
+        return proofs.Statement(
+            nullifier=message.nullifier,
+            c1=message.enc_share[:_POINT_BYTES],
+            c2=message.enc_share[_POINT_BYTES:],
+            proposal_id=message.proposal_id,
+            vote_decision=message.vote_decision,
+            root=root,
+            round_id=message.round_id,
+        )
+
+    def create_job(self, share: Share, path: bytes) -> Job:
+        """Return the arguments of `proofs.prove`."""
+        return {
+            "path": path,
+            "position": share.tree_position,
+            "share_comms": share.share_comms,
+            "primary_blind": share.primary_blind,
+            "c1": share.c1,
+            "c2": share.c2,
+            "share_index": share.share_index,
+            "proposal_id": share.proposal_id,
+            "vote_decision": share.vote_decision,
+            "round_id": share.round_id,
+        }
+
+    def warm(self) -> str:
+        """Create the keys and return their fingerprint."""
+        return proofs.warm(self.info.name)
+
+    def self_test(self) -> float:
+        """Prove a sample share and verify the proof. Returns the seconds that proving took."""
+        job = create_sample_job()
+        started = time.perf_counter()
+        proved = proofs.prove(self.info.name, **job)
+        seconds = time.perf_counter() - started
+        if not proofs.verify(self.info.name, proved.proof, create_sample_statement(job, proved)):
+            raise proofs.CircuitError(f"{self.info.name}: the proof of the self-test is not valid")
+        return seconds
+
+    def prove(self, job: Job) -> Job:
+        """Create a proof."""
+        proved = proofs.prove(
+            self.info.name,
+            path=bytes.fromhex(job["path"]),
+            position=job["position"],
+            share_comms=bytes.fromhex(job["share_comms"]),
+            primary_blind=bytes.fromhex(job["primary_blind"]),
+            c1=bytes.fromhex(job["c1"]),
+            c2=bytes.fromhex(job["c2"]),
+            share_index=job["share_index"],
+            proposal_id=job["proposal_id"],
+            vote_decision=job["vote_decision"],
+            round_id=bytes.fromhex(job["round_id"]),
+        )
+        return {"proof": proved.proof, "nullifier": proved.nullifier, "root": proved.root}
+
+    def parse_statement(self, job: Job) -> proofs.Statement:
+        """Return the public inputs of a request to check a proof."""
+        return proofs.Statement(
+            nullifier=bytes.fromhex(job["nullifier"]),
+            c1=bytes.fromhex(job["c1"]),
+            c2=bytes.fromhex(job["c2"]),
+            proposal_id=job["proposal_id"],
+            vote_decision=job["vote_decision"],
+            root=bytes.fromhex(job["root"]),
+            round_id=bytes.fromhex(job["round_id"]),
+        )
+
+    def verify(self, proof: bytes, statement: proofs.Statement) -> bool:
+        """Verify a proof."""
+        return proofs.verify(self.info.name, proof, statement)
