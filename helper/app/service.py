@@ -175,8 +175,9 @@ class Service:
         attempts = AttemptBudget(
             store=self.store,
             node_pool=self.node_pool,
+            rounds=self.round_registry,
             stats=self.stats,
-            max_attempts=self.config.helper.max_attempts,
+            quick_retries=self.config.helper.max_attempts,
         )
         self.broadcaster = Broadcaster(
             store=self.store,

@@ -100,7 +100,8 @@ class HelperSection(Section):
         5,
         ge=1,
         le=50,
-        description="Number of attempts after which a share fails permanently. Outages do not spend attempts.",
+        description="Number of quick retries after a failure (2, 4, 8, ... 64 s). Later retries follow after 1 minute, "
+        "10 minutes, 1 hour and 6 hours, until the round ends. Outages do not spend attempts.",
     )
     purge_after_hours: Number = Field(
         24,
