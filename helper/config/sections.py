@@ -65,6 +65,11 @@ class HelperSection(Section):
     expose_queue_status: Switch = Field(
         False, description="Serve the share counts of each round at /shielded-vote/v1/queue-status."
     )
+    expose_queue_summary: Switch = Field(
+        True,
+        description="Serve the share counts of a round by due time at /shielded-vote/v1/queue-summary/{round}, without "
+        "a token, for the page that monitors queues.",
+    )
     refused_burst: IntegerField = Field(
         800,
         ge=1,

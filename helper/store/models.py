@@ -328,6 +328,23 @@ class DueForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class DueBucket:
+    """Number of shares of a round in the same state and the same interval of due times.
+
+    Attributes:
+        state: their state.
+        is_due: whether they are due.
+        index: number of the interval, from 0; below 0 and beyond the end of the round too.
+        count: number of shares.
+    """
+
+    state: ShareState
+    is_due: bool
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSummary:
     """Totals of one round.
 
