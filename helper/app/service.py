@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -36,6 +37,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
 from helper.lease.factory import create_lease
+from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
@@ -175,8 +177,9 @@ class Service:
         attempts = AttemptBudget(
             store=self.store,
             node_pool=self.node_pool,
+            rounds=self.round_registry,
             stats=self.stats,
-            max_attempts=self.config.helper.max_attempts,
+            quick_retries=self.config.helper.max_attempts,
         )
         self.broadcaster = Broadcaster(
             store=self.store,
@@ -257,6 +260,12 @@ class Service:
             rounds=self.round_registry,
             trees=self.tree_sync,
             is_ready=lambda: self.health.is_ready,
+            clock=self.clock,
+            queue_summaries=QueueSummaries(
+                self.store, self.round_registry, partial(read_block_time, self.node_pool), clock=self.clock
+            )
+            if self.config.helper.expose_queue_summary
+            else None,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )

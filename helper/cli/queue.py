@@ -95,6 +95,7 @@ def retry(
 ) -> None:
     """Retry failed shares, all or selected, at their due times with a full attempt budget.
 
+    A share that waits for its next attempt (see `queue show`) is retried now if it is specified by its reference.
     Shares of closed rounds are not changed. Uses the running helper, or the database if no helper is running.
     """
     require_confirmation(yes=yes, dry_run=dry_run)

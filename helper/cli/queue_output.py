@@ -71,6 +71,11 @@ def print_story(response: Mapping[str, Any]) -> None:
         ("attempts", f"{response['attempts']} ({spent})" if spent else response["attempts"]),
         ("prover crashes", response["crashes"]),
     ]
+    if response["state"] == "received":
+        next_attempt = response["next_attempt"]
+        rows.append(
+            ("next attempt", "none before the round ends" if next_attempt is None else format_time(next_attempt))
+        )
     if response["cannot_count"]:
         rows.append(("warning", "due at the end of the round, so it cannot count"))
     for name, value in (response["transaction"] or {}).items():

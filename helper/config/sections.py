@@ -65,6 +65,11 @@ class HelperSection(Section):
     expose_queue_status: Switch = Field(
         False, description="Serve the share counts of each round at /shielded-vote/v1/queue-status."
     )
+    expose_queue_summary: Switch = Field(
+        True,
+        description="Serve the share counts of a round by due time at /shielded-vote/v1/queue-summary/{round}, without "
+        "a token, for the page that monitors queues.",
+    )
     refused_burst: IntegerField = Field(
         800,
         ge=1,
@@ -100,7 +105,8 @@ class HelperSection(Section):
         5,
         ge=1,
         le=50,
-        description="Number of attempts after which a share fails permanently. Outages do not spend attempts.",
+        description="Number of quick retries after a failure (2, 4, 8, ... 64 s). Later retries follow after 1 minute, "
+        "10 minutes, 1 hour and 6 hours, until the round ends. Outages do not spend attempts.",
     )
     purge_after_hours: Number = Field(
         24,

@@ -139,11 +139,15 @@ class StatusAnswer(TypedDict):
 class RoundCounts(TypedDict):
     """Number of shares of a round, in total and by state.
 
-    `pending` shares are not revealed yet.
+    `pending` shares are not confirmed yet: the sum of those that are due (`ready`), that wait (`not_yet_due`), and that
+    are being proven or were sent (`processing`).
     """
 
     total: int
     pending: int
+    ready: int
+    not_yet_due: int
+    processing: int
     submitted: int
     failed: int
 
@@ -218,16 +222,28 @@ def share_status_body(*, is_confirmed: bool) -> ShareStatusAnswer:
     return {"status": "confirmed" if is_confirmed else "pending"}
 
 
-def queue_status_body(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dict[str, RoundCounts]:
-    """Counts of each round, by round id in hex."""
+def queue_status_body(
+    counts: Mapping[bytes, Mapping[ShareState, int]], ready: Mapping[bytes, int]
+) -> dict[str, RoundCounts]:
+    """Counts of each round, by round id in hex.
+
+    Args:
+        counts: number of shares by state and round.
+        ready: number of waiting shares that are due, by round; read separately, so it may differ slightly.
+    """
     answer: dict[str, RoundCounts] = {}
     for round_id, states in counts.items():
         submitted = states.get(ShareState.SUBMITTED, 0)
         failed = states.get(ShareState.FAILED, 0)
         total = sum(states.values())
+        waiting = states.get(ShareState.RECEIVED, 0)
+        due = min(ready.get(round_id, 0), waiting)
         answer[round_id.hex()] = {
             "total": total,
             "pending": total - submitted - failed,
+            "ready": due,
+            "not_yet_due": waiting - due,
+            "processing": total - submitted - failed - waiting,
             "submitted": submitted,
             "failed": failed,
         }

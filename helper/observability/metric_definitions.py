@@ -81,6 +81,11 @@ COUNTERS: Final = (
         "stage",
         {stage: f"retry_{stage}" for stage in RETRY_STAGES},
     ),
+    CounterDefinition(
+        "helper_quick_retries_failed",
+        "Shares whose quick retries all failed. They are retried at longer intervals.",
+        sources={"": "quick_retries_failed"},
+    ),
     CounterDefinition("helper_failed", "Shares that failed permanently.", sources={"": "failed"}),
     CounterDefinition("helper_expired", "Shares unconfirmed when their round closed.", sources={"": "expired"}),
 )

@@ -22,6 +22,7 @@ from helper.chain.models import Round, RoundStatus
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.observability.log_config import count_dropped_fields
+from helper.observability.metric_aliases import collect_aliases
 from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, LABELLED_STATUSES
 from helper.observability.queue_observer import QueueFigures
 from helper.observability.service_state import ServiceState
@@ -80,6 +81,8 @@ class Metrics(Collector):
             yield from _lease_and_archive_metrics(self._figures.service_status)
             yield from _node_metrics(self._figures.service_status)
         yield from _queue_metrics(self._figures)
+        status = self._figures.service_status
+        yield from collect_aliases(self._stats, None if status is None else status["in_hand"])
 
     def _counters(self) -> Iterator[Metric]:
         for counter in COUNTERS:
@@ -202,7 +205,4 @@ def _labelled_gauge(name: str, about: str, label: str, values: Mapping[str, floa
 
 
 def _histogram(name: str, about: str, timings: Timings) -> Metric:
-    buckets = [
-        (f"{bound:g}" if bound != float("inf") else "+Inf", count) for bound, count in timings.cumulative_counts()
-    ]
-    return HistogramMetricFamily(name, about, buckets=buckets, sum_value=timings.total)
+    return HistogramMetricFamily(name, about, buckets=timings.labelled_counts(), sum_value=timings.total)

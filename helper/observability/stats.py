@@ -50,6 +50,10 @@ class Timings:
         """Return the cumulative count of samples for each bound and infinity."""
         return list(zip((*BUCKET_BOUNDS_SECONDS, inf), accumulate(self._bucket_counts), strict=True))
 
+    def labelled_counts(self) -> list[tuple[str, int]]:
+        """Return the cumulative counts with their bounds as Prometheus writes them."""
+        return [(f"{bound:g}" if bound != inf else "+Inf", count) for bound, count in self.cumulative_counts()]
+
     def summary(self) -> TimingSummary:
         """Return the number of all samples, and statistics of the recent ones in milliseconds."""
         recent = list(self._samples)

@@ -132,12 +132,14 @@ class Operations:
     async def retry(
         self, actor: Actor, share_filter: QueueFilter, refs: Sequence[str] = (), *, dry_run: bool = False
     ) -> Counts:
-        """Retry failed shares. Each keeps its due time and gets its full attempt budget.
+        """Retry failed shares. Each is due as at first and gets its full attempt budget.
+
+        A share that waits for a retry is tried now if `refs` names it.
 
         Args:
             actor: the operator.
             share_filter: selects failed shares.
-            refs: prefixes of share references; empty for all selected shares.
+            refs: prefixes of share references; empty for all selected failed shares.
             dry_run: count the shares without changing them.
 
         Returns:

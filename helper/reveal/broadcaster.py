@@ -475,9 +475,7 @@ class Broadcaster:
         return False
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
-        await self._attempts.spend_attempt(
-            reveal.share_id, reveal.attempts, "broadcast", outcome.log, not_before_ms=reveal.due_ms
-        )
+        await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
         self._notify_subscribers()
 
     async def _requeue(self, share_id: int, note: str) -> None:

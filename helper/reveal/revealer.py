@@ -108,7 +108,7 @@ class Revealer:
         await self._store.requeue(queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
     async def _spend_attempt(self, queued: QueuedShare, reason: str) -> None:
-        await self._attempts.spend_attempt(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
+        await self._attempts.spend_attempt(queued.id, queued, "proof", reason)
 
     def _create_prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
         fields = get_generation(circuit).get_reveal_fields(queued.share)

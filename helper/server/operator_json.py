@@ -72,6 +72,7 @@ def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, An
         "received": _seconds(details.received_ms),
         "vote_end_time": details.vote_end_time,
         "cannot_count": cannot_count,
+        "next_attempt": _next_attempt(details),
         "attempts_by_stage": dict(details.attempts_by_stage),
         "history": [
             {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.spent_attempt}
@@ -286,6 +287,13 @@ def _due_ms(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
         raise ValueError("due_before must be a time in Unix seconds")
     return int(text) * 1000
+
+
+def _next_attempt(details: ShareDetails) -> float | None:
+    """Unix seconds of the next attempt; None if none is scheduled before the round ends."""
+    entry, end = details.entry, details.vote_end_time
+    is_scheduled = entry.state is ShareState.RECEIVED and (end is None or entry.due_ms < end * 1000)
+    return _seconds(entry.due_ms) if is_scheduled else None
 
 
 def _transaction(details: ShareDetails) -> dict[str, Any] | None:

@@ -41,6 +41,8 @@ class QueuedShare:
         attempts: attempts spent so far.
         crashes: prover workers that crashed on it so far.
         proved_height: chain height at its last proof, None before the first.
+        first_due_ms: Unix milliseconds at which its first attempt was due.
+        rank: its sort key among shares due in the same millisecond.
     """
 
     id: int
@@ -51,6 +53,13 @@ class QueuedShare:
     attempts: int
     crashes: int
     proved_height: int | None
+    first_due_ms: int = 0
+    rank: int = 0
+
+    @property
+    def round_id(self) -> bytes:
+        """32 bytes."""
+        return self.share.round_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,8 @@ class SentReveal:
         last_outcome: result of the latest send, None while unknown.
         attempts: attempts of the share spent so far.
         due_ms: Unix milliseconds at which the share was due.
+        first_due_ms: Unix milliseconds at which its first attempt was due.
+        rank: the share's sort key among those due in the same millisecond.
         is_first_attempt: no attempt failed for the share before this message.
         is_first_message: the share never had another message, so none of its data was sent before this one.
     """
@@ -103,6 +114,8 @@ class SentReveal:
     last_outcome: str | None
     attempts: int = 0
     due_ms: int = 0
+    first_due_ms: int = 0
+    rank: int = 0
     is_first_attempt: bool = True
     is_first_message: bool = True
 
@@ -312,6 +325,23 @@ class DueForecast:
 
     minutes: tuple[int, ...]
     later: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueBucket:
+    """Number of shares of a round in the same state and the same interval of due times.
+
+    Attributes:
+        state: their state.
+        is_due: whether they are due.
+        index: number of the interval, from 0; below 0 and beyond the end of the round too.
+        count: number of shares.
+    """
+
+    state: ShareState
+    is_due: bool
+    index: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)

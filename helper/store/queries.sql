@@ -154,6 +154,22 @@ SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.i
 FROM shares s WHERE s.state <> 0 AND s.state = 3
 GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
 
+-- name: ready_counts
+SELECT k.round_id,
+  (SELECT count(*) FROM shares s WHERE s.round_no = k.no AND s.state = 0 AND s.due_ms <= :now_ms)
+FROM round_keys k;
+
+-- Two parts, because each uses its own index.
+
+-- name: due_buckets
+SELECT state, due_ms <= :now_ms, (due_ms - :start_ms) / :width_ms, count(*) FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND state = 0
+GROUP BY 1, 2, 3
+UNION ALL
+SELECT state, due_ms <= :now_ms, (due_ms - :start_ms) / :width_ms, count(*) FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND state <> 0 AND state IN (1, 3, 4)
+GROUP BY 1, 2, 3;
+
 -- ---------------------------------------------------------------- operator actions
 
 -- name: end_action

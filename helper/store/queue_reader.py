@@ -11,6 +11,7 @@ from helper.store.meta import ROW_CHECK_KEY, read_key
 from helper.store.models import (
     MINUTES_AHEAD,
     DamagedShare,
+    DueBucket,
     DueForecast,
     FailureGroup,
     HistoryEntry,
@@ -142,6 +143,32 @@ class QueueReader:
                 minutes = tuple(by_minute.get(minute, 0) for minute in range(MINUTES_AHEAD))
                 found[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
         return found
+
+    async def count_ready(self, *, now: float) -> dict[bytes, int]:
+        """Return the number of waiting shares that are due, by round.
+
+        Args:
+            now: Unix seconds.
+        """
+        return dict(await self._operator_reader.fetch("ready_counts", {"now_ms": int(now * 1000)}))
+
+    async def count_by_due_bucket(self, round_id: bytes, *, start: int, width: int, now: float) -> list[DueBucket]:
+        """Return the number of live shares of a round by state and due time, in intervals of `width` seconds.
+
+        Args:
+            round_id: 32 bytes.
+            start: Unix seconds at which interval 0 begins.
+            width: seconds.
+            now: Unix seconds.
+        """
+        params: dict[str, Column] = {
+            "round_id": round_id,
+            "start_ms": start * 1000,
+            "width_ms": width * 1000,
+            "now_ms": int(now * 1000),
+        }
+        rows = await self._operator_reader.fetch("due_buckets", params)
+        return [DueBucket(ShareState(state), bool(is_due), index, count) for state, is_due, index, count in rows]
 
     async def summarize_rounds(self, *, now: float) -> list[RoundSummary]:
         """Return for each round its end, its shares by state, and the due times of pending shares.

@@ -441,7 +441,9 @@ class Store(QueueReader, ABC):
     async def retry_failed(
         self, ids: Sequence[int], query: QueueFilter, *, closed: Collection[bytes], note: str, dry_run: bool
     ) -> Counter[str]:
-        """FAILED -> RECEIVED at their own due time with attempts reset, for the shares that match.
+        """FAILED -> RECEIVED at the time of their first attempt with attempts reset, for the shares that match.
+
+        A share that is RECEIVED and waits for a retry is changed in the same way.
 
         Args:
             ids: row ids; the caller bounds their number.
@@ -451,7 +453,7 @@ class Store(QueueReader, ABC):
             dry_run: only count.
 
         Returns:
-            How many were `retried`, and how many remain failed because their round is `closed`.
+            How many were `retried`, and how many are unchanged because their round is `closed`.
         """
         return await self._run(
             action_operations.retry_failed,

@@ -109,6 +109,11 @@ class ShareRow(NamedTuple):
         """Return the values for the columns of `shares`."""
         return self[1:]
 
+    @property
+    def first_due_ms(self) -> int:
+        """Unix milliseconds at which the first attempt was due: `submit_at`, or the arrival if that was later."""
+        return max(self.submit_at * 1000, self.received_ms)
+
     def to_share(self) -> Share:
         """Return the share as the wallet posted it."""
         return Share(
@@ -138,6 +143,8 @@ class ShareRow(NamedTuple):
             attempts=self.attempts,
             crashes=self.crashes,
             proved_height=self.proved_height,
+            first_due_ms=self.first_due_ms,
+            rank=self.rank,
         )
 
     def to_damaged_share(self) -> DamagedShare:
@@ -200,6 +207,8 @@ class RevealRow(NamedTuple):
             last_outcome=self.last_outcome,
             attempts=share.attempts,
             due_ms=share.due_ms,
+            first_due_ms=share.first_due_ms,
+            rank=share.rank,
             is_first_attempt=is_first_attempt,
             is_first_message=is_first_message,
         )

@@ -198,6 +198,6 @@ def count_attempts(log: Path) -> tuple[int, int]:
     for line in log.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             entry = json.loads(line)
-            spent += entry["event"] in {"reveal_retried", "share_failed"}
+            spent += entry["event"] in {"reveal_retried", "quick_retries_failed", "share_failed"}
             allowed += entry["event"] == "prover_worker_crashed" and entry["crashes"] > FREE_WORKER_DEATHS
     return spent, allowed

@@ -175,6 +175,9 @@ class FakeRounds(RoundRegistry):
     def chain_now(self) -> float | None:
         return self.clock()
 
+    def get(self, round_id: bytes) -> Round | None:
+        return create_round(round_id, end=self.end) if round_id == ROUND else None
+
     def frozen_reason(self, round_id: bytes) -> str | None:
         return self.freeze_reasons.get(round_id)
 

@@ -109,7 +109,7 @@ class Pipeline:
         clock: CountingClock,
         slots: int = 2,
         circuit: str = "auto",
-        maximum: int = 5,
+        quick_retries: int = 5,
         prover: ProverPool | None = None,
         **limits: float,
     ) -> None:
@@ -126,7 +126,11 @@ class Pipeline:
         self.circuits = CircuitSelector(circuit, clock=clock, store_accepted=self.store.set_meta)
         common_parts: dict[str, Any] = {"store": self.store, "clock": clock, "stats": self.stats}
         self.attempts = AttemptBudget(
-            store=self.store, node_pool=self.endpoints, stats=self.stats, max_attempts=maximum
+            store=self.store,
+            node_pool=self.endpoints,
+            rounds=self.rounds,
+            stats=self.stats,
+            quick_retries=quick_retries,
         )
         reveal_parts: dict[str, Any] = {
             **common_parts,

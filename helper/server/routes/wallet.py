@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Final
 
@@ -15,12 +15,14 @@ from starlette.types import Receive, Scope
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import share_body
+from helper.clock import Clock, SystemClock
 from helper.core.pause import PauseReason
-from helper.errors import ShareRefused
+from helper.errors import ShareRefused, StoreError
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import SMALL_BODY_BYTES
-from helper.ingest.schema import PayloadError
+from helper.ingest.schema import HexField, PayloadError
+from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server.body_reader import BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response
 from helper.server.openapi import ApiRoute, Operation
@@ -31,6 +33,7 @@ from helper.store.store import Store
 PREFIX: Final = "/shielded-vote/v1"
 SHARES_PATH: Final = f"{PREFIX}/shares"
 SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
+QUEUE_SUMMARY_PATH: Final = f"{PREFIX}/queue-summary/{{round_id}}"
 STARTING_MESSAGE: Final = "starting"
 _RAISED_KEY: Final = "svote-helper.raised"
 """Scope key: the exception that `ShareSubmission` raised."""
@@ -57,6 +60,8 @@ class WalletView:
         rounds: the active rounds.
         trees: their commitment trees.
         is_ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
+        clock: the time at which a share is due.
+        queue_summaries: summaries of the rounds; None if they are not served.
         pause_reason: why no share is accepted now, or None; the status is not ok while shares are refused with 503.
         count_outcome: counts the outcome of a POST: `post_` and one of
             `helper.observability.metric_definitions.POST_OUTCOMES`.
@@ -67,6 +72,8 @@ class WalletView:
     rounds: RoundRegistry
     trees: CommitmentTreeSync
     is_ready: Callable[[], bool]
+    clock: Clock = field(default_factory=SystemClock)
+    queue_summaries: QueueSummaries | None = None
     pause_reason: Callable[[], PauseReason | None] = lambda: None
     count_outcome: Callable[[str], None] = lambda _: None
 
@@ -88,6 +95,13 @@ SHARE_STATUS: Final = Operation(
 STATUS: Final = Operation("Whether this helper accepts shares.", payload.StatusAnswer)
 QUEUE_STATUS: Final = Operation(
     "Number of shares per round and state.", dict[str, payload.RoundCounts], authorized_role="wallets"
+)
+
+QUEUE_SUMMARY: Final = Operation(
+    "Number of shares of a round by due time, at most a minute old. Needs no token.",
+    QueueSummary,
+    path={"round_id": HexField("The voting round: 32 bytes in hex.", allows_upper_case=True)},
+    refusals=(404,),
 )
 
 
@@ -171,7 +185,19 @@ def wallet_routes(
         return JsonResponse(_create_status(view))
 
     async def queue_status(_request: Request) -> Response:
-        return JsonResponse(payload.queue_status_body(await view.store.count_shares()))
+        counts, ready = await view.store.count_shares(), await view.store.count_ready(now=view.clock.now())
+        return JsonResponse(payload.queue_status_body(counts, ready))
+
+    async def queue_summary(request: Request) -> Response:
+        assert view.queue_summaries is not None
+        round_id = payload.parse_hex32("round_id", request.path_params["round_id"].lower())
+        try:
+            summary = await view.queue_summaries.get(round_id)
+        except StoreError:
+            return error_response(503, "the queue cannot be read")
+        except InvalidRoundError:
+            return error_response(400, "the round ends before it begins")
+        return error_response(404, "round not found") if summary is None else JsonResponse(summary)
 
     def require_token(handler: Handler) -> Handler:
         async def checked(request: Request) -> Response:
@@ -187,6 +213,8 @@ def wallet_routes(
     ]
     if expose_queue_status:
         routes.append(ApiRoute(f"{PREFIX}/queue-status", require_token(queue_status), "GET", QUEUE_STATUS))
+    if view.queue_summaries is not None:
+        routes.append(ApiRoute(QUEUE_SUMMARY_PATH, queue_summary, "GET", QUEUE_SUMMARY))
     return routes
 
 

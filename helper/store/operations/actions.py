@@ -23,7 +23,6 @@ MAX_ACTIONS: Final = 10_000
 """Maximum number of entries in the audit log; older ones are deleted."""
 _NAME_CHARS: Final = 64
 
-_FAILED_STATE: Final = frozenset({ShareState.FAILED})
 _IDLE_STATES: Final = frozenset({ShareState.RECEIVED, ShareState.FAILED})
 _LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
@@ -89,11 +88,11 @@ def retry_failed(
     at_ms: int,
     dry_run: bool,
 ) -> Counter[str]:
-    """FAILED -> RECEIVED with attempts reset, unless their round is closed; see `Store.retry_failed`."""
+    """Make failed shares, and shares that wait for a retry, RECEIVED with attempts reset; see `Store.retry_failed`."""
     counts: Counter[str] = Counter()
     for share_id in ids:
         row = load_row(tx, share_id, at_ms)
-        if row is None or row.state != ShareState.FAILED or not matches_filter(row, query):
+        if row is None or not _can_be_retried(row) or not matches_filter(row, query):
             continue
         if row.round_id in closed or is_marked_closed(tx, row.round_no):
             counts["closed"] += 1
@@ -104,13 +103,17 @@ def retry_failed(
     return counts
 
 
+def _can_be_retried(row: ShareRow) -> bool:
+    return row.state == ShareState.FAILED or (row.state == ShareState.RECEIVED and row.attempts > 0)
+
+
 def requeue_failed(
     tx: Transaction, row: ShareRow, stage: str, note: str, at_ms: int, *, proved_height: int | None = None
 ) -> ShareRow:
-    """FAILED -> RECEIVED at its own due time, with attempts reset and without its message.
+    """Make a share RECEIVED at the time of its first attempt, with attempts reset and without its message.
 
     Args:
-        row: a sound row in FAILED, read in this transaction.
+        row: a sound row in FAILED, or in RECEIVED while it waits for a retry, read in this transaction.
         stage: stage of the history entry.
         note: text of the history entry.
         at_ms: Unix milliseconds now.
@@ -120,11 +123,12 @@ def requeue_failed(
         The new row.
     """
     change = Transition(
-        _FAILED_STATE,
+        _IDLE_STATES,
         ShareState.RECEIVED,
         stage,
         note,
         at_ms,
+        due_ms=min(row.due_ms, row.first_due_ms),
         attempts=None,
         proved_height=proved_height,
         ignore_claim=True,

@@ -181,6 +181,9 @@ class FakeStore(PartialStore):
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         return {ROUND_ID: {ShareState.RECEIVED: len(self.shares)}} if self.shares else {}
 
+    async def count_ready(self, *, now: float) -> dict[bytes, int]:
+        return {ROUND_ID: sum(share.submit_at <= now for share in self.shares)}
+
 
 _BY_FIELDS: frozenset[str] = frozenset(get_args(InvalidReason)[:10])
 """Reasons that do not depend on field elements, points and hashes."""

@@ -285,4 +285,16 @@ def test_queue_status_pending_counts_all_unfinished_shares() -> None:
             ShareState.FAILED: 3,
         }
     }
-    assert queue_status_body(counts) == {ROUND_ID.hex(): {"total": 18, "pending": 7, "submitted": 8, "failed": 3}}
+    expected = {
+        "total": 18,
+        "pending": 7,
+        "ready": 3,
+        "not_yet_due": 1,
+        "processing": 3,
+        "submitted": 8,
+        "failed": 3,
+    }
+    assert queue_status_body(counts, {ROUND_ID: 3}) == {ROUND_ID.hex(): expected}
+    assert queue_status_body(counts, {}) == {ROUND_ID.hex(): {**expected, "ready": 0, "not_yet_due": 4}}
+    later = queue_status_body(counts, {ROUND_ID: 9})[ROUND_ID.hex()]
+    assert (later["ready"], later["not_yet_due"]) == (4, 0), "read separately: never below zero"

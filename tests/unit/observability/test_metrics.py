@@ -17,7 +17,8 @@ from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, POST_OUTCOMES
+from helper.observability.metric_aliases import ATTEMPTS, SUBMISSIONS
+from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, POST_OUTCOMES, RETRY_STAGES
 from helper.observability.metrics import REUSE_SECONDS, Metrics
 from helper.observability.queue_observer import QueueFigures, QueueObserver
 from helper.observability.readiness_text import Check
@@ -160,7 +161,7 @@ async def test_metrics_without_store_or_queue_export_remaining_series() -> None:
 async def test_metric_labels_name_no_round_share_or_client() -> None:
     samples = await scrape(figures())
     labels = {name for _, pairs in samples for name, _ in pairs}
-    known = {"le", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
+    known = {"le", "result", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
     assert labels == known | {"version", "python"}
     assert ROUND.hex() not in repr(samples)
     assert len(samples) < 300
@@ -168,7 +169,7 @@ async def test_metric_labels_name_no_round_share_or_client() -> None:
 
 async def test_metric_names_follow_conventions() -> None:
     for name, _ in await scrape(figures()):
-        assert re.fullmatch(r"(helper|process)_[a-z_]+", name)
+        assert re.fullmatch(r"(helper|process|svote_helper)_[a-z_]+", name)
     for family in (*COUNTERS, *HISTOGRAMS):
         assert family.name.startswith("helper_")
         assert family.help_text.endswith(".")
@@ -178,6 +179,39 @@ async def test_metric_names_follow_conventions() -> None:
         for histogram in HISTOGRAMS
     )
     assert tuple(sorted(BUCKET_BOUNDS_SECONDS)) == BUCKET_BOUNDS_SECONDS
+
+
+async def test_metrics_export_aliases_of_the_original_names() -> None:
+    stats = Stats()
+    counts = {"post_queued": 5, "post_too_large": 1, "post_broken_off": 2, "confirmed": 3, "retry_proof": 1}
+    for name, number in {**counts, "retry_prover": 2}.items():
+        stats.count(name, number)
+    stats.proof_seconds.add_sample(1.5)
+    samples = await scrape(figures(), stats)
+    posts, attempts = (
+        "svote_helper_share_submission_requests_total",
+        "svote_helper_share_processing_attempts_total",
+    )
+    assert samples[posts, (("outcome", "accepted"), ("reason", "queued"))] == 5
+    assert samples[posts, (("outcome", "rejected"), ("reason", "invalid_json"))] == 3
+    assert samples[attempts, (("outcome", "confirmed"), ("stage", "chain_broadcast"))] == 3
+    assert samples[attempts, (("outcome", "retry"), ("stage", "proof_generation"))] == 3
+    assert samples["svote_helper_share_processing_in_flight", ()] == 3
+    durations, labels = (
+        "svote_helper_share_processing_stage_duration_seconds",
+        (("result", "success"), ("stage", "proof_generation")),
+    )
+    assert samples[f"{durations}_count", labels] == 1
+    assert samples[f"{durations}_sum", labels] == 1.5
+    bare = await scrape(QueueFigures(now=1.0), stats)
+    assert ("svote_helper_share_processing_in_flight", ()) not in bare
+
+
+def test_metric_aliases_count_every_source_once() -> None:
+    submissions = [source for sources in SUBMISSIONS.values() for source in sources]
+    attempts = [source for sources in ATTEMPTS.values() for source in sources]
+    assert sorted(submissions) == sorted(f"post_{outcome}" for outcome in POST_OUTCOMES)
+    assert sorted(attempts) == sorted([*(f"retry_{stage}" for stage in RETRY_STAGES), "confirmed", "failed", "expired"])
 
 
 def test_metrics_count_every_post_outcome() -> None:

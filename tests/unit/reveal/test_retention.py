@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.core.share import ShareState
-from helper.errors import ProofFailed, StoreError
+from helper.errors import StoreError
 from helper.reveal.retention import RetentionStage, retention_stage
 from helper.store.models import EnqueueResult, StoredRound
 from tests.support.fakes import HOUR_SECONDS, OTHER_ROUND, ROUND, START_TIME, create_round, create_share, nullifier_of
@@ -20,7 +20,7 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 @pytest.fixture
 async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
-    async with open_pipeline(tmp_path / "queue.db", maximum=1) as opened:
+    async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
@@ -40,9 +40,11 @@ async def enqueue_mixed(pipeline: Pipeline) -> None:
     """Four shares of one round: pending, sent, failed, confirmed."""
     for position in (2, 3, 4):
         await pipeline.enqueue(position)
+        queued = await pipeline.claim_due_share()
         if position == 3:
-            pipeline.prover.failures[3] = [ProofFailed("the circuit refused")]
-        await pipeline.revealer.prove(await pipeline.claim_due_share())
+            await pipeline.attempts.fail_share(queued.id, "broadcast", "invalid message field")
+        else:
+            await pipeline.revealer.prove(queued)
     await pipeline.enqueue(1, submit_at=START_TIME + 3600)
     await pipeline.count_on_chain(4)
     assert pipeline.share_states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -11,9 +13,22 @@ import pytest
 
 from helper.chain.models import RoundStatus
 from helper.core.pause import PauseCause
+from helper.core.share import ShareState
 from helper.errors import ShareRefused, StoreFull
+from helper.observability.queue_summary import QueueSummaries
+from helper.server.application import create_app
+from helper.store.models import DueBucket
 from proofs import InvalidShare
-from tests.unit.ingest.admission_fixtures import END, NULLIFIER, PAYLOADS, POSITION, ROUND_ID, create_body, make_round
+from tests.unit.ingest.admission_fixtures import (
+    END,
+    NULLIFIER,
+    PAYLOADS,
+    POSITION,
+    ROUND_ID,
+    FakeStore,
+    create_body,
+    make_round,
+)
 from tests.unit.server.wallet_fixtures import (
     QUEUE_STATUS_PATH,
     SHARES_PATH,
@@ -139,7 +154,117 @@ async def test_queue_status_is_served_only_if_enabled(wallets: WalletApp) -> Non
         await client.post(SHARES_PATH, content=create_body())
         shown = await client.get(QUEUE_STATUS_PATH)
     assert (hidden.status_code, no_route_text(hidden)) == (404, "not found")
-    assert shown.json() == {ROUND_ID.hex(): {"total": 1, "pending": 1, "submitted": 0, "failed": 0}}
+    assert shown.json() == {
+        ROUND_ID.hex(): {
+            "total": 1,
+            "pending": 1,
+            "ready": 1,
+            "not_yet_due": 0,
+            "processing": 0,
+            "submitted": 0,
+            "failed": 0,
+        }
+    }
+
+
+SUMMARY_PATH = "/shielded-vote/v1/queue-summary"
+
+
+class SummaryStore(FakeStore):
+    """A store with fixed counts of a round, which can fail."""
+
+    reads = 0
+
+    async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
+        if self.error is not None:
+            raise self.error
+        self.reads += 1
+        return {ROUND_ID: {ShareState.SUBMITTED: 12}}
+
+    async def count_by_due_bucket(self, round_id: bytes, *, start: int, width: int, now: float) -> list[DueBucket]:
+        return [DueBucket(ShareState.RECEIVED, is_due=False, index=1, count=3)] if round_id == ROUND_ID else []
+
+    async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
+        return None
+
+
+class SummaryApp(WalletApp):
+    """A wallet application that serves queue summaries."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.summary_store = SummaryStore()
+        self.block_time: float | None = END - 1000
+        self.asked_heights: list[int] = []
+
+        async def read_block_time(height: int) -> float | None:
+            self.asked_heights.append(height)
+            return self.block_time
+
+        summaries = QueueSummaries(self.summary_store, self.chain.registry, read_block_time, clock=self.clock)
+        self.app = create_app(replace(self.view, queue_summaries=summaries), **settings)
+
+
+async def test_queue_summary_needs_no_token_and_has_cors() -> None:
+    wallets = SummaryApp(api_token=TOKEN)
+    async with wallets.create_client() as client:
+        response = await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")
+        upper = await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex().upper()}")
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert response.headers["content-type"] == "application/json"
+    summary = response.json()
+    assert (summary["round_id"], summary["created_at_time"], summary["not_yet_due"]) == (ROUND_ID.hex(), END - 1000, 3)
+    assert (summary["buckets"][0]["submitted"], summary["buckets"][1]["pending_future"]) == (12, 3)
+    assert upper.json() == summary
+
+
+async def test_queue_summary_is_reused_for_a_minute() -> None:
+    wallets = SummaryApp()
+    async with wallets.create_client() as client:
+        for seconds, reads in ((0, 1), (59, 1), (1, 2)):
+            wallets.clock.time += seconds
+            assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 200
+            assert wallets.summary_store.reads == reads
+    assert len(wallets.asked_heights) == 1, "the time of the round's creation does not change"
+
+
+async def test_queue_summary_without_creation_block_begins_now() -> None:
+    wallets = SummaryApp()
+    wallets.block_time = None
+    wallets.clock.time = END - 500.0
+    async with wallets.create_client() as client:
+        summary = (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).json()
+    assert summary["created_at_time"] == END - 500
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("ab", 400), ("zz" * 32, 400), (ROUND_ID.hex() + "00", 400), ("77" * 32, 404), ("", 404)],
+)
+async def test_queue_summary_of_bad_or_unknown_round_is_refused(path: str, status: int) -> None:
+    wallets = SummaryApp()
+    async with wallets.create_client() as client:
+        response = await client.get(f"{SUMMARY_PATH}/{path}")
+    assert response.status_code == status
+    assert error_text(response) == "round not found" if path == "77" * 32 else error_text(response)
+
+
+async def test_queue_summary_unreadable_queue_is_503_and_invalid_round_400() -> None:
+    wallets = SummaryApp()
+    async with wallets.create_client() as client:
+        wallets.summary_store.error = StoreFull("no space")
+        assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 503
+    wallets = SummaryApp()
+    wallets.block_time = END
+    async with wallets.create_client() as client:
+        assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 400
+
+
+async def test_queue_summary_disabled_is_404(wallets: WalletApp) -> None:
+    async with wallets.create_client() as client:
+        response = await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")
+    assert (response.status_code, no_route_text(response)) == (404, "not found")
 
 
 @pytest.mark.parametrize("header_token", [None, "", "token", TOKEN[:-1], TOKEN + "x", "ÿ\x80"])

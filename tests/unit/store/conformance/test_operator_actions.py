@@ -129,6 +129,24 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
     assert ("operator", "by ann") in [(line.stage, line.note) for line in details.history]
 
 
+async def test_retry_failed_tries_waiting_share_now(store: Store, backend: StoreBackend) -> None:
+    await store.save_rounds([ChainRound()], NOW)
+    await enqueue_shares(store, 1, 2, submit_at=int(NOW) + 5)
+    waiting, claimed = await claim_all_due(store)
+    await store.retry(waiting.id, due_ms=int(NOW + 6 * 3600) * 1000, stage="proof", note="refused")
+    await enqueue_shares(store, 3, submit_at=int(NOW) + 9000)
+    ids = [row[0] for row in backend.query_rows("SELECT id FROM shares")]
+
+    assert len(ids) == 3
+    assert await retry_matching(store, ids, closed=(ROUND,)) == {"closed": 1}
+    assert await retry_matching(store, ids) == {"retried": 1}, "neither claimed nor new shares"
+
+    rows = backend.query_rows(f"SELECT state, due_ms, attempts FROM shares WHERE id = {waiting.id}")
+    assert rows == [(0, (int(NOW) + 5) * 1000, 0)], "due as before its first attempt"
+    assert [queued.id for queued in await claim_all_due(store)] == [waiting.id]
+    assert claimed.attempts == 0
+
+
 async def test_retry_failed_in_closed_round_leaves_shares_failed(store: Store) -> None:
     await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND)], NOW)
     ids = await fail_share(store, 1, 2)

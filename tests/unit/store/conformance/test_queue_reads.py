@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helper.core.share import ShareState
-from helper.store.models import DueForecast, QueueFilter, RevealFacts
+from helper.store.models import DueBucket, DueForecast, QueueFilter, RevealFacts
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
@@ -128,3 +128,24 @@ async def test_queue_counts_waiting_by_minute_and_failed_by_reason(store: Store)
     failures = {(group.stage, group.note, group.count) for group in await store.list_failures(limit=9)}
     assert failures == {("proof", "refused", 2), ("proof", "no leaf", 2)}
     assert len(await store.list_failures(limit=1)) == 1
+
+
+async def test_due_buckets_and_ready_counts(store: Store) -> None:
+    await store.save_rounds([ChainRound()], NOW)
+    await enqueue_shares(store, 1, 2, 3)
+    await enqueue_shares(store, 4, submit_at=int(NOW) + 90)
+    await enqueue_shares(store, 5, submit_at=int(NOW) + 150)
+    first, second, _ = await claim_all_due(store)
+    await store.fail(first.id, stage="proof", note="no", spend_attempt=True)
+
+    assert await store.count_ready(now=NOW) == {ROUND: 0}
+    assert await store.count_ready(now=NOW + 100) == {ROUND: 1}
+    assert second.state is ShareState.WITNESSED
+    buckets = await store.count_by_due_bucket(ROUND, start=int(NOW) - 60, width=60, now=NOW + 100)
+    assert sorted(buckets, key=lambda group: (group.state, group.index)) == [
+        DueBucket(ShareState.RECEIVED, is_due=True, index=2, count=1),
+        DueBucket(ShareState.RECEIVED, is_due=False, index=3, count=1),
+        DueBucket(ShareState.WITNESSED, is_due=True, index=1, count=2),
+        DueBucket(ShareState.FAILED, is_due=True, index=1, count=1),
+    ]
+    assert await store.count_by_due_bucket(b"\x77" * 32, start=0, width=60, now=NOW) == []
