@@ -469,7 +469,8 @@ def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
         await asyncio.sleep(0.1)  # the request ends
         return response
 
-    return SimLoop(random.Random("loop")).run_until_complete(send())
+    result: tuple[bytes, bool] = SimLoop(random.Random("loop")).run_until_complete(send())
+    return result
 
 
 def test_head_and_body_each_have_their_own_time() -> None:
