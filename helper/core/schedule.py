@@ -77,7 +77,7 @@ def due_ms(submit_at: int, now: float) -> int:
 
 def rank_fraction(rank: int) -> float:
     """Return the sort key of a share as a number from 0 to 1."""
-    return rank / 2**RANK_BITS
+    return rank / (1 << RANK_BITS)
 
 
 def rank(key: bytes, mac: bytes) -> int:
