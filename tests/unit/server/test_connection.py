@@ -463,7 +463,7 @@ def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
             await asyncio.sleep(seconds)
             transport.deliver(data)
         await asyncio.sleep(0.1)
-        response = transport.written, transport.is_closed
+        response = bytes(transport.written), bool(transport.is_closed)
         for connection in list(server.server_state.connections):
             connection.connection_lost(None)
         await asyncio.sleep(0.1)  # the request ends
