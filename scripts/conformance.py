@@ -47,7 +47,7 @@ RULES = {
     "N14": "Errors of nodes with HTTP status 400, 404 and 500 are read alike, by their text.",
     "N15": "The result of a transaction is its code and height. Events of `GET tx` are not read, because nodes before "
     "v1.5.0 alter them; the message itself has round and nullifier.",
-    "N16": "A reveal gets at least 60 s. A time-out and a 502 are unknown outcomes. `Retry-After` of a 503 is obeyed, "
+    "N16": "A reveal gets at least 75 s. A time-out and a 502 are unknown outcomes. `Retry-After` of a 503 is obeyed, "
     "and the node's `readiness` is asked before the next reveal is sent to it.",
     "N17": "Positions in the tree are never derived: a batch appends one VAN and then several vote commitments.",
     "N18": "Blocks of 5 MiB are read.",

@@ -57,6 +57,7 @@ ALLOWED_FIELDS: Final = frozenset(
         "workers",
         "chain_id",
         "circuit",
+        "components",
         "endpoint",
         "fence",
         "fingerprint",

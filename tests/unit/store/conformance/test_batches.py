@@ -190,11 +190,14 @@ def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
 
 
 async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialState) -> set[tuple[object, ...]]:
-    """Claim the pending shares; round ids are replaced with indexes."""
+    """Claim the pending shares, without ids and ranks, which differ; round ids are replaced with indexes."""
     intact_rounds = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
     claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=intact_rounds)
     return {
-        (rounds.index(queued.share.round_id), replace(queued, id=0, share=replace(queued.share, round_id=ROUND)))
+        (
+            rounds.index(queued.share.round_id),
+            replace(queued, id=0, rank=0, share=replace(queued.share, round_id=ROUND)),
+        )
         for queued in claimed
     }
 

@@ -7,7 +7,7 @@ import random
 import secrets
 import sqlite3
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,6 +62,21 @@ class ModelShare:
     submit_at: int = 0
     is_moved: bool = False
     """Failed because it was moved to another machine."""
+    first_due_ms: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first_due_ms = self.due_ms
+
+    @property
+    def can_be_retried(self) -> bool:
+        """Whether an operator can retry the share: it has failed, or it waits for a retry."""
+        return self.state is ShareState.FAILED or (self.state is ShareState.RECEIVED and self.attempts > 0)
+
+    def retry(self) -> None:
+        """Apply a retry by an operator."""
+        self.state, self.attempts, self.crashes = ShareState.RECEIVED, 0, 0
+        self.failed_by_closure = self.is_moved = False
+        self.due_ms = min(self.due_ms, self.first_due_ms)
 
 
 class StoreModel(RuleBasedStateMachine):
@@ -234,10 +249,9 @@ class StoreModel(RuleBasedStateMachine):
         if name := self.draw_key(data):
             model = self.live[name]
             retried = self.run_until_complete(retry_as_operator(self.store, model.share_id))
-            assert retried == (model.state is ShareState.FAILED)
+            assert retried == model.can_be_retried
             if retried:
-                model.state, model.attempts, model.crashes = ShareState.RECEIVED, 0, 0
-                model.failed_by_closure = model.is_moved = False
+                model.retry()
 
     # Operator actions on many shares
 
@@ -245,7 +259,7 @@ class StoreModel(RuleBasedStateMachine):
     def retry_failed(self, numbers: set[int], closed: tuple[bytes, ...], dry: bool) -> None:
         names = [(round_id, number) for round_id in (ROUND, OTHER_ROUND) for number in sorted(numbers)]
         selected = [self.live[name] for name in names if name in self.live]
-        failed = [name for name in names if name in self.live and self.live[name].state is ShareState.FAILED]
+        failed = [name for name in names if name in self.live and self.live[name].can_be_retried]
         ids = [model.share_id for model in selected]
         counts = self.run_until_complete(
             self.store.retry_failed(ids, QueueFilter(), closed=closed, note="asked for", dry_run=dry)
@@ -253,9 +267,7 @@ class StoreModel(RuleBasedStateMachine):
         retried = [name for name in failed if name[0] not in closed]
         assert (counts["retried"], counts["closed"]) == (len(retried), len(failed) - len(retried))
         for name in [] if dry else retried:
-            model = self.live[name]
-            model.state, model.attempts, model.crashes = ShareState.RECEIVED, 0, 0
-            model.failed_by_closure = model.is_moved = False
+            self.live[name].retry()
 
     @rule(numbers=st.sets(NUMBERS, min_size=1), at_rest=st.booleans(), stale=RARELY_TRUE)
     def mark_moved(self, numbers: set[int], at_rest: bool, stale: bool) -> None:
