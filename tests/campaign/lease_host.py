@@ -16,6 +16,8 @@ import asyncio
 import os
 import sys
 import time
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +59,25 @@ class SkewedClock(CountingClock):
         await asyncio.sleep(max(0.0, seconds))
 
 
+@dataclass
+class Claim:
+    """Times of a claim and of the last lease check after it."""
+
+    claimed_at: float
+    checked_at: float = 0.0
+
+
+CURRENT_CLAIM: ContextVar[Claim | None] = ContextVar("CURRENT_CLAIM", default=None)
+"""The latest claim of a task. A call that sends the message is a task of its own and inherits it."""
+
+
 class ReportingLease:
-    """A lease that prints when it is held and records the checks by task."""
+    """A lease that prints when it is held and records the checks of each claim."""
 
     def __init__(self, lease: S3Lease) -> None:
         self._lease = lease
         self.seconds = lease.seconds
         self.acquire, self.renew, self.release = lease.acquire, lease.renew, lease.release
-        self.checked_at: dict[asyncio.Task[Any] | None, float] = {}
 
     @property
     def is_held(self) -> bool:
@@ -72,7 +85,8 @@ class ReportingLease:
         now = time.monotonic()  # taken before the check: if the check succeeds, the lease was held at this earlier time
         if not self._lease.is_held:
             return False
-        self.checked_at[asyncio.current_task()] = now
+        if (claim := CURRENT_CLAIM.get()) is not None:
+            claim.checked_at = now
         print("held", self.fence, now, flush=True)
         return True
 
@@ -85,21 +99,19 @@ class ReportingLease:
         return self._lease.holder
 
 
-def report_sends(pipeline: Pipeline, lease: ReportingLease) -> None:
+def report_sends(pipeline: Pipeline) -> None:
     """Record every claim and print every send."""
-    claimed: dict[asyncio.Task[Any] | None, float] = {}
     mark = pipeline.store.mark_sending
 
     async def record_claim(share_id: int, *, height: int, endpoint: str) -> bool:
-        task = asyncio.current_task()
-        lease.checked_at.pop(task, None)
         is_marked = await mark(share_id, height=height, endpoint=endpoint)
-        claimed[task] = time.monotonic()
+        CURRENT_CLAIM.set(Claim(time.monotonic()))
         return is_marked
 
     async def report_send(body: dict[str, Any]) -> httpx.Response:
-        task = asyncio.current_task()
-        print("sent", claimed.pop(task), lease.checked_at.pop(task, 0), time.monotonic(), flush=True)
+        claim = CURRENT_CLAIM.get()
+        assert claim is not None
+        print("sent", claim.claimed_at, claim.checked_at, time.monotonic(), flush=True)
         return await ACCEPTED_REPLY(body)
 
     setattr(pipeline.store, "mark_sending", record_claim)  # noqa: B010 - replaces the method that the broadcaster calls
@@ -149,7 +161,7 @@ async def main(url: str, directory: Path, name: str, skew: float, seconds: float
     directory.mkdir(exist_ok=True)
     async with open_pipeline(directory / f"{os.getpid()}.db", clock=clock) as pipeline, asyncio.TaskGroup() as group:
         pipeline.broadcaster = pipeline.make_broadcaster(lease=lease)
-        report_sends(pipeline, lease)
+        report_sends(pipeline)
         print("open", flush=True)
         for part in (
             LeaseKeeper(lease, clock=clock, standby=True).run(),
