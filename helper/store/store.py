@@ -164,7 +164,7 @@ class Store(QueueReader, ABC):
     # ------------------------------------------------------------------ wallets
 
     async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> EnqueueResult:
-        """Store a share. If its row here is damaged, the row is replaced.
+        """Store a share.
 
         Args:
             share: as the wallet posted it.
@@ -172,8 +172,8 @@ class Store(QueueReader, ABC):
             now: Unix seconds.
 
         Returns:
-            QUEUED if it is now on disk. DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if
-            another host has closed its round; then nothing changes.
+            DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if another host has closed its
+            round; then nothing changes.
         """
         return await self._writer.run(shares.EnqueueOperation(share, nullifier, now))
 

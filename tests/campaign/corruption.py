@@ -10,8 +10,7 @@ is compared with a run on the original file.
 
 Requirements. Nothing is returned before its time or with changed content. Every share that should have been returned
 was, or is quarantined and reported; or the start was refused with advice to restore; or the store or its integrity
-check reported the damage. A damaged row may be replaced when its share is posted again, if it is reported. All errors
-are the product's own. A bit that flipped before the start, and does not prevent
+check reported the damage. All errors are the product's own. A bit that flipped before the start, and does not prevent
 the start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is enqueued twice. An
 unreadable share hides no other share from the operators' list. Every run ends.
 
@@ -30,7 +29,7 @@ from pathlib import Path
 
 import structlog
 
-from helper.store.models import EnqueueResult, SentReveal
+from helper.store.models import SentReveal
 from tests.campaign import corrupted_database
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.corrupted_database import RunResult, create_numbered_share, row_id_of, run_helper
@@ -104,7 +103,7 @@ def classify_result(result: RunResult, expected: RunResult) -> str:
         return "start refused"
     if result.errors:
         return "operations refused with the reason"
-    if result.damaged_rows or _replaced_rows(result, expected):
+    if result.damaged_rows:
         return "rows set aside and reported, all others processed"
     if result.problems or result.repaired:
         return "damage detected by the integrity check"
@@ -128,35 +127,18 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
         "returned shares or messages that differ from the written ones", len(_wrong_rows(result, expected)), 0
     )
     is_reported = bool(result.problems) or any("damaged" in text for text in result.errors.values())
-    replaced = _replaced_rows(result, expected)
-    unreported = len(replaced) - len(result.reported_nullifiers)
-    findings.require_equal("rows replaced by a new post without a report", max(unreported, 0), 0)
-    missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows - replaced
+    missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows
     findings.require_equal(
         "shares neither processed nor set aside, without a report", 0 if is_reported else len(missing), 0
     )
     hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
     findings.require_equal("lists that failed while the queue was processed", int(hidden), 0)
     if not running:
-        other_responses = sum(
-            response is not expected.responses[number] for number, response in result.responses.items()
-        )
-        findings.require_equal("shares enqueued twice", other_responses - len(replaced), 0)
+        duplicates = sum(response is not expected.responses[number] for number, response in result.responses.items())
+        findings.require_equal("shares enqueued twice", duplicates, 0)
         findings.require_equal("blocks that could not be applied", int("apply block" in result.errors), 0)
         findings.require_equal("integrity checks that failed", int("verify" in result.errors), 0)
         findings.require_equal("trees that differ from the chain's", int(not result.tree), 0)
-
-
-def _replaced_rows(result: RunResult, expected: RunResult) -> set[int]:
-    """Return the rows of live shares that were stored again, and then processed, because their rows were damaged."""
-    processed = {queued.share for queued in result.claimed.values()}
-    return {
-        row_id_of(number)
-        for number, response in result.responses.items()
-        if (response, expected.responses[number]) == (EnqueueResult.QUEUED, EnqueueResult.DUPLICATE)
-        and row_id_of(number) in LIVE_ROWS
-        and create_numbered_share(number).share in processed
-    }
 
 
 def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:

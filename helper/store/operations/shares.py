@@ -10,7 +10,6 @@ from typing import Final
 from helper.core.schedule import due_ms, rank
 from helper.core.share import Share, ShareState
 from helper.store.models import EnqueueResult, QueuedShare
-from helper.store.operations.healing import delete_damaged
 from helper.store.operations.transitions import Transition, apply_transition, load_row, update_row
 from helper.store.table_rows import ShareRow, add_row_checks
 from helper.store.transaction import ShareIdentity, Transaction
@@ -20,8 +19,6 @@ DUE_NOTIFICATION: Final = "due"
 """Notification to hosts that a share that is due soon was enqueued."""
 NOTIFY_WITHIN_MS: Final = 2_000
 """Shares due later need no notification: the dispatchers poll every second."""
-
-HEALED_NOTE: Final = "posted again; replaced a damaged row"
 
 _RECEIVED: Final = ShareState.RECEIVED.value
 _WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
@@ -51,7 +48,6 @@ class EnqueueOperation(BatchOperation):
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
-    A share whose row is damaged counts as new: its row is replaced.
     The results equal those of enqueueing them one by one, but many shares need only one query and one statement.
     """
     tx.lock_shared()
@@ -61,23 +57,15 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     in_batch: set[bytes | tuple[int, bytes]] = set()
     for index, (operation, identity) in enumerate(zip(operations, identities, strict=True)):
         round_no, mac, nullifier = identity
-        now_ms, note = int(operation.now * 1000), ""
-        if mac in in_batch or (round_no, nullifier) in in_batch:
+        if index in taken or mac in in_batch or (round_no, nullifier) in in_batch:
             outcomes.append(EnqueueResult.DUPLICATE)
-            continue
-        if index in taken:
-            if not delete_damaged(tx, identity, now_ms):
-                outcomes.append(EnqueueResult.DUPLICATE)
-                continue
-            note = HEALED_NOTE
-        if tx.is_round_closed(round_no):
+        elif tx.is_round_closed(round_no):
             outcomes.append(EnqueueResult.CLOSED)
-            continue
-        in_batch |= {mac, (round_no, nullifier)}
-        due = due_ms(operation.share.submit_at, operation.now)
-        row = create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due)
-        rows.append(row._replace(note=note) if note else row)
-        outcomes.append(EnqueueResult.QUEUED)
+        else:
+            in_batch |= {mac, (round_no, nullifier)}
+            now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
+            rows.append(create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due))
+            outcomes.append(EnqueueResult.QUEUED)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
     if any(row.due_ms <= row.received_ms + NOTIFY_WITHIN_MS for row in rows):
         tx.notify(DUE_NOTIFICATION)
