@@ -1,8 +1,8 @@
 """The receipt of a request body that timed out: it proves to a wallet that this attempt had no effect.
 
 A wallet that gets no response in time cannot tell whether its share or transaction was accepted, and must not simply
-send it again. A receipt (vote-sdk, `X-Vote-Ingress-Attempt-V1`) removes the doubt: the server read the body in vain and
-has stored and sent nothing. It is valid only for the attempt whose token it repeats.
+send it again. A receipt (vote-sdk, `X-Vote-Ingress-Attempt-V1`) states that the server did not receive the whole body,
+and has stored and sent nothing. It is valid only for the attempt whose token it repeats.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def create_shell(directory: Path, state: Path, config: Path) -> DocumentShell:
     (directory / "svoted" / "config" / "app.toml").write_text(APP_TOML)
     env = {"PATH": f"{tools}:{BIN}:{os.environ['PATH']}", "SVOTE_HELPER_CONFIG": str(config)}
     env |= {name: os.environ[name] for name in ("PYTHONPATH", "HOME") if name in os.environ}
-    places = {"/var/lib/svote-switch": str(directory / "switch"), "/root/.svoted": str(directory / "svoted")}
+    places = {"/var/lib/svote-switch": str(directory / "switch"), "/var/lib/svoted": str(directory / "svoted")}
     return DocumentShell(directory, env, places)
 
 
