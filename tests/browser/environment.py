@@ -79,6 +79,13 @@ class BrowserEnvironment:
         response.raise_for_status()
         return {entry["operator_address"]: entry for entry in response.json()}
 
+    async def wait_for_pending(self, account: str) -> dict[str, Any]:
+        """Wait until a validator is on the list, which the helper publishes once per second, and return its entry."""
+        async with self.helper.timeout("publishes a pending validator"):
+            while (entry := (await self.pending_validators()).get(account)) is None:
+                await asyncio.sleep(0.1)
+        return entry
+
     async def bond_validator(self, account: str) -> None:
         """Create a validator's staking record."""
         await self.chain.post(

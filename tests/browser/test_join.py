@@ -52,7 +52,7 @@ async def test_registration_is_pending_until_validator_bonds(
     (signed,) = await browser_tab.wallet_requests("signArbitrary")
     assert signed[1:] == [claim["operator_address"], json.dumps(claim, ensure_ascii=False, separators=(",", ":"))]
 
-    waiting = (await browser_environment.pending_validators())[claim["operator_address"]]
+    waiting = await browser_environment.wait_for_pending(claim["operator_address"])
     assert (waiting["moniker"], waiting["url"]) == (claim["moniker"], claim["url"])
     await browser_tab.page.get_by_role("link", name="Show pending validators").click()
     row = browser_tab.page.get_by_role("row", name=claim["moniker"])
@@ -107,7 +107,7 @@ async def test_join_without_keplr_shows_command_and_form(
     await browser_tab.page.get_by_label("Public key").fill(json.dumps(response["printed"]))
     await browser_tab.press_button("Send the registration")
     await browser_tab.wait_for_heading("Waiting to be bonded")
-    assert (await browser_environment.pending_validators())[signer["address"]]["moniker"] == "no wallet's node"
+    assert (await browser_environment.wait_for_pending(signer["address"]))["moniker"] == "no wallet's node"
 
 
 async def test_join_shown_command_registers_validator(
@@ -129,7 +129,7 @@ async def test_join_shown_command_registers_validator(
     )
     response = json.loads(completed.stdout)
     assert response["status"] == "pending"
-    waiting = (await browser_environment.pending_validators())[response["operator_address"]]
+    waiting = await browser_environment.wait_for_pending(response["operator_address"])
     assert (waiting["moniker"], waiting["url"]) == ("it's one; command $HOME", "https://helper.example.org")
 
 
@@ -243,7 +243,7 @@ async def test_join_wrong_clock_is_reported_and_server_time_used(
     assert abs(claim["timestamp"] - time.time()) < 30
     await browser_tab.press_button("Sign with Keplr and send")
     await browser_tab.wait_for_heading("Waiting to be bonded")
-    assert (await browser_environment.pending_validators())[claim["operator_address"]]["moniker"] == "late"
+    assert (await browser_environment.wait_for_pending(claim["operator_address"]))["moniker"] == "late"
 
 
 async def test_join_invalid_details_are_not_signed(browser_tab: BrowserTab) -> None:

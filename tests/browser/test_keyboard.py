@@ -128,7 +128,8 @@ async def test_join_works_with_keyboard_only(browser_tab: BrowserTab, browser_en
     await keyboard.press_key("Enter")
     await browser_tab.wait_for_heading("Waiting to be bonded")
     await page.wait_for_function("document.activeElement.matches('h1')")
-    assert "keys only" in [entry["moniker"] for entry in (await browser_environment.pending_validators()).values()]
+    ((_, signer, _),) = await browser_tab.wallet_requests("signArbitrary")
+    assert (await browser_environment.wait_for_pending(signer))["moniker"] == "keys only"
 
 
 async def test_queue_opens_with_keyboard_only(browser_tab: BrowserTab) -> None:
