@@ -145,6 +145,7 @@ async def test_fetch_without_usable_mirror_names_each_reason(tmp_path: Path) -> 
         assert str(raised.value) == "mirror 1: HTTP 404; mirror 2: fetch failed: ConnectError"
 
 
+@pytest.mark.rule("N1")
 @pytest.mark.parametrize(
     ("url", "text"),
     [

@@ -98,6 +98,7 @@ async def test_unknown_fields_of_a_response_change_nothing(name: str) -> None:
     assert await run_query(name, json_response(200, add_unknown_fields(response))) == usual
 
 
+@pytest.mark.rule("N14")
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("name", QUERIES)
 async def test_page_or_redirect_is_an_error_and_never_a_result(name: str, page: str) -> None:
