@@ -225,6 +225,19 @@ async def test_import_of_other_content_is_a_conflict_and_changes_nothing(harness
 
 
 @pytest.mark.rule("N23")
+async def test_import_of_file_with_conflicting_rows_takes_the_first(harness: OperationsHarness) -> None:
+    row = svoted_row(recorded_share(0, submit_at=LATER))
+    other = {**row, "vote_decision": 1 - row["vote_decision"]}
+
+    assert await import_file(harness, row, row, other) == (
+        {"taken": 1, "known": 2, "queued": 1, "conflict": 1},
+        [ImportResult.QUEUED, ImportResult.CONFLICT],
+    )
+    (claimed,) = await harness.store.claim_due(now=LATER + 1, limit=9, rounds=[ROUND_ID])
+    assert claimed.share.vote_decision == row["vote_decision"]
+
+
+@pytest.mark.rule("N23")
 async def test_import_of_other_round_is_skipped(harness: OperationsHarness) -> None:
     other_round = bytes(32)
     lines = read_svoted_export(svoted_file(other_round, [svoted_row(recorded_share(0))])).lines
