@@ -98,12 +98,14 @@ RULES = {
     "W6": "A share whose outcome is unknown or that is overdue is posted again with `submit_at` 0, to this or another "
     "helper. A known one is a `duplicate` and keeps its time; an unknown one is revealed immediately.",
     "W7": "A share is confirmed once two helpers report it, whether or not they had it.",
-    "W8": "A POST over a slow link that times out is repeated only after the exact 408 receipt of its attempt.",
+    "W8": "A body that timed out was certainly not processed if the response is the exact 408 receipt of its attempt. "
+    "Only then is it sent to the same server again at once.",
     "W9": "The reply to a vote has `tx_hash`, `code`, `log` and, for batches, `batch_digest`, and no other field. The "
     "gateway changes nothing.",
     "W10": "A transaction that does not exist is 404 with exactly `tx not found`. A failed one is 422 with all fields.",
     "W11": "A request has at most 1 MiB, and a page of leaves at most 8 MiB.",
     "W12": "A base URL may have a path, and URLs are compared after normalization.",
+    "W13": "A POST is answered within 30 s, also while the chain state that decides about the share is not known yet.",
     "Q1": "The monitor reads `vote_servers` from `/api/voting-config`.",
     "Q2": "It asks each helper from the browser, without a token.",
     "Q3": "A helper is stale if `generated_at` is more than 300 s old.",

@@ -282,6 +282,7 @@ async def test_admission_missing_leaf_of_closed_round_is_refused_without_waiting
     assert harness.chain.wait_timeouts == []
 
 
+@pytest.mark.rule("W13")
 async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
     remove_leaf(harness)
     started_at = harness.clock.monotonic()
@@ -289,6 +290,7 @@ async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
     assert harness.clock.monotonic() - started_at <= intake_module.MAX_WAIT_SECONDS
 
 
+@pytest.mark.rule("W13")
 async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.sync_seconds = 1.5
