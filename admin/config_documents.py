@@ -14,7 +14,14 @@ from typing import Any, Final, Never
 
 import httpx
 
-from admin.round_signatures import ALGORITHM, KEY_BYTES, authenticate_rounds, decode_base64, encode_layout
+from admin.round_signatures import (
+    ALGORITHM,
+    KEY_BYTES,
+    authenticate_rounds,
+    decode_base64,
+    encode_layout,
+    read_authority_keys,
+)
 from admin.url_policy import MAX_URL_CHARS
 from helper.core.round_authentication import RoundAuthentication
 
@@ -63,6 +70,7 @@ class PublishedConfig:
         vote_servers: URLs of all vote servers.
         static: the static document that named its URL, None if it was configured directly.
         rounds: its rounds, by id; empty without trusted keys.
+        authority_keys: public keys of the election authorities by round id; empty without trusted keys.
     """
 
     body: bytes
@@ -70,17 +78,27 @@ class PublishedConfig:
     vote_servers: tuple[str, ...]
     static: StaticConfig | None
     rounds: Mapping[bytes, RoundAuthentication]
+    authority_keys: Mapping[bytes, bytes]
 
     @property
     def authenticates_a_round(self) -> bool:
         """Whether at least one round is authenticated."""
         return RoundAuthentication.AUTHENTICATED in self.rounds.values()
 
-    def get_authentication(self, round_id: bytes) -> RoundAuthentication:
-        """Return whether a round is authenticated."""
+    def get_authentication(self, round_id: bytes, chain_key: bytes) -> RoundAuthentication:
+        """Return whether a round is authenticated.
+
+        Args:
+            round_id: 32 bytes.
+            chain_key: public key of its election authority on the chain; empty if it is not known.
+        """
         if self.static is None:
             return RoundAuthentication.UNKNOWN
-        return self.rounds.get(round_id, RoundAuthentication.NOT_LISTED)
+        result = self.rounds.get(round_id, RoundAuthentication.NOT_LISTED)
+        is_other_key = chain_key not in (b"", self.authority_keys.get(round_id))
+        if result is RoundAuthentication.AUTHENTICATED and is_other_key:
+            return RoundAuthentication.KEY_MISMATCH
+        return result
 
 
 def parse_static(body: bytes) -> StaticConfig | None:
@@ -126,7 +144,8 @@ def parse_config(body: bytes, static: StaticConfig | None = None) -> PublishedCo
     if not isinstance(rounds, dict):
         raise InvalidConfigError("rounds is not an object")
     authentications = {} if static is None else authenticate_rounds(rounds, layout, static.keys)
-    return PublishedConfig(body, _origins(servers), tuple(servers), static, authentications)
+    authority_keys = {} if static is None else read_authority_keys(rounds)
+    return PublishedConfig(body, _origins(servers), tuple(servers), static, authentications, authority_keys)
 
 
 def _parse_object(body: bytes) -> dict[str, Any]:

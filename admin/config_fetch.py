@@ -13,6 +13,7 @@ import httpx
 
 from admin.config_documents import InvalidConfigError, PublishedConfig, StaticConfig, parse_config, parse_static
 from admin.url_policy import UrlNotAllowedError, check_url, is_public
+from helper.core.pinned_url import PinnedUrl
 from helper.runtime.http_client import create_async_client
 
 MAX_CONFIG_BYTES: Final = 1 << 20
@@ -33,7 +34,7 @@ class ConfigFetcher:
     must be public https URLs.
 
     Args:
-        url: URL of a static or dynamic document.
+        url: URL of a static or dynamic document; with a `checksum`, the document must have it (`PinnedUrl`).
         timeout: timeout of each document in seconds.
         transport: replaces the network in tests.
         resolve: resolves a host name; the system's resolver by default.
@@ -47,7 +48,8 @@ class ConfigFetcher:
         transport: httpx.AsyncBaseTransport | None = None,
         resolve: Resolver | None = None,
     ) -> None:
-        self._url = url
+        self._pinned = PinnedUrl.parse(url)
+        self._url = self._pinned.url
         self._timeout = timeout
         self._resolve = resolve or _system_resolve
         self._http = create_async_client(transport=transport, timeout=timeout)
@@ -69,6 +71,8 @@ class ConfigFetcher:
             InvalidConfigError: a fetch failed, or there is no valid document; the text has the reason of each mirror.
         """
         body = await self._download(self._url)
+        if not self._pinned.matches(body):
+            raise InvalidConfigError("its SHA-256 is not the checksum in the URL")
         static = None if previous is None else previous.static
         if previous is not None and static is None and previous.body == body:
             return previous

@@ -67,6 +67,16 @@ def authenticate_rounds(
     }
 
 
+def read_authority_keys(entries: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """Return the public keys of the election authorities (32 bytes) by round id; invalid ones are omitted."""
+    keys = {
+        bytes.fromhex(name): decode_base64(entry.get("ea_pk"), KEY_BYTES)
+        for name, entry in entries.items()
+        if _ROUND_ID.fullmatch(name) and isinstance(entry, dict)
+    }
+    return {round_id: key for round_id, key in keys.items() if key is not None}
+
+
 def decode_base64(value: object, length: int) -> bytes | None:
     """Decode standard base64 of exactly this number of bytes; None for anything else."""
     if not isinstance(value, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,10 +55,18 @@ class RoundsView:
     Args:
         chain: the nodes.
         clock: the time.
+        report_keys: called after each refresh with the election authorities' keys by round id.
     """
 
-    def __init__(self, chain: ChainQueries, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        chain: ChainQueries,
+        *,
+        clock: Clock,
+        report_keys: Callable[[Mapping[bytes, bytes]], None],
+    ) -> None:
         self._chain = chain
+        self._report_keys = report_keys
         self._clock = clock
         self._totals: dict[bytes, RoundTotals] = {}
         # finalized rounds without totals, in the order in which they are read
@@ -77,6 +85,7 @@ class RoundsView:
         """Read the rounds, then missing totals. On failure, retain the previous data."""
         try:
             listed = await self._chain.call(lambda client: client.listed_rounds())
+            self._report_keys({known.round_id: known.authority_key for known in listed if known.authority_key})
             prepared = await self._publish(listed)
             served = {known.round_id for known in prepared.rounds}
             self._totals = {round_id: totals for round_id, totals in self._totals.items() if round_id in served}

@@ -82,7 +82,8 @@ class RoundAuthenticationResponse(TypedDict):
     """Signatures of the rounds in the published configuration.
 
     `trusted_keys` are the ids of the keys in the static configuration; null if they are not known, and then `rounds` is
-    empty. `rounds` has each round of the configuration by its id in hex.
+    empty. `rounds` has each round of the configuration by its id in hex. `key_mismatch`: the key of the election
+    authority is not the one on the chain.
     """
 
     trusted_keys: list[str] | None

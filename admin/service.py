@@ -47,7 +47,7 @@ class AdminService:
         self._store = AdminStore(db_path)
         self._config = VotingConfig(config_url, self._store, ConfigFetcher(config_url), clock=clock)
         self._registry = RegistrationRegistry(self._store, chain, clock=clock)
-        self._rounds = RoundsView(chain, clock=clock)
+        self._rounds = RoundsView(chain, clock=clock, report_keys=self._config.compare_keys)
         routes = AdminRoutes(
             self._registry,
             self._config,

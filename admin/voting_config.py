@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import orjson
@@ -41,6 +42,7 @@ class VotingConfig:
         self._clock = clock
         self._problem = LoggedProblem()
         self._config: PublishedConfig | None = None
+        self._chain_keys: Mapping[bytes, bytes] = {}
         self.authentication_body: bytes | None = None
         """Response body, see `admin.schemas.RoundAuthenticationResponse`; None if there is no valid copy."""
 
@@ -56,7 +58,15 @@ class VotingConfig:
 
     def get_authentication(self, round_id: bytes) -> RoundAuthentication:
         """Return whether the last valid copy authenticates a round."""
-        return RoundAuthentication.UNKNOWN if self._config is None else self._config.get_authentication(round_id)
+        if self._config is None:
+            return RoundAuthentication.UNKNOWN
+        return self._config.get_authentication(round_id, self._chain_keys.get(round_id, b""))
+
+    def compare_keys(self, chain_keys: Mapping[bytes, bytes]) -> None:
+        """Compare the configuration with the election authorities' keys on the chain, by round id, from now on."""
+        if chain_keys != self._chain_keys:
+            self._chain_keys = chain_keys
+            self._update_response()
 
     async def restore(self) -> None:
         """Load the stored copy."""
@@ -97,16 +107,20 @@ class VotingConfig:
             log.info("voting_config_refreshed")
 
     def _replace(self, config: PublishedConfig) -> None:
-        self._config, self.authentication_body = config, orjson.dumps(_authentication_response(config))
+        self._config = config
+        self._update_response()
+
+    def _update_response(self) -> None:
+        if self._config is None:
+            return
+        static = self._config.static
+        response: RoundAuthenticationResponse = {
+            "trusted_keys": None if static is None else list(static.keys),
+            "rounds": {round_id.hex(): self.get_authentication(round_id) for round_id in self._config.rounds},
+        }
+        self.authentication_body = orjson.dumps(response)
 
 
 def _parse_stored(documents: ConfigDocuments) -> PublishedConfig:
     static = parse_static(documents.static_body) if documents.static_body else None
     return parse_config(documents.body, static)
-
-
-def _authentication_response(config: PublishedConfig) -> RoundAuthenticationResponse:
-    return {
-        "trusted_keys": None if config.static is None else list(config.static.keys),
-        "rounds": {round_id.hex(): authentication for round_id, authentication in config.rounds.items()},
-    }

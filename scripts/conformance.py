@@ -34,30 +34,96 @@ RULES = {
     "R13": "Admission checks the hashes, the vote commitment, the share key and the nullifier.",
     "R14": "Witnesses are erased on confirmation, and all data of a round when it is purged after its close.",
     "R15": "A rejected or expired share is reported, not silently dropped.",
+    "N1": "The published configuration may have `config_version` or `version`, no `snapshot_height`, unknown fields "
+    "and 1 MiB. A static document of version 1 or 2 leads to its mirrors, which are tried in order, 30 s each.",
+    "N2": "`/api/voting-config` serves the bytes of the dynamic document unchanged, also while no mirror responds.",
     "N3": "A body has 30 s from its start. If it times out, the response is the 408 receipt if the request has exactly "
     "one valid `X-Vote-Ingress-Attempt-V1`, otherwise 400.",
     "N4": "A receipt has its four fields only, and `Cache-Control: no-store`. The token is in no log, label or header.",
     "N5": "Below `/shielded-vote/` every response is JSON and none is a redirect. A route that does not exist has 404 "
     "or 405 with only the field `error`.",
     "N6": "`status` responds within 2 s.",
+    "N7": "`share-status` depends only on the nullifiers that the chain has counted, also for shares that this helper "
+    "never had. It is `pending` or `confirmed`.",
     "N8": "Limits on concurrent work respond 429, pauses 503.",
     "N9": "A wallet may post 128 shares at once.",
-    "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
-    "60 s for leaves, and never repeats a POST that may have been sent.",
+    "N10": "A `submit_at` from 1 to the second before the end is used exactly. A share with `submit_at` equal to the "
+    "end is accepted, although it counts only if the end is postponed "
+    "([decision 25](decisions/0025-submit-at-equal-to-the-end.md)).",
+    "N11": "A known share in a closed round stays `duplicate`, an unknown one is refused with 400 "
+    "([decision 25](decisions/0025-submit-at-equal-to-the-end.md)).",
+    "N12": "`queue-summary` is served by default, without a token and with CORS, with all fields of the newest chain "
+    "version ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
+    "N13": "`queue-status` has `ready`, `not_yet_due` and `processing`, and `pending` is their sum.",
     "N14": "Errors of nodes with HTTP status 400, 404 and 500 are read alike, by their text.",
     "N15": "The result of a transaction is its code and height. Events of `GET tx` are not read, because nodes before "
     "v1.5.0 alter them; the message itself has round and nullifier.",
     "N16": "A reveal gets at least 75 s. A time-out and a 502 are unknown outcomes. `Retry-After` of a 503 is obeyed, "
     "and the node's `readiness` is asked before the next reveal is sent to it.",
     "N17": "Positions in the tree are never derived: a batch appends one VAN and then several vote commitments.",
-    "N18": "Blocks of 5 MiB are read.",
+    "N18": "Blocks of 5 MiB are read. All helpers together reveal at most 256 shares in a block; more wait in the "
+    "mempool, and a share that waits there is neither lost nor counted twice.",
+    "N19": "A share's proposal is one of its round's, from 1 to 50. Proposal 0, which is planned for delegated votes, "
+    "is refused. Accepting it needs: a lower bound of 0 in `PROPOSALS` (`proofs/src/payload.rs`) and "
+    "`MIN_PROPOSAL_ID` (`helper/ingest/payload.py`); a higher bound in `DECISIONS` and `MAX_DECISION`, if options "
+    "above 7 are used; a migration of the CHECK of `shares.proposal_id` in SQLite; and a rule for its options in "
+    "`helper/ingest/admission.py` and `helper/operations/import_queue.py`, because a round does not list it. Its "
+    "reveals are followed already (N20).",
     "N20": "A `reveal_pool_share` in a block spends its nullifier like a `reveal_share`.",
-    "N19": "A share's proposal is one of its round's, from 1 to 50. Proposal 0 is refused.",
     "N21": "k10 is used for every chain version from v1.3.0 on, k11 before. A version after v1.7.0 is treated like "
     "v1.7.0, but one reveal is sent as a trial first. Refused valid proofs pause the queue and spend no attempt.",
     "N22": "Shares, validation, statement and proof of a circuit generation are behind one interface.",
+    "N23": "Exports of svoted's helper in versions 1 and 2 are imported, with erased, failed and corrupt rows. The "
+    "nullifier of a reveal that was already sent is looked for on the chain first "
+    "([decision 26](decisions/0026-queues-of-svoteds-helper.md)).",
+    "N24": "An export for svoted's helper has version 1 with all its fields "
+    "([decision 26](decisions/0026-queues-of-svoteds-helper.md)).",
+    "N25": "A row that cannot be read, or failed its check, is never acted on. It is reported, and other rows are not "
+    "affected.",
+    "N26": "Due shares of all rounds are claimed by due time, so that no round waits for another one's queue. Shares "
+    "with the same due time are ordered by a keyed hash. A share without a time is due when it arrives.",
+    "N27": "A share is retried until its round ends ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
+    "N28": "Counters of posted and processed shares also have the names and labels of the original helper. No label "
+    "has a round ([decision 28](decisions/0028-retries-and-queue-summary.md) lists what is not offered).",
+    "N29": "Accepted shares and duplicates are not limited per address, because many wallets share a Tor exit. Refused "
+    "requests, connections and the memory of bodies are. The service speaks HTTP/1.1; the proxy adds HTTP/2.",
+    "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
+    "60 s for leaves, and never repeats a POST that may have been sent.",
+    "W1": "Readiness: `GET status` is JSON with `status` `ok`. While shares are refused it is 503.",
+    "W2": "An accepted share: 200, `application/json`, `status` `queued` or `duplicate`, at most 256 KiB.",
+    "W3": "A share has 10 fields and no `all_enc_shares`.",
+    "W4": "A 4xx other than 408 and 429 is final for this helper, so a share that may still become valid gets 429.",
+    "W5": "A 5xx makes the outcome unknown. It is used only while no share is accepted: during a pause, and if the "
+    "queue cannot be written.",
+    "W6": "A share whose outcome is unknown or that is overdue is posted again with `submit_at` 0, to this or another "
+    "helper. A known one is a `duplicate` and keeps its time; an unknown one is revealed immediately.",
+    "W7": "A share is confirmed once two helpers report it, whether or not they had it.",
+    "W8": "A body that timed out was certainly not processed if the response is the exact 408 receipt of its attempt. "
+    "Only then is it sent to the same server again at once.",
+    "W9": "The reply to a vote has `tx_hash`, `code`, `log` and, for batches, `batch_digest`, and no other field. The "
+    "gateway changes nothing.",
+    "W10": "A transaction that does not exist is 404 with exactly `tx not found`. A failed one is 422 with all fields.",
+    "W11": "A request has at most 1 MiB, and a page of leaves at most 8 MiB.",
+    "W12": "A base URL may have a path, and URLs are compared after normalization.",
+    "W13": "A POST is answered within 30 s, also while the chain state that decides about the share is not known yet.",
+    "Q1": "The monitor reads `vote_servers` from `/api/voting-config`.",
+    "Q2": "It asks each helper from the browser, without a token.",
+    "Q3": "A helper is stale if `generated_at` is more than 300 s old.",
+    "Q4": "A backlog is a past bucket whose overdue and processing shares grow. Buckets are contiguous, the last one "
+    "ends with the round, and `total` is the sum of the five counts. Confirmed shares are in the first bucket "
+    "([decision 28](decisions/0028-retries-and-queue-summary.md)).",
+    "Q5": "The summary is served while the chain state is too old to accept shares.",
 }
-"""The rules that the service itself must follow. N: rules of newer chains and wallets."""
+"""The rules that the service itself must follow, by section (first letter) and number. Rules for validator registration
+and the page, R16 and R17, are not listed: every test of `admin/` and of the page belongs to them."""
+
+SECTIONS = {
+    "R": ("Rules of the original helper", ""),
+    "N": ("Newer chains and wallets", "What chain versions 1.3 to 1.7 and their wallets add or change."),
+    "W": ("Wallet library 5.3.0", "What the library expects of a helper and of a gateway."),
+    "Q": ("Queue monitor", "What the page that monitors the queues of all helpers expects."),
+}
+"""Title and introduction of each section."""
 
 
 def collect_marked_tests() -> dict[str, list[str]]:
@@ -88,10 +154,11 @@ def render_document() -> str:
         "The rules of the protocol and the tests that verify them. Generated by `make docs`; do not edit.",
         "",
     ]
-    for rule, text in RULES.items():
-        lines += [f"## {rule}", "", text, ""]
-        lines += [f"- `{name}`" for name in tests.get(rule, [])] or ["- no test"]
-        lines.append("")
+    for section, (title, about) in SECTIONS.items():
+        lines += [f"## {title}", "", *([about, ""] if about else [])]
+        for rule, text in RULES.items():
+            if rule.startswith(section):
+                lines += [f"### {rule}", "", text, "", *(f"- `{name}`" for name in tests[rule]), ""]
     return "\n".join(lines)
 
 

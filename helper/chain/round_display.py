@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from helper.chain.json_fields import Fields
+from helper.errors import InvalidResponse
 
 MAX_TEXT_LENGTH = 400
 """Maximum length of a title or label in characters. Longer ones are truncated."""
@@ -29,13 +30,20 @@ class ListedProposal:
 
 @dataclass(frozen=True, slots=True)
 class ListedRound:
-    """A round; `status` is the chain's number, `vote_end_time` is in Unix seconds."""
+    """A round.
+
+    Attributes:
+        status: the chain's number.
+        vote_end_time: Unix seconds.
+        authority_key: public key of the election authority, 32 bytes; empty if there is no valid one.
+    """
 
     round_id: bytes
     status: int
     vote_end_time: int
     created_at_height: int
     proposals: tuple[ListedProposal, ...]
+    authority_key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,15 @@ def _parse_round(fields: Fields) -> ListedRound:
         vote_end_time=fields.uint("vote_end_time", maximum=2**62),
         created_at_height=fields.uint("created_at_height", maximum=2**62),
         proposals=tuple(_parse_proposal(proposal) for proposal in fields.children("proposals")),
+        authority_key=_parse_authority_key(fields),
     )
+
+
+def _parse_authority_key(fields: Fields) -> bytes:
+    try:
+        return fields.base64_bytes("ea_pk", 32)
+    except InvalidResponse:  # it must not make the list of rounds unusable
+        return b""
 
 
 def _parse_proposal(fields: Fields) -> ListedProposal:

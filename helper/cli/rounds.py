@@ -18,6 +18,7 @@ app = typer.Typer()
 _SHORT_CHARS = 12
 _AUTHENTICATION_TEXTS: Final = {
     RoundAuthentication.AUTHENTICATED: "yes",
+    RoundAuthentication.KEY_MISMATCH: "no: authority key differs from the chain's",
     RoundAuthentication.NO_VALID_SIGNATURE: "no: no valid signature",
     RoundAuthentication.UNSUPPORTED_VERSION: "no: auth_version is not 2",
     RoundAuthentication.NOT_LISTED: "no: not in the configuration",

@@ -22,6 +22,7 @@ from helper.config.value_types import (
     NetworkText,
     Number,
     OptionalUrl,
+    PinnedUrlText,
     Port,
     SchemaName,
     StoreUrl,
@@ -230,10 +231,11 @@ class AdminSection(Section):
     """The admin API for validator onboarding."""
 
     disable: Switch = Field(False, description="Do not serve /api.")
-    config_url: OptionalUrl = Field(
+    config_url: PinnedUrlText = Field(
         "",
         description="URL of the published voting configuration: of its static document, which names the signing keys "
-        "and the mirrors, or of the dynamic one.",
+        "and the mirrors, or of the dynamic one. With ?checksum=sha256:HEX, as in wallets, only a document with this "
+        "SHA-256 is used.",
     )
     public_url: BlankUrl = Field(
         "",

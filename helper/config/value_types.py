@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from helper.core.addresses import is_loopback
+from helper.core.pinned_url import PinnedUrl
 from helper.object_store.bucket import BucketLocation
 
 
@@ -37,6 +38,11 @@ def _validate_url_with_query(value: str) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("must be empty or an http(s) URL")
     return value
+
+
+def _validate_pinned_url(value: str) -> str:
+    PinnedUrl.parse(value)
+    return _validate_url_with_query(value)
 
 
 def _validate_network(value: str) -> str:
@@ -109,6 +115,7 @@ def _validate_lease_storage(value: str) -> str:
 Text = Annotated[str, Field(strict=True)]
 Url = Annotated[Text, AfterValidator(_validate_url)]
 BlankUrl = Annotated[Text, AfterValidator(_or_blank(_validate_url))]
+PinnedUrlText = Annotated[Text, AfterValidator(_or_blank(_validate_pinned_url))]
 OptionalUrl = Annotated[Text, AfterValidator(_or_blank(_validate_url_with_query))]
 StoreUrl = Annotated[Text, AfterValidator(_or_blank(_validate_store_url))]
 DatabaseUrl = Annotated[Text, AfterValidator(_or_blank(_validate_database_url))]

@@ -13,6 +13,8 @@ class RoundAuthentication(StrEnum):
 
     AUTHENTICATED = "authenticated"
     """A signature by a trusted key is valid."""
+    KEY_MISMATCH = "key_mismatch"
+    """A signature is valid, but for another public key of the election authority than the chain's."""
     NO_VALID_SIGNATURE = "no_valid_signature"
     """No signature by a trusted key is valid."""
     UNSUPPORTED_VERSION = "unsupported_version"

@@ -60,6 +60,27 @@ async def query_nodes(nodes: Sequence[tuple[str, str]], clock: Clock) -> list[No
     return list(await asyncio.gather(*(_query_node(rest, rpc, clock) for rest, rpc in nodes)))
 
 
+async def query_authority_keys(nodes: Sequence[tuple[str, str]]) -> dict[bytes, bytes]:
+    """Query the election authorities' keys by round id. If nodes differ, the first counts. Errors are ignored."""
+    keys: dict[bytes, bytes] = {}
+    for reported in await asyncio.gather(*(_query_keys(rest) for rest, _ in nodes)):
+        keys = reported | keys
+    return keys
+
+
+async def _query_keys(rest: str) -> dict[bytes, bytes]:
+    try:
+        client = ChainClient(rest, timeout=TIMEOUT_SECONDS)
+    except ConfigError:
+        return {}
+    try:
+        return {known.round_id: known.authority_key for known in await client.listed_rounds() if known.authority_key}
+    except ChainError:
+        return {}
+    finally:
+        await client.aclose()
+
+
 async def _query_node(rest: str, rpc: str, clock: Clock) -> NodeReport:
     try:
         client = ChainClient(rest, timeout=TIMEOUT_SECONDS)

@@ -252,7 +252,9 @@ class _Doctor:
         if settings.disable or not settings.config_url or not self.settings.is_readable:
             return []
         fetcher = ConfigFetcher(settings.config_url, timeout=DOCUMENT_SECONDS)
-        return await check_voting_config(fetcher, settings.public_url)
+        return await check_voting_config(
+            fetcher, settings.public_url, lambda: chain.query_authority_keys(self.config.chain_nodes)
+        )
 
     def _check_process(self) -> list[CheckResult]:
         reported = self.daemon.service.process

@@ -35,6 +35,7 @@ SMALL_BODY_BYTES: Final = 16 << 10
 
 Larger bodies are more expensive than real ones, so they count against the client's rate limit.
 """
+MIN_PROPOSAL_ID: Final = 1
 MAX_PROPOSAL_ID: Final = 50
 MAX_DECISION: Final = 7
 MAX_TIME: Final = 2**63 - 1
@@ -54,7 +55,7 @@ SHARE: Final = ObjectField(
     {
         "enc_share": ENCRYPTED_SHARE,
         "vote_round_id": HexField("The voting round: a canonical Pallas base field element.", allows_upper_case=True),
-        "proposal_id": IntegerField("A proposal of the round.", 1, MAX_PROPOSAL_ID),
+        "proposal_id": IntegerField("A proposal of the round.", MIN_PROPOSAL_ID, MAX_PROPOSAL_ID),
         "vote_decision": IntegerField("The index of one of the proposal's options.", 0, MAX_DECISION),
         "tree_position": IntegerField(
             "The index of the vote commitment's leaf in the round's commitment tree.", 0, MAX_TREE_POSITION

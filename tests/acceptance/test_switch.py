@@ -18,7 +18,7 @@ import pytest
 
 from tests.acceptance.document_commands import CommandBlock, DocumentedCommand, DocumentShell, parse_blocks
 from tests.acceptance.test_operations import BIN, PAGE, write_executable
-from tests.support.devnet import DevChain
+from tests.support.devnet import NEW_ERA, DevChain, era_flags
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
 from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
 
@@ -28,7 +28,7 @@ APP_TOML = '[helper]\nexpose_queue_summary = true\ndisable = false\n\n[api]\ndis
 
 @pytest.fixture
 async def chain_and_helper(tmp_path: Path) -> AsyncIterator[tuple[DevChain, HelperProcess]]:
-    async with run_chain_and_helper(tmp_path, program=STAND_IN_PROGRAM) as running:
+    async with run_chain_and_helper(tmp_path, *era_flags(NEW_ERA), program=STAND_IN_PROGRAM) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
-from tests.support.devnet import DevChain
+from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import HelperProcess, run_chain_and_helper, run_helper
 
 
@@ -21,11 +21,13 @@ async def post_first_shares(chain: DevChain, helper: HelperProcess, round_id: by
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("circuit", "version", "initial_circuit"), [("k11", "", "k10"), ("k10", "v1.2.0", "k11")])
+@pytest.mark.parametrize(
+    ("era", "circuit", "version", "initial_circuit"), [("0.5", "k11", "", "k10"), ("1.6", "k10", "v1.2.0", "k11")]
+)
 async def test_circuit_auto_finds_generation_without_spending_attempts(
-    tmp_path: Path, circuit: str, version: str, initial_circuit: str
+    tmp_path: Path, era: str, circuit: str, version: str, initial_circuit: str
 ) -> None:
-    flags = ("--circuit", circuit, "--version", version)
+    flags = ("--circuit", circuit, "--version", version, *era_flags(era))
     async with run_chain_and_helper(tmp_path, *flags, helper={"max_concurrent_proofs": 1}) as (chain, helper):
         assert (await helper.service_stats())["circuit"] == initial_circuit
         round_id = await chain.open_round()
@@ -43,9 +45,9 @@ async def test_circuit_auto_finds_generation_without_spending_attempts(
 
 @pytest.mark.anyio
 @pytest.mark.rule("R11", "N21")
-async def test_circuit_wrong_setting_pauses_queue(tmp_path: Path) -> None:
+async def test_circuit_wrong_setting_pauses_queue(tmp_path: Path, era: str) -> None:
     async with run_chain_and_helper(
-        tmp_path, "--circuit", "k10", prover={"circuit": "k11"}, helper={"max_concurrent_proofs": 1}
+        tmp_path, *era_flags(era), prover={"circuit": "k11"}, helper={"max_concurrent_proofs": 1}
     ) as (chain, helper):
         round_id = await chain.open_round()
         await post_first_shares(chain, helper, round_id, 2)

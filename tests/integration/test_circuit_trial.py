@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_circuit_selection import post_first_shares
+from tests.support.devnet import era_flags
 from tests.support.harness import run_chain_and_helper
 
 SHARES = 16
@@ -14,8 +15,8 @@ SHARES = 16
 
 @pytest.mark.anyio
 @pytest.mark.rule("N21")
-async def test_circuit_trial_with_sixteen_due_shares_sends_one_invalid_proof(tmp_path: Path) -> None:
-    flags = ("--circuit", "k10", "--version", "v1.2.0")  # starts with k11, so the valid proofs are the fast ones
+async def test_circuit_trial_with_sixteen_due_shares_sends_one_invalid_proof(tmp_path: Path, era: str) -> None:
+    flags = (*era_flags(era), "--version", "v1.2.0")  # starts with k11, so the valid proofs are the fast ones
     async with run_chain_and_helper(tmp_path, *flags, helper={"max_concurrent_proofs": 2}) as (chain, helper):
         assert (await helper.service_stats())["circuit"] == "k11"
         round_id = await chain.open_round()

@@ -10,7 +10,7 @@ import pytest
 from devnet import ballot
 from devnet.wallet import Wallet
 from helper.reveal.resend_policy import REPROVE_BLOCKS
-from tests.support.devnet import DevChain
+from tests.support.devnet import BOTH_ERAS, DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
 KILL_MOMENTS = (
@@ -72,6 +72,7 @@ async def test_kill_loses_no_share_and_counts_none_twice(
 
 @pytest.mark.anyio
 @pytest.mark.rule("R9")
+@BOTH_ERAS
 async def test_restart_resends_sent_message_before_new_proof(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

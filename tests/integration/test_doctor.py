@@ -15,7 +15,7 @@ from helper.doctor.proving import evaluate_proof, run_self_test
 from helper.doctor.result import CheckResult, Level, all_ok
 from helper.doctor.run import MAX_TOTAL_SECONDS, run_doctor
 from tests.support.command import run_command
-from tests.support.devnet import DevChain
+from tests.support.devnet import BOTH_ERAS, DevChain
 from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
 from tests.support.process import TIMEOUT_SECONDS
 
@@ -28,6 +28,7 @@ async def run_checks(helper: HelperProcess) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in report.findings}
 
 
+@BOTH_ERAS
 async def test_doctor_healthy_then_faulty_node_is_reported(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

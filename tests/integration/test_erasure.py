@@ -12,7 +12,7 @@ import pytest
 
 from devnet import ballot
 from devnet.tx import Reveal, decode
-from tests.support.devnet import DevChain
+from tests.support.devnet import DevChain, era_flags
 from tests.support.erasure_check import columns_containing, find_outside_public, read_public_blobs
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_chain_and_helper, unix_time_in
 from tests.support.secrets import collect_secrets, secrets_in_text
@@ -23,8 +23,9 @@ FAR_POSITION = 70_000
 
 @pytest.mark.anyio
 @pytest.mark.rule("R14")
-async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path) -> None:
-    async with run_chain_and_helper(tmp_path, "--stand-in-proofs", program=STAND_IN_PROGRAM) as (chain, helper):
+async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path, era: str) -> None:
+    flags = ("--stand-in-proofs", *era_flags(era))
+    async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM) as (chain, helper):
         round_id = await chain.open_round()
         await chain.delegate(round_id, FAR_POSITION)
         await helper.wait_for_leaf(round_id, FAR_POSITION - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.devnet import DevChain
+from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import cast_vote, run_helper
 
 OLD_BLOCKS = 30_000
@@ -18,9 +18,9 @@ MAX_LATENESS_MS = 5000.0
 
 @pytest.mark.anyio
 @pytest.mark.rule("R2")
-async def test_history_sync_does_not_delay_due_shares(tmp_path: Path) -> None:
+async def test_history_sync_does_not_delay_due_shares(tmp_path: Path, era: str) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
-        chain = DevChain(tmp_path, http, "--block-seconds", "0.3", "--stand-in-proofs")
+        chain = DevChain(tmp_path, http, "--block-seconds", "0.3", "--stand-in-proofs", *era_flags(era))
         await chain.start()
         try:
             round_id = await chain.open_round(3600)

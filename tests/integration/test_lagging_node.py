@@ -11,7 +11,7 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from tests.support.devnet import DevChain
+from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import run_helper
 
 BLOCKS_BEFORE_VOTE = 3
@@ -25,9 +25,9 @@ MAX_WAIT_BLOCKS = 10
     [(2.0, 1.2, 0.0), (6.0, 4.8, 0.0), (1.5, 0.4, 0.0), (2.0, 0.0, 5.0), (2.0, 0.0, 30.0), (1.5, 0.4, 2.0)],
 )
 async def test_lagging_node_costs_honest_wallet_no_share(
-    tmp_path: Path, http: httpx.AsyncClient, block: float, lag: float, clock_behind: float
+    tmp_path: Path, http: httpx.AsyncClient, era: str, block: float, lag: float, clock_behind: float
 ) -> None:
-    flags = ("--stand-in-proofs", "--extra-nodes", "1", "--clock-offset", str(clock_behind))
+    flags = ("--stand-in-proofs", "--extra-nodes", "1", "--clock-offset", str(clock_behind), *era_flags(era))
     chain = DevChain(tmp_path, http, "--block-seconds", str(block), *flags)
     await chain.start()
     try:

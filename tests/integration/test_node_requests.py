@@ -13,7 +13,7 @@ import pytest
 from devnet import ballot
 from devnet.leak_check import find_leaks
 from devnet.wallet import CastVote
-from tests.support.devnet import DevChain
+from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_chain_and_helper, unix_time_in
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
@@ -59,10 +59,9 @@ async def record_requests(
 
 
 @pytest.mark.anyio
-async def test_arrivals_cause_no_node_request(tmp_path: Path) -> None:
-    async with run_chain_and_helper(
-        tmp_path, "--stand-in-proofs", "--block-seconds", "0.6", program=STAND_IN_PROGRAM
-    ) as (chain, helper):
+async def test_arrivals_cause_no_node_request(tmp_path: Path, era: str) -> None:
+    flags = ("--stand-in-proofs", "--block-seconds", "0.6", *era_flags(era))
+    async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM) as (chain, helper):
         round_id = await chain.open_round()
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
         votes = [

@@ -57,6 +57,7 @@ async def count_spent_attempts(helper: HelperProcess) -> int:
 
 
 @pytest.mark.anyio
+@BOTH_ERAS
 async def test_service_started_without_chain_waits_for_it(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -95,7 +96,7 @@ async def assert_all_duplicates(helper: HelperProcess, *votes: CastVote) -> None
 
 
 @pytest.mark.anyio
-@pytest.mark.rule("R10")
+@pytest.mark.rule("R10", "N11")
 @BOTH_ERAS
 async def test_duplicate_is_detected_after_close_restart_and_outage(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain

@@ -13,6 +13,7 @@ import pytest
 
 from devnet import ballot
 from helper.operations.archive.object_names import PART_BLOCKS
+from tests.support.devnet import era_flags
 from tests.support.harness import HelperProcess, cast_vote, run_chain_and_helper
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
@@ -52,13 +53,13 @@ def config_without_rpc(helper: HelperProcess) -> Path:
 
 @pytest.mark.anyio
 async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: str
 ) -> None:
     for variable, text in CREDENTIALS_ENV.items():
         monkeypatch.setenv(variable, text)
     async with (
         run_object_store(tmp_path) as store,
-        run_chain_and_helper(tmp_path, "--circuit", "k10", s3={"endpoint": store.url}, archive=ARCHIVE_CONFIG) as (
+        run_chain_and_helper(tmp_path, *era_flags(era), s3={"endpoint": store.url}, archive=ARCHIVE_CONFIG) as (
             chain,
             helper,
         ),

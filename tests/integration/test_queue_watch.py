@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.devnet import era_flags
 from tests.support.harness import STAND_IN_PROGRAM, cast_vote, run_chain_and_helper
 from tests.support.terminal import run_in_terminal
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_queue_watch_follows_queue_and_survives_restart(tmp_path: Path) -> None:
+async def test_queue_watch_follows_queue_and_survives_restart(tmp_path: Path, era: str) -> None:
     # a separate chain, because the rounds of other tests would fill the screen
-    flags = ("--extra-nodes", "1", "--stand-in-proofs")
+    flags = ("--extra-nodes", "1", "--stand-in-proofs", *era_flags(era))
     async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM, nodes=2) as (chain, helper):
         round_id = await chain.open_round()
         now = int(time.time())

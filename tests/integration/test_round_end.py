@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from devnet import ballot
-from tests.support.devnet import DevChain
+from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
 
 TIMEOUT_SECONDS = 60.0
@@ -67,8 +67,10 @@ async def test_extended_round_reveals_shares_due_after_its_first_end(
 
 
 @pytest.mark.anyio
-async def test_round_with_unknown_status_is_closed_and_purged(tmp_path: Path, http: httpx.AsyncClient) -> None:
-    chain = DevChain(tmp_path, http, "--block-seconds", "0.3", "--stand-in-proofs")
+async def test_round_with_unknown_status_is_closed_and_purged(
+    tmp_path: Path, http: httpx.AsyncClient, era: str
+) -> None:
+    chain = DevChain(tmp_path, http, "--block-seconds", "0.3", "--stand-in-proofs", *era_flags(era))
     await chain.start()
     try:
         async with run_helper(tmp_path, http, chain, helper={"purge_after_hours": 0}) as helper:

@@ -13,15 +13,16 @@ import pytest
 
 from tests.support.process import ChildProcess
 
-BOTH_ERAS = pytest.mark.parametrize("era", ["0.5", "1.6"])
-"""Runs a test on an old and on a new chain. `era` is also the era of the fixture `chain`."""
+OLD_ERA, NEW_ERA = "0.5", "1.6"
+BOTH_ERAS = pytest.mark.parametrize("era", [OLD_ERA, NEW_ERA])
+"""Runs a test on an old and on a new chain, see the fixture `era` of the integration tests."""
 
 PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} for number in (1, 2, 3)]
 
 
-def era_flags(era: str | None) -> tuple[str, ...]:
-    """Return the flags of a chain of this era; None for the recorded responses."""
-    return () if era is None else ("--era", era)
+def era_flags(era: str) -> tuple[str, ...]:
+    """Return the flags of a chain of this era."""
+    return ("--era", era)
 
 
 class DevChain(ChildProcess):

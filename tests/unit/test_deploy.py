@@ -55,6 +55,13 @@ def read_settings(name: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
+@pytest.mark.rule("N29")
+def test_proxy_examples_offer_http_2() -> None:
+    nginx, caddy = (SYSTEMD.parent / name for name in ("nginx/svote-helper.conf", "caddy/Caddyfile"))
+    assert re.search(r"^\s*listen 443 ssl http2;", nginx.read_text(), re.MULTILINE)
+    assert "protocols" not in caddy.read_text(), "by default Caddy offers HTTP/1.1, 2 and 3"
+
+
 @pytest.mark.parametrize("tool", ANALYZE)
 def test_systemd_units_verify_with_low_exposure(tool: str, tmp_path: Path) -> None:
     for name in ("svote-helper.service", "svote-helper.socket"):

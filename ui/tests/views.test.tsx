@@ -61,13 +61,15 @@ describe("the network", () => {
       ["aa".repeat(32)]: "authenticated",
       ["bb".repeat(32)]: "no_valid_signature",
       ["cc".repeat(32)]: "unsupported_version",
+      ["dd".repeat(32)]: "key_mismatch",
     };
     const section = await show({ trusted_keys: ["one", "two"], rounds });
-    await section.findByText(/1 of 3 rounds authenticated/);
+    await section.findByText(/1 of 4 rounds authenticated/);
     expect(section.getByText("one, two")).toBeTruthy();
     expect(section.getAllByRole("listitem").map(({ textContent }) => textContent)).toEqual([
       expect.stringMatching(/^bbbbbbbb.*Not authenticated: no valid signature$/),
       expect.stringMatching(/^cccccccc.*Not authenticated: signature version not supported$/),
+      expect.stringMatching(/^dddddddd.*Election authority's key differs from the chain's$/),
       expect.stringMatching(/^aaaaaaaa.*Authenticated$/),
     ]);
   });

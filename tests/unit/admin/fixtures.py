@@ -132,7 +132,7 @@ class AdminStack:
         self.registry = RegistrationRegistry(self.store, self.staking, clock=self.clock)
         self.fetcher = ConfigFetcher(CONFIG_URL, transport=self.web, resolve=self._resolve)
         self.config = VotingConfig(CONFIG_URL, self.store, self.fetcher, clock=self.clock)
-        self.rounds = RoundsView(self.staking, clock=self.clock)
+        self.rounds = RoundsView(self.staking, clock=self.clock, report_keys=self.config.compare_keys)
         routes = AdminRoutes(
             self.registry,
             self.config,

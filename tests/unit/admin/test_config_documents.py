@@ -27,6 +27,7 @@ def encode(config: Any) -> bytes:
     return json.dumps(config).encode()
 
 
+@pytest.mark.rule("N1")
 @pytest.mark.parametrize(
     ("name", "hosts", "key_ids"),
     [
@@ -89,6 +90,7 @@ STATIC_ERRORS: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.rule("N1")
 @pytest.mark.parametrize("case", STATIC_ERRORS)
 def test_parse_static_with_error_is_refused(case: str) -> None:
     document, text = STATIC_ERRORS[case]
@@ -96,6 +98,7 @@ def test_parse_static_with_error_is_refused(case: str) -> None:
         parse_static(encode(document))
 
 
+@pytest.mark.rule("N1")
 def test_parse_static_accepts_extra_fields_and_omits_other_algorithms() -> None:
     other = {"key_id": "two", "alg": "ml-dsa", "pubkey": "short", "notes": None}
     config = parse_static(encode({**VERSION_2, "trusted_keys": [other, KEY], "more": [1]}))
@@ -104,6 +107,7 @@ def test_parse_static_accepts_extra_fields_and_omits_other_algorithms() -> None:
     assert config.keys == {"one": bytes(range(32))}
 
 
+@pytest.mark.rule("N1")
 @pytest.mark.parametrize(
     "versions", [{"config_version": 1}, {"version": "7"}, {"version": 1, "config_version": 1}, {"config_version": 9}]
 )
@@ -112,6 +116,7 @@ def test_parse_config_accepts_either_version_and_extra_fields(versions: dict[str
     assert parse_config(encode(config)).vote_servers == ("https://a.example.org",)
 
 
+@pytest.mark.rule("N1")
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
@@ -137,5 +142,16 @@ def test_parse_config_with_wrong_type_is_refused(changed: dict[str, Any], text: 
 
 def test_get_authentication_without_keys_is_unknown() -> None:
     body, static = encode(DYNAMIC), parse_static(encode(VERSION_1))
-    assert parse_config(body).get_authentication(bytes(32)) is RoundAuthentication.UNKNOWN
-    assert parse_config(body, static).get_authentication(bytes(32)) is RoundAuthentication.NOT_LISTED
+    assert parse_config(body).get_authentication(bytes(32), b"") is RoundAuthentication.UNKNOWN
+    assert parse_config(body, static).get_authentication(bytes(32), b"k" * 32) is RoundAuthentication.NOT_LISTED
+
+
+def test_get_authentication_compares_the_key_with_the_chain() -> None:
+    static, config = (PUBLISHED / "static.json").read_bytes(), (PUBLISHED / "production.json").read_bytes()
+    parsed, other = parse_config(config, parse_static(static)), b"k" * 32
+    results = {name: parsed.get_authentication(name, key) for name, key in parsed.authority_keys.items()}
+    assert results == parsed.rounds
+    assert {parsed.get_authentication(name, b"") for name in parsed.rounds} == set(parsed.rounds.values())
+    results = {name: parsed.get_authentication(name, other) for name in parsed.rounds}
+    assert sorted(results.values()) == ["key_mismatch"] * 7 + ["unsupported_version"]
+    assert parsed.authenticates_a_round, "the choice of the mirror does not depend on nodes"

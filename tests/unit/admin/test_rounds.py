@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from structlog.testing import capture_logs
 
+from admin.round_signatures import signed_message
 from admin.rounds import (
     INITIAL_REFRESH_SECONDS,
     MAX_CONCURRENT_QUERIES,
@@ -19,11 +23,27 @@ from admin.rounds import (
     REFRESH_SECONDS,
 )
 from tests.conftest import read_recorded_lines
-from tests.unit.admin.fixtures import AdminStack, open_admin_stack
+from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, open_admin_stack
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
 
 FINALIZED = 3
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+TRUSTED_KEY = {
+    "key_id": "one",
+    "alg": "ed25519",
+    "pubkey": base64.b64encode(KEY.public_key().public_bytes_raw()).decode(),
+}
+
+
+def sign_round(round_id: bytes, authority_key: bytes, layout: bytes) -> dict[str, Any]:
+    """An authenticated entry of the published configuration."""
+    signature = KEY.sign(signed_message(round_id, authority_key, layout))
+    return {
+        "auth_version": 2,
+        "ea_pk": base64.b64encode(authority_key).decode(),
+        "signatures": [{"key_id": "one", "alg": "ed25519", "sig": base64.b64encode(signature).decode()}],
+    }
 
 
 def round_id_of(number: int) -> bytes:
@@ -56,6 +76,38 @@ def round_totals(known: dict[str, Any]) -> list[int | None]:
 def read_recorded(name: str) -> Any:
     (response,) = [line["response"] for line in read_recorded_lines("exchanges.jsonl") if line["name"] == name]
     return response
+
+
+async def test_refresh_reports_the_keys_of_election_authorities(tmp_path: Path) -> None:
+    key, other = b"k" * 32, b"o" * 32
+    config = {
+        "config_version": 1,
+        "vote_servers": [],
+        "pir_layout": {"pir_depth": 1, "tier0_layers": 1, "tier1_layers": 1, "poly_len": 1},
+        "rounds": {
+            round_id_of(number).hex(): sign_round(round_id_of(number), key, bytes([1, 0, 0, 0] * 4))
+            for number in (1, 2)
+        },
+    }
+    static = {
+        "static_config_version": 1,
+        "dynamic_config_url": "https://config.example.org/dynamic.json",
+        "trusted_keys": [TRUSTED_KEY],
+    }
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        for url, document in ((CONFIG_URL, static), (static["dynamic_config_url"], config)):
+            stack.web.responses[str(url)] = httpx.Response(200, content=json.dumps(document).encode())
+        await stack.config.refresh()
+        results = []
+        for listed in (None, "", "?", key, other):
+            encoded = base64.b64encode(listed).decode() if isinstance(listed, bytes) else listed
+            stack.staking.rounds = [{**listed_round(1), "ea_pk": encoded}]
+            await stack.rounds.refresh()
+            assert len(await get_rounds(stack)) == 1
+            results.append((await stack.client.get("/round-authentication")).json()["rounds"])
+    first, second = (round_id_of(number).hex() for number in (1, 2))
+    assert [result[first] for result in results] == ["authenticated"] * 4 + ["key_mismatch"]
+    assert {result[second] for result in results} == {"authenticated"}, "nodes do not list it"
 
 
 async def test_get_rounds_of_recorded_chain_shows_totals_when_finalized(tmp_path: Path) -> None:

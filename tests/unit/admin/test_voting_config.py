@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ async def authentication_of(stack: AdminStack) -> dict[str, Any]:
     return response
 
 
+@pytest.mark.rule("N1", "N2", "Q1")
 @pytest.mark.parametrize("static", [STATIC_1, STATIC_2], ids=["version 1", "version 2"])
 async def test_voting_config_of_static_document_is_served_unchanged(tmp_path: Path, static: bytes) -> None:
     path = tmp_path / "admin.db"
@@ -89,6 +91,7 @@ UNUSABLE: dict[str, httpx.Response | Exception] = {
 }
 
 
+@pytest.mark.rule("N1")
 @pytest.mark.parametrize("case", UNUSABLE)
 async def test_refresh_after_unusable_mirror_uses_the_next_one(tmp_path: Path, case: str) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
@@ -122,6 +125,7 @@ BAD_STATIC = {
 }
 
 
+@pytest.mark.rule("N2")
 @pytest.mark.parametrize("case", BAD_STATIC)
 async def test_refresh_with_invalid_static_document_keeps_valid_copy(tmp_path: Path, case: str) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
@@ -141,6 +145,7 @@ async def test_fetch_without_usable_mirror_names_each_reason(tmp_path: Path) -> 
         assert str(raised.value) == "mirror 1: HTTP 404; mirror 2: fetch failed: ConnectError"
 
 
+@pytest.mark.rule("N1")
 @pytest.mark.parametrize(
     ("url", "text"),
     [
@@ -174,6 +179,7 @@ async def test_fetch_accepts_mirror_on_configured_origin_and_uses_checked_addres
         ]
 
 
+@pytest.mark.rule("N1")
 async def test_fetch_limits_each_document_to_one_mebibyte(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         largest = PRODUCTION + b" " * (2**20 - len(PRODUCTION))
@@ -185,6 +191,26 @@ async def test_fetch_limits_each_document_to_one_mebibyte(tmp_path: Path) -> Non
         publish(stack, STATIC_1 + b" " * (2**20 + 1 - len(STATIC_1)), first=ok(PRODUCTION))
         with pytest.raises(InvalidConfigError, match=r"^it is larger than 1048576 bytes"):
             await stack.fetcher.fetch()
+
+
+@pytest.mark.rule("N1")
+async def test_fetch_with_checksum_takes_only_that_static_document() -> None:
+    web = FakeWeb()
+    web.responses = {CONFIG_URL: ok(STATIC_1), FIRST: ok(PRODUCTION)}
+
+    async def resolve(_host: str, _port: int) -> list[str]:
+        return ["93.184.216.34"]
+
+    pinned = f"{CONFIG_URL}?checksum=sha256:{sha256(STATIC_1).hexdigest()}"
+    fetcher = ConfigFetcher(pinned, transport=web, resolve=resolve)
+    config = await fetcher.fetch()
+    assert config.body == PRODUCTION
+    assert web.requested_urls == [CONFIG_URL, FIRST], "the checksum is not sent"
+    web.responses[CONFIG_URL] = ok(STATIC_1 + b"\n")
+    with pytest.raises(InvalidConfigError, match="its SHA-256 is not the checksum in the URL"):
+        await fetcher.fetch(config)
+    assert web.requested_urls == [CONFIG_URL, FIRST, CONFIG_URL], "its mirrors are not contacted"
+    await fetcher.aclose()
 
 
 class DrippingWeb(FakeWeb):
@@ -203,6 +229,7 @@ class DrippingWeb(FakeWeb):
         return httpx.Response(200, content=drip())
 
 
+@pytest.mark.rule("N1")
 async def test_fetch_from_mirror_that_drips_times_out_and_uses_the_next_one() -> None:
     web = DrippingWeb()
     web.responses = {CONFIG_URL: ok(STATIC_2), FIRST: ok(b""), SECOND: ok(PRODUCTION)}

@@ -290,6 +290,7 @@ async def test_round_with_other_id_is_rejected() -> None:
         await create_client(200, json.dumps({"round": recorded_round(1)}).encode()).round(b"\x22" * 32)
 
 
+@pytest.mark.rule("N15")
 async def test_block_results_invalid_is_rejected() -> None:
     def rpc(value: object, status: int = 200) -> RpcClient:
         return RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(status, value)))

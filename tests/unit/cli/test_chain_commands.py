@@ -12,8 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
+from helper.cli import rounds
 from helper.cli.proof import SearchSource
 from helper.clock import SystemClock
+from helper.core.round_authentication import RoundAuthentication
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import IndexEntry, bundle_name, encode_index, index_name, part_of_height
 from helper.operations.proof_bundle import pack_bundle
@@ -25,6 +27,7 @@ from tests.unit.cli.test_main import run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import OperationsHarness
 
+ROOT = Path(__file__).parents[3]
 NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 
 
@@ -195,3 +198,9 @@ def test_rounds_without_helper_are_read_from_file(
     (entry,) = response["rounds"]
     assert entry["authentication"] == "unknown"
     assert (entry["round"], entry["closed"], entry["left"], entry["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)
+
+
+def test_rounds_has_a_text_and_a_schema_for_every_authentication() -> None:
+    schema = json.loads(Path(ROOT / "docs" / "schemas" / "rounds.json").read_text())
+    listed = schema["properties"]["rounds"]["items"]["properties"]["authentication"]["enum"]
+    assert set(rounds._AUTHENTICATION_TEXTS) == set(RoundAuthentication) == set(listed)

@@ -212,6 +212,7 @@ def test_unreadable_file_fails_and_changes_nothing(
 # ---------------------------------------------------------------------- export
 
 
+@pytest.mark.rule("N24")
 def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(*waiting_rows())
     assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 0

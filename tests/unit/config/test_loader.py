@@ -307,6 +307,12 @@ def test_load_out_of_range_value_is_refused(tmp_path: Path, line: str) -> None:
     assert (problem.line, problem.key) == (2, f"helper.{line.split(maxsplit=1)[0]}")
 
 
+def test_load_config_url_with_invalid_checksum_is_refused(tmp_path: Path) -> None:
+    (problem,) = load_problems(tmp_path, '[admin]\nconfig_url = "https://a.example/x.json?checksum=sha256:AB"\n')
+    assert (problem.line, problem.key) == (2, "admin.config_url")
+    assert "64 lower-case hexadecimal digits" in problem.message
+
+
 def test_load_clock_tolerance_above_promise_is_refused(tmp_path: Path) -> None:
     (problem,) = load_problems(tmp_path, "[chain]\nclock_skew_seconds = 121\n")
     assert problem.message == "must be at most 120"

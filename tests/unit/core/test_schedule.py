@@ -54,7 +54,7 @@ def test_retry_time_number_of_quick_retries_is_configurable(failures: int, expec
     assert retry_time(failures, 0.0, quick_retries=2, last_attempt=DAY, end=DAY + 300) == expected
 
 
-@pytest.mark.rule("R11")
+@pytest.mark.rule("R11", "N27")
 @given(
     st.floats(0, 1e6),
     st.one_of(st.floats(200, 4000), st.floats(4000, 60 * DAY)),
@@ -94,7 +94,7 @@ def test_retry_time_in_last_seconds_is_not_before_the_end() -> None:
     assert retry_time(6, 900.0, quick_retries=5, last_attempt=900.0, end=1000.0) == 935.0
 
 
-@pytest.mark.rule("R1")
+@pytest.mark.rule("R1", "N10")
 @given(st.integers(1, 2**40), times)
 def test_due_ms_is_submit_at_and_never_earlier(submit_at: int, now: float) -> None:
     due = due_ms(submit_at, now)
@@ -104,7 +104,7 @@ def test_due_ms_is_submit_at_and_never_earlier(submit_at: int, now: float) -> No
         assert due == submit_at * 1000
 
 
-@pytest.mark.rule("R2")
+@pytest.mark.rule("R2", "W6")
 @given(times, st.integers(0, 10_000))
 def test_due_ms_of_zero_or_past_time_is_now(now: float, ago: int) -> None:
     past = max(0, int(now) - ago)
@@ -122,7 +122,7 @@ def test_schedule_functions_ignore_random_state() -> None:
     assert values == [due_ms(1_800_000_000, 5.0), retry_delay(3), rank(b"k" * 32, b"m" * 32)]
 
 
-@pytest.mark.rule("R5")
+@pytest.mark.rule("R5", "N26")
 def test_rank_within_second_is_independent_of_arrival() -> None:
     arrival = list(range(2_000))
     ranks = [rank(b"a key of the database", number.to_bytes(32, "big")) for number in arrival]

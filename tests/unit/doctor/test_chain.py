@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from dataclasses import replace
+from functools import partial
 
+import httpx
 import pytest
 
 from helper.chain.node_http import SLOW_CALL_SECONDS
-from helper.doctor.chain import NodeCriteria, NodeReport, evaluate_clock, evaluate_nodes
+from helper.chain.rest_client import ChainClient
+from helper.doctor import chain as chain_module
+from helper.doctor.chain import NodeCriteria, NodeReport, evaluate_clock, evaluate_nodes, query_authority_keys
 from helper.doctor.proving import evaluate_circuit
 from helper.doctor.result import CheckResult, Level
+from tests.unit.chain.fakes import ROUND_ID, json_response, recorded_round
 
 NOW = 1_000_000.0
 LIMITS = NodeCriteria(chain_id="svote-1", now=NOW, stale_after=90, clock_skew=120)
@@ -22,6 +28,28 @@ def named(name: str, **changes: object) -> NodeReport:
 
 def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in findings}
+
+
+async def test_query_authority_keys_uses_the_first_node_that_lists_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, other = recorded_round(1), "b" * 43 + "="
+    without_key = {name: value for name, value in listed.items() if name != "ea_pk"}
+    later = {**listed, "vote_round_id": "A" * 43 + "=", "ea_pk": other}
+    responses = {
+        "html": httpx.Response(200, text="<html>"),
+        "pending": json_response(200, {"rounds": [without_key]}),
+        "first": json_response(200, {"rounds": [listed]}),
+        "second": json_response(200, {"rounds": [{**listed, "ea_pk": other}, later]}),
+    }
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        if request.url.host not in responses:
+            raise httpx.ConnectError("refused")
+        return responses[request.url.host]
+
+    monkeypatch.setattr(chain_module, "ChainClient", partial(ChainClient, transport=httpx.MockTransport(reply)))
+    hosts = ("gone", "html", "pending", "first", "second")
+    keys = await query_authority_keys([(f"http://{host}", "") for host in hosts] + [("no url", "")])
+    assert keys == {ROUND_ID: b64decode(listed["ea_pk"]), bytes(32): b64decode(other)}
 
 
 def test_evaluate_nodes_reports_values_of_healthy_node() -> None:

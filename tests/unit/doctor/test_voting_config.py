@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
@@ -21,13 +22,25 @@ pytestmark = pytest.mark.anyio
 PUBLISHED = RECORDED.parent / "voting-config"
 PRODUCTION = (PUBLISHED / "production.json").read_bytes()
 STATIC = (PUBLISHED / "static-v2.json").read_bytes()
+AUTHENTICATED_ROUND = bytes.fromhex("16eef7ebc77e0e04fb1c7329abfcc390f4a0c002964671ebb360914a3e5a3f11")
+PUBLISHED_KEYS = {
+    bytes.fromhex(name): base64.b64decode(entry["ea_pk"]) for name, entry in json.loads(PRODUCTION)["rounds"].items()
+}
 CONFIG_URL = "https://config.example.org/static.json"
 
 
 async def check(
-    *responses: httpx.Response, public_url: str = "https://zvote.zfnd.org", max_seconds: float = 10
+    *responses: httpx.Response,
+    public_url: str = "https://zvote.zfnd.org",
+    max_seconds: float = 10,
+    chain_keys: Mapping[bytes, bytes] | None = None,
 ) -> dict[str, CheckResult]:
-    """Results by subject; each request gets the next response."""
+    """Results by subject; each request gets the next response. Nodes without `chain_keys` never respond."""
+
+    async def query_chain_keys() -> Mapping[bytes, bytes]:
+        if chain_keys is None:
+            await asyncio.sleep(60)
+        return chain_keys or {}
 
     async def resolve(_host: str, _port: int) -> list[str]:
         return ["93.184.216.34"]
@@ -41,13 +54,14 @@ async def check(
 
     answers, transport = list(responses), httpx.MockTransport(answer)
     fetcher = ConfigFetcher(CONFIG_URL, transport=transport, resolve=resolve)
-    results = await check_voting_config(fetcher, public_url, max_seconds=max_seconds)
+    results = await check_voting_config(fetcher, public_url, query_chain_keys, max_seconds=max_seconds)
     assert fetcher._http.is_closed
     return {result.subject: result for result in results}
 
 
 async def test_check_of_production_passes() -> None:
-    results = await check(httpx.Response(200, content=STATIC), httpx.Response(200, content=PRODUCTION))
+    documents = (httpx.Response(200, content=STATIC), httpx.Response(200, content=PRODUCTION))
+    results = await check(*documents, chain_keys=PUBLISHED_KEYS | {bytes(32): b"k" * 32})
     assert {subject: (result.level, result.message) for subject, result in results.items()} == {
         "voting config": (Level.OK, "reachable, 10 vote servers"),
         "vote servers": (Level.OK, "the voting configuration lists https://zvote.zfnd.org"),
@@ -56,6 +70,24 @@ async def test_check_of_production_passes() -> None:
             "valargroup, tachyon, zodl, shielded-labs; 7 of 8 published rounds are authenticated",
         ),
     }
+
+
+async def test_check_of_round_with_another_key_on_the_chain_warns() -> None:
+    documents = (httpx.Response(200, content=STATIC), httpx.Response(200, content=PRODUCTION))
+    results = await check(*documents, chain_keys=PUBLISHED_KEYS | {AUTHENTICATED_ROUND: b"k" * 32})
+    result = results["authority keys"]
+    assert (result.level, result.message) == (
+        Level.WARN,
+        "the published key of the election authority differs from the chain's in 1 rounds",
+    )
+    assert result.facts == {"rounds": [AUTHENTICATED_ROUND.hex()]}
+
+
+async def test_check_while_nodes_do_not_respond_is_complete() -> None:
+    documents = (httpx.Response(200, content=STATIC), httpx.Response(200, content=PRODUCTION))
+    results = await check(*documents, max_seconds=0.2)
+    assert results["voting config"].level is Level.OK
+    assert "authority keys" not in results
 
 
 async def test_check_of_unreachable_mirrors_names_reasons() -> None:
@@ -76,6 +108,7 @@ async def test_check_of_slow_server_ends_in_time() -> None:
     assert (result.level, result.message) == (Level.WARN, "cannot be fetched: no response within 0.05 s")
 
 
+@pytest.mark.rule("W12")
 @pytest.mark.parametrize(
     ("public_url", "level"),
     [
@@ -87,13 +120,13 @@ async def test_check_of_slow_server_ends_in_time() -> None:
     ],
 )
 async def test_check_compares_normalized_urls(public_url: str, level: Level) -> None:
-    results = await check(httpx.Response(200, content=PRODUCTION), public_url=public_url)
+    results = await check(httpx.Response(200, content=PRODUCTION), public_url=public_url, chain_keys={})
     assert results["vote servers"].level is level
 
 
 def evaluate_keys(config: dict[str, Any], static: dict[str, Any] | None) -> CheckResult:
     parsed = None if static is None else parse_static(json.dumps(static).encode())
-    return evaluate_voting_config(parse_config(json.dumps(config).encode(), parsed), "")[-1]
+    return evaluate_voting_config(parse_config(json.dumps(config).encode(), parsed), "", {})[-1]
 
 
 def test_check_of_keys_warns_without_keys_or_authenticated_rounds() -> None:
@@ -110,4 +143,4 @@ def test_check_of_keys_warns_without_keys_or_authenticated_rounds() -> None:
 
 def test_check_with_unusual_vote_server_url_is_complete() -> None:
     config = parse_config(b'{"version":1,"vote_servers":[{"url":"https://[::1"}]}')
-    assert evaluate_voting_config(config, "https://a.example.org")[1].level is Level.WARN
+    assert evaluate_voting_config(config, "https://a.example.org", {})[1].level is Level.WARN

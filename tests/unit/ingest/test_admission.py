@@ -110,7 +110,7 @@ async def test_admission_valid_share_is_stored_and_wakes_dispatcher(harness: Har
     assert harness.chain.wait_timeouts == []
 
 
-@pytest.mark.rule("R10")
+@pytest.mark.rule("R10", "W6")
 async def test_admission_same_share_is_duplicate_at_any_time(harness: Harness) -> None:
     await harness.intake.admit(share_body(make_share(submit_at=END - 60)))
     for again in (0, END - 60, END, END + 1):
@@ -125,7 +125,7 @@ async def test_admission_round_closed_by_other_host_is_refused(harness: Harness)
     assert (refused.status, refused.field) == (400, "vote_round_id")
 
 
-@pytest.mark.rule("R10")
+@pytest.mark.rule("R10", "N11")
 @pytest.mark.parametrize("status", [RoundStatus.TALLYING, RoundStatus.FINALIZED])
 async def test_admission_known_share_is_duplicate_after_round(harness: Harness, status: RoundStatus) -> None:
     harness.store.known_keys.add(make_share().key)
@@ -213,7 +213,7 @@ async def test_admission_submit_at_after_round_end_is_refused(harness: Harness) 
     assert (refused.status, refused.field) == (400, "submit_at")
 
 
-@pytest.mark.rule("R3")
+@pytest.mark.rule("R3", "N10")
 async def test_admission_submit_at_equal_round_end_is_accepted_and_logged(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +233,7 @@ async def test_admission_spent_nullifier_is_duplicate_and_not_stored(harness: Ha
     assert harness.wake_count == 0
 
 
+@pytest.mark.rule("W5")
 @pytest.mark.parametrize("error", [StoreFull("no space"), StoreError("I/O error")])
 async def test_admission_store_error_responds_503(harness: Harness, error: StoreError) -> None:
     harness.store.error = error
@@ -260,6 +261,7 @@ async def test_admission_missing_round_waits_for_next_sync(harness: Harness) -> 
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
 
 
+@pytest.mark.rule("W4")
 async def test_admission_round_or_leaf_absent_after_syncs_is_refused(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.syncs = [no_change, no_change, leaf_added(harness)]
@@ -280,6 +282,7 @@ async def test_admission_missing_leaf_of_closed_round_is_refused_without_waiting
     assert harness.chain.wait_timeouts == []
 
 
+@pytest.mark.rule("W13")
 async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
     remove_leaf(harness)
     started_at = harness.clock.monotonic()
@@ -287,6 +290,7 @@ async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
     assert harness.clock.monotonic() - started_at <= intake_module.MAX_WAIT_SECONDS
 
 
+@pytest.mark.rule("W13")
 async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.sync_seconds = 1.5
@@ -296,6 +300,7 @@ async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
     assert sum(harness.chain.wait_timeouts[:1]) == intake_module.MAX_WAIT_SECONDS
 
 
+@pytest.mark.rule("W4")
 async def test_admission_lagging_node_responds_429_not_400(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.block_age_seconds = 5.0
@@ -337,6 +342,7 @@ async def test_admission_unconfirmed_stored_leaf_does_not_admit_new_share(harnes
     assert harness.store.calls == ["known"]
 
 
+@pytest.mark.rule("W5")
 async def test_admission_paused_refuses_new_shares_without_waiting(harness: Harness) -> None:
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     assert (await harness.expect_refusal(make_share())).status == 503
@@ -377,6 +383,7 @@ async def test_admission_status_unconfirmed_responds_503_not_400(harness: Harnes
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
 
 
+@pytest.mark.rule("W4")
 async def test_admission_proposals_unconfirmed_responds_429_not_400(harness: Harness) -> None:
     assert (await harness.expect_refusal(make_share(proposal_id=40))).status == 400
     harness.chain.proposal_reports.add(ROUND_ID)

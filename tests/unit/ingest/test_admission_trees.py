@@ -87,7 +87,7 @@ async def harness() -> Harness:
     return harness
 
 
-@pytest.mark.rule("R10")
+@pytest.mark.rule("R10", "N11")
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("status", [2, 3])
 async def test_admission_after_round_accepts_duplicates_and_refuses_new(

@@ -111,6 +111,24 @@ def test_parse_share_unknown_fields_are_ignored() -> None:
     assert parse_share(json.dumps(extra).encode()) == parse_share(create_body())
 
 
+@pytest.mark.rule("W3")
+def test_parse_share_with_the_fields_of_wallet_library_is_accepted() -> None:
+    names = [
+        "vote_round_id",
+        "shares_hash",
+        "proposal_id",
+        "vote_decision",
+        "enc_share",
+        "share_index",
+        "tree_position",
+    ]
+    names += ["share_comms", "primary_blind", "submit_at"]
+    payload = create_payload(share_index=create_payload()["enc_share"]["share_index"], submit_at=1_800_000_000)
+    share = parse_share(json.dumps({name: payload[name] for name in names}).encode())
+    assert share == parse_share(json.dumps(payload).encode())
+    assert (share.submit_at, len(payload["enc_share"])) == (1_800_000_000, 3)
+
+
 def test_parse_share_upper_case_round_id_is_accepted() -> None:
     assert parse_share(create_body(vote_round_id=ROUND_ID.hex().upper())).round_id == ROUND_ID
 
@@ -275,6 +293,7 @@ def test_parse_hex32_upper_case_is_refused() -> None:
             parse_hex32("nullifier", text)
 
 
+@pytest.mark.rule("N13")
 def test_queue_status_pending_counts_all_unfinished_shares() -> None:
     counts = {
         ROUND_ID: {

@@ -158,6 +158,7 @@ async def test_metrics_without_store_or_queue_export_remaining_series() -> None:
     assert bare["helper_refusals_total", (("status", "404"),)] == 1
 
 
+@pytest.mark.rule("N28")
 async def test_metric_labels_name_no_round_share_or_client() -> None:
     samples = await scrape(figures())
     labels = {name for _, pairs in samples for name, _ in pairs}
@@ -181,6 +182,7 @@ async def test_metric_names_follow_conventions() -> None:
     assert tuple(sorted(BUCKET_BOUNDS_SECONDS)) == BUCKET_BOUNDS_SECONDS
 
 
+@pytest.mark.rule("N28")
 async def test_metrics_export_aliases_of_the_original_names() -> None:
     stats = Stats()
     counts = {"post_queued": 5, "post_too_large": 1, "post_broken_off": 2, "confirmed": 3, "retry_proof": 1}
@@ -207,6 +209,7 @@ async def test_metrics_export_aliases_of_the_original_names() -> None:
     assert ("svote_helper_share_processing_in_flight", ()) not in bare
 
 
+@pytest.mark.rule("N28")
 def test_metric_aliases_count_every_source_once() -> None:
     submissions = [source for sources in SUBMISSIONS.values() for source in sources]
     attempts = [source for sources in ATTEMPTS.values() for source in sources]

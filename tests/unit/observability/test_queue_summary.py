@@ -21,6 +21,7 @@ ROUND = b"\xab" * 32
 CREATED = 1_790_000_000
 
 
+@pytest.mark.rule("N12")
 @pytest.mark.parametrize(
     ("duration", "width"),
     [
@@ -41,6 +42,7 @@ def test_bucket_seconds_depends_on_duration(duration: int, width: int) -> None:
     assert -(-duration // width) <= MAX_BUCKETS
 
 
+@pytest.mark.rule("N12", "Q4")
 def test_summary_has_documented_shape_and_sums() -> None:
     shares = [
         DueBucket(ShareState.RECEIVED, is_due=True, index=0, count=2),
@@ -73,6 +75,7 @@ def test_summary_has_documented_shape_and_sums() -> None:
     ]
 
 
+@pytest.mark.rule("N12")
 def test_summary_last_minute_is_at_most_six_hours() -> None:
     summary = build_summary(ROUND, created=CREATED, end=CREATED + DAY, now=CREATED, width=HOUR, confirmed=0, shares=[])
     assert summary["last_minute_start"] == CREATED + DAY - 6 * HOUR

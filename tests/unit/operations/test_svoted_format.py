@@ -56,6 +56,7 @@ def sent_row(share: Share, **changes: Any) -> dict[str, Any]:
     return svoted_row(share, pending_broadcast=pending_broadcast(share, nullifier_of(share), **changes))
 
 
+@pytest.mark.rule("N23")
 @pytest.mark.parametrize("version", [1, 2])
 def test_received_row_keeps_times_and_attempts(version: int) -> None:
     share = recorded_share(0, submit_at=LATER)
@@ -67,6 +68,7 @@ def test_received_row_keeps_times_and_attempts(version: int) -> None:
     )
 
 
+@pytest.mark.rule("N23")
 def test_row_without_original_time_gets_the_effective_one() -> None:
     exported = convert_row(svoted_row(recorded_share(0), submit_at=LATER, original_submit_at=None, received_at=0))
 
@@ -82,6 +84,7 @@ def test_row_is_never_due_before_the_time_of_the_wallet() -> None:
     assert (exported.share.submit_at, exported.due_ms) == (LATER, LATER * 1000)
 
 
+@pytest.mark.rule("N23")
 def test_pending_broadcast_is_the_sent_message() -> None:
     share = recorded_share(0, submit_at=int(NOW) - 5)
 
@@ -94,6 +97,7 @@ def test_pending_broadcast_is_the_sent_message() -> None:
     assert (exported.reveal.sends, exported.reveal.first_sent_height, exported.reveal.last_sent_height) == (3, 90, 90)
 
 
+@pytest.mark.rule("N23")
 @pytest.mark.parametrize(
     "broken",
     [
@@ -112,6 +116,7 @@ def test_unusable_pending_broadcast_is_proven_again(broken: dict[str, Any]) -> N
     assert (exported.state, exported.reveal) == (ShareState.RECEIVED, None)
 
 
+@pytest.mark.rule("N23")
 def test_rows_are_numbered_as_in_the_file() -> None:
     shares = [recorded_share(index, submit_at=LATER) for index in range(4)]
     rows = [
@@ -130,12 +135,14 @@ def test_rows_are_numbered_as_in_the_file() -> None:
     assert (failed.state, failed.stage) == (ShareState.FAILED, SVOTED_STAGE)
 
 
+@pytest.mark.rule("N23")
 def test_file_without_rows_is_empty() -> None:
     export = read_svoted_export(svoted_file(ROUND_ID, None))
 
     assert (len(export.lines), export.numbers, export.submitted) == (1, (), 0)
 
 
+@pytest.mark.rule("N23")
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -154,6 +161,7 @@ def test_invalid_file_is_refused(data: bytes, message: str) -> None:
         read_svoted_export(data)
 
 
+@pytest.mark.rule("N23")
 @pytest.mark.parametrize(
     "change",
     [
@@ -194,6 +202,7 @@ async def import_file(harness: OperationsHarness, *rows: dict[str, Any]) -> tupl
     return {name: n for name, n in report.counts.items() if n}, [share.reason for share in report.skipped]
 
 
+@pytest.mark.rule("N23")
 async def test_import_of_same_file_twice_changes_nothing(harness: OperationsHarness) -> None:
     rows = [svoted_row(recorded_share(index, submit_at=LATER), state=state) for index, state in enumerate((0, 1, 3))]
 
@@ -205,6 +214,7 @@ async def test_import_of_same_file_twice_changes_nothing(harness: OperationsHarn
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2, ShareState.FAILED: 1}}
 
 
+@pytest.mark.rule("N23")
 async def test_import_of_other_content_is_a_conflict_and_changes_nothing(harness: OperationsHarness) -> None:
     stored = recorded_share(0, submit_at=LATER)
     await harness.store.enqueue(replace(stored, c1=stored.c2, c2=stored.c1), b"n" * 32, now=NOW)
@@ -214,6 +224,20 @@ async def test_import_of_other_content_is_a_conflict_and_changes_nothing(harness
     assert await harness.store.list_shares(QueueFilter(), 9) == before
 
 
+@pytest.mark.rule("N23")
+async def test_import_of_file_with_conflicting_rows_takes_the_first(harness: OperationsHarness) -> None:
+    row = svoted_row(recorded_share(0, submit_at=LATER))
+    other = {**row, "vote_decision": 1 - row["vote_decision"]}
+
+    assert await import_file(harness, row, row, other) == (
+        {"taken": 1, "known": 2, "queued": 1, "conflict": 1},
+        [ImportResult.QUEUED, ImportResult.CONFLICT],
+    )
+    (claimed,) = await harness.store.claim_due(now=LATER + 1, limit=9, rounds=[ROUND_ID])
+    assert claimed.share.vote_decision == row["vote_decision"]
+
+
+@pytest.mark.rule("N23")
 async def test_import_of_other_round_is_skipped(harness: OperationsHarness) -> None:
     other_round = bytes(32)
     lines = read_svoted_export(svoted_file(other_round, [svoted_row(recorded_share(0))])).lines
@@ -236,6 +260,7 @@ class FakeLookup:
         return [(reveal.round_id, reveal.nullifier) for reveal in reveals if reveal.nullifier in self.counted]
 
 
+@pytest.mark.rule("N23")
 async def test_pending_broadcast_is_looked_for_on_the_chain_first(harness: OperationsHarness) -> None:
     counted, pending, waiting = (recorded_share(index, submit_at=int(NOW) - 5) for index in range(3))
     lookup = FakeLookup(nullifier_of(counted))
@@ -268,6 +293,7 @@ def exported(index: int, *, submit_at: int, received: float, **changes: Any) -> 
     return replace(as_received, **changes)
 
 
+@pytest.mark.rule("N24")
 def test_written_file_has_the_fields_of_version_1() -> None:
     shares = [
         exported(0, submit_at=LATER, received=NOW + 0.7),
@@ -290,6 +316,7 @@ def test_written_file_has_the_fields_of_version_1() -> None:
     }
 
 
+@pytest.mark.rule("N24")
 def test_written_file_can_be_read_again() -> None:
     share = exported(0, submit_at=LATER, received=int(NOW))
 

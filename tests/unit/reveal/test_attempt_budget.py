@@ -33,7 +33,7 @@ async def fail_once(pipeline: Pipeline) -> tuple[int, int, int]:
     return row[0], row[1], row[2] // 1000 - int(pipeline.clock.now())
 
 
-@pytest.mark.rule("R11")
+@pytest.mark.rule("R11", "N27")
 async def test_retries_are_quick_then_slower_and_no_failure_is_final(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     delays = (2, 4, 8, 16, 32, 60, 600, 3600, 21_600)
@@ -45,7 +45,7 @@ async def test_retries_are_quick_then_slower_and_no_failure_is_final(pipeline: P
     assert pipeline.stats.counts["failed"] == 0
 
 
-@pytest.mark.rule("R11")
+@pytest.mark.rule("R11", "N27")
 async def test_retries_go_on_until_the_round_ends(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     end = pipeline.rounds.end
@@ -66,7 +66,7 @@ async def test_retries_go_on_until_the_round_ends(pipeline: Pipeline) -> None:
     assert pipeline.read_share(1, "state, attempts") == (ShareState.FAILED, len(attempts_at))
 
 
-@pytest.mark.rule("R11")
+@pytest.mark.rule("R11", "N27")
 async def test_round_extended_after_last_retry_continues_retries(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     pipeline.rounds.end = START_TIME + 100

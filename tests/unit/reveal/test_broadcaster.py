@@ -196,6 +196,7 @@ async def test_without_fresh_node_nothing_is_sent_or_spent(pipeline: Pipeline) -
     assert len(pipeline.nodes.posts) == 1
 
 
+@pytest.mark.rule("N18")
 async def test_accepted_but_unconfirmed_message_goes_to_other_node_after_3_blocks(pipeline: Pipeline) -> None:
     await pipeline.broadcaster.send(await pipeline.prepare_message())
     for _ in range(2):
@@ -205,7 +206,7 @@ async def test_accepted_but_unconfirmed_message_goes_to_other_node_after_3_block
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
 
 
-@pytest.mark.rule("R8")
+@pytest.mark.rule("R8", "N18")
 @pytest.mark.parametrize(
     "response", [ACCEPTED_REPLY, refuse_with("an unknown message"), refuse_with("invalid anchor height")]
 )

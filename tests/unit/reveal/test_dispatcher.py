@@ -37,7 +37,7 @@ def has_slept_again(pipeline: Pipeline, sleeps: int) -> bool:
     return pipeline.clock.sleep_count >= sleeps
 
 
-@pytest.mark.rule("R1", "R4", "R6")
+@pytest.mark.rule("R1", "R4", "R6", "N10")
 async def test_dispatch_starts_at_the_exact_due_second(pipeline: Pipeline) -> None:
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(1, submit_at=START_TIME + 10)

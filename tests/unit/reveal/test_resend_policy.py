@@ -50,6 +50,7 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
     assert next_step_for(151, sends=2, last=150, outcome="AMBIGUOUS") is NextStep.PROVE
 
 
+@pytest.mark.rule("N18")
 @given(
     first=st.integers(1, 1000),
     waits=st.lists(st.integers(0, 12), max_size=40),

@@ -123,7 +123,7 @@ def time_body(arrivals: Iterable[Arrival], **settings: Any) -> tuple[bool, float
     return is_read, round(seconds, 3)
 
 
-@pytest.mark.rule("N3")
+@pytest.mark.rule("N3", "N29")
 def test_body_reader_share_may_arrive_over_30_seconds() -> None:
     assert time_body([(1.0, 170)] * 29) == (True, 29.0)
     assert time_body([(19.9, 2500), (10.0, 2500)]) == (True, 29.9), "a Tor circuit may stall"

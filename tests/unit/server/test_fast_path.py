@@ -240,6 +240,7 @@ LIMITS = [
 SCENARIOS = [*BODIES, *REFUSALS, *ERRORS, *REQUESTS, *TOKENS, *LIMITS]
 
 
+@pytest.mark.rule("W2")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 async def test_fast_path_behaves_as_regular_route(scenario: Scenario) -> None:
     layers = await run_scenario(scenario, use_fast_path=False)

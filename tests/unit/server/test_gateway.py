@@ -237,7 +237,7 @@ async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[ht
         assert harness.requested_paths() == [[f"{API}/cast-vote"] * 2, []]
 
 
-@pytest.mark.rule("N30")
+@pytest.mark.rule("N30", "W9")
 @pytest.mark.parametrize("status", [422, 429, 503])
 async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     async with running_gateway() as (harness, client):
@@ -246,6 +246,29 @@ async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
         refused = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
         assert (refused.status_code, refused.json()) == (status, refusal)
         assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
+
+
+@pytest.mark.rule("W9", "W10")
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("POST", "cast-vote", 200, b'{"tx_hash":"' + b"AB" * 32 + b'","code":0,"log":""}'),
+        ("POST", "cast-vote", 422, b'{"tx_hash":"' + b"AB" * 32 + b'","code":7,"log":"refused"}'),
+        ("POST", "cast-vote-batch", 200, b'{"tx_hash":"AB","code":0,"batch_digest":"' + b"cd" * 32 + b'"}'),
+        ("GET", f"tx/{'AB' * 32}", 404, b'{"error":"tx not found"}'),
+        ("GET", f"tx/{'AB' * 32}", 200, b'{"height":"7","code":0,"log":"","events":[{"type":"x","attributes":[]}]}'),
+        ("GET", f"tx/{'AB' * 32}", 422, b'{"height":"7","code":3,"log":"failed","events":[]}'),
+    ],
+)
+async def test_gateway_returns_every_byte_of_a_node_response(method: str, path: str, status: int, body: bytes) -> None:
+    async with running_gateway() as (harness, client):
+        json_type = {"content-type": "application/json"}
+        harness.set_response(
+            f"/{path}", lambda _: httpx.Response(status, content=body, headers=json_type), harness.first, harness.second
+        )
+        response = await client.request(method, f"{API}/{path}", content=b"{}" if method == "POST" else None)
+        assert (response.status_code, response.content) == (status, body)
+        assert response.headers["content-type"] == "application/json"
 
 
 @pytest.mark.rule("N30")
@@ -259,7 +282,7 @@ async def test_gateway_forwards_a_node_that_is_starting_with_its_retry_after() -
         assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
 
 
-@pytest.mark.rule("N30")
+@pytest.mark.rule("N30", "W9", "W11")
 async def test_gateway_forwards_a_batch_of_785_kb() -> None:
     seen: list[bytes] = []
 
@@ -301,7 +324,7 @@ async def test_gateway_waits_longer_for_a_vote_and_for_leaves() -> None:
         assert harness.requested_paths() == [[leaves], [leaves]], "only the last node has more time"
 
 
-@pytest.mark.rule("N30")
+@pytest.mark.rule("N30", "W11")
 def test_gateway_limits_allow_what_wallets_wait_for() -> None:
     limits = GatewayLimits()
     assert (limits.post_seconds, limits.leaves_seconds) == (150, 60)
@@ -364,6 +387,7 @@ async def test_gateway_does_not_forward_node_headers() -> None:
         }
 
 
+@pytest.mark.rule("W11")
 async def test_gateway_too_large_vote_is_not_forwarded() -> None:
     async with running_gateway() as (harness, client):
         refused = await client.post(f"{API}/cast-vote", content=b" " * ((1 << 20) + 1))

@@ -57,7 +57,7 @@ def impatient_reader() -> BodyReader:
     return BodyReader(timeout_seconds=0.05)
 
 
-@pytest.mark.rule("N3", "N4")
+@pytest.mark.rule("N3", "N4", "W8")
 @pytest.mark.parametrize("path", [SHARES_PATH, *POST_PATHS])
 async def test_slow_body_of_attempt_gets_its_receipt(path: str) -> None:
     async with running_gateway(body_reader=impatient_reader()) as (harness, client):
@@ -129,7 +129,7 @@ async def test_vote_that_was_sent_gets_no_receipt() -> None:
         assert harness.requested_paths() == [[CAST_VOTE], []]
 
 
-@pytest.mark.rule("N3")
+@pytest.mark.rule("N3", "W8")
 async def test_receipt_is_read_by_a_client_that_is_still_sending() -> None:
     server = create_server(WalletApp(body_reader=BodyReader(timeout_seconds=0.2)).app)
     async with count_served(server) as port:
@@ -150,7 +150,7 @@ async def test_connection_after_a_receipt_is_closed_if_the_body_stalls(monkeypat
         assert (await client.read_rest()).endswith(RECEIPT)
 
 
-@pytest.mark.rule("N6", "N9")
+@pytest.mark.rule("N6", "N9", "W1")
 async def test_status_is_fast_while_a_wallet_posts_128_shares_slowly() -> None:
     wallets = WalletApp(limiter=RefusalLimiter(FakeClock()))
     share = build_post(create_body(), f"{HEADER}: {TOKEN}")

@@ -230,6 +230,7 @@ async def test_rate_limit_empty_bucket_reads_no_body() -> None:
     assert read == []
 
 
+@pytest.mark.rule("N29")
 @pytest.mark.anyio
 async def test_rate_limit_accepted_and_duplicate_shares_are_free() -> None:
     flood = RateLimitHarness()

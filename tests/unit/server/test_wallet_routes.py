@@ -49,6 +49,7 @@ def wallets() -> WalletApp:
     return WalletApp()
 
 
+@pytest.mark.rule("W2")
 async def test_shares_first_post_is_queued_second_is_duplicate(wallets: WalletApp) -> None:
     async with wallets.create_client() as client:
         first = await client.post(SHARES_PATH, content=create_body())
@@ -89,7 +90,7 @@ async def test_shares_429_has_retry_after(wallets: WalletApp) -> None:
     error_text(response)
 
 
-@pytest.mark.rule("R12")
+@pytest.mark.rule("R12", "N7", "W7")
 async def test_share_status_spent_nullifier_is_confirmed(wallets: WalletApp) -> None:
     async with wallets.create_client() as client:
         before = await client.get(SHARE_STATUS)
@@ -117,6 +118,7 @@ async def test_share_status_malformed_path_is_400(
     assert error_text(response).startswith(f"{named}: ")
 
 
+@pytest.mark.rule("W1")
 async def test_status_shows_tree_of_newest_active_round(wallets: WalletApp) -> None:
     older, newest_closed = b"\x01" * 32, b"\x02" * 32
     wallets.chain.rounds[older] = make_round(height=10, round_id=older)
@@ -137,7 +139,7 @@ async def test_status_before_ready_is_503(wallets: WalletApp) -> None:
     assert (response.status_code, error_text(response)) == (503, "starting")
 
 
-@pytest.mark.rule("N8")
+@pytest.mark.rule("N8", "W1")
 async def test_status_while_paused_is_503(wallets: WalletApp) -> None:
     wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
     async with wallets.create_client() as client:
@@ -146,6 +148,7 @@ async def test_status_while_paused_is_503(wallets: WalletApp) -> None:
     assert "no chain node is in sync" in error_text(response)
 
 
+@pytest.mark.rule("N13")
 async def test_queue_status_is_served_only_if_enabled(wallets: WalletApp) -> None:
     async with wallets.create_client() as client:
         hidden = await client.get(QUEUE_STATUS_PATH)
@@ -205,6 +208,7 @@ class SummaryApp(WalletApp):
         self.app = create_app(replace(self.view, queue_summaries=summaries), **settings)
 
 
+@pytest.mark.rule("N12", "Q2")
 async def test_queue_summary_needs_no_token_and_has_cors() -> None:
     wallets = SummaryApp(api_token=TOKEN)
     async with wallets.create_client() as client:
@@ -219,6 +223,7 @@ async def test_queue_summary_needs_no_token_and_has_cors() -> None:
     assert upper.json() == summary
 
 
+@pytest.mark.rule("N12", "Q3")
 async def test_queue_summary_is_reused_for_a_minute() -> None:
     wallets = SummaryApp()
     async with wallets.create_client() as client:
@@ -227,6 +232,25 @@ async def test_queue_summary_is_reused_for_a_minute() -> None:
             assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 200
             assert wallets.summary_store.reads == reads
     assert len(wallets.asked_heights) == 1, "the time of the round's creation does not change"
+
+
+@pytest.mark.rule("Q3")
+async def test_queue_summary_is_never_as_old_as_the_monitor_calls_stale() -> None:
+    wallets = SummaryApp()
+    async with wallets.create_client() as client:
+        for seconds in (0, 59, 59, 1, 300):
+            wallets.clock.time += seconds
+            summary = (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).json()
+            assert 0 <= wallets.clock.time - summary["generated_at"] <= 60
+
+
+@pytest.mark.rule("Q5")
+async def test_queue_summary_is_served_during_a_pause() -> None:
+    wallets = SummaryApp()
+    wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+    async with wallets.create_client() as client:
+        assert (await client.get(STATUS_PATH)).status_code == 503
+        assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 200
 
 
 async def test_queue_summary_without_creation_block_begins_now() -> None:
@@ -238,6 +262,7 @@ async def test_queue_summary_without_creation_block_begins_now() -> None:
     assert summary["created_at_time"] == END - 500
 
 
+@pytest.mark.rule("N12")
 @pytest.mark.parametrize(
     ("path", "status"),
     [("ab", 400), ("zz" * 32, 400), (ROUND_ID.hex() + "00", 400), ("77" * 32, 404), ("", 404)],
@@ -264,6 +289,7 @@ async def test_queue_summary_unreadable_queue_is_503_and_invalid_round_400() -> 
         assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 400
 
 
+@pytest.mark.rule("N12")
 async def test_queue_summary_disabled_is_404(wallets: WalletApp) -> None:
     async with wallets.create_client() as client:
         response = await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")

@@ -105,6 +105,7 @@ async def reopen_after_change(opened: StoreOpener, store: SqliteStore, path: Pat
     return await opened(path)
 
 
+@pytest.mark.rule("N25")
 @pytest.mark.parametrize(
     "change",
     [
@@ -141,6 +142,7 @@ async def test_claim_due_reports_and_skips_damaged_row(
     assert await reopened.fail_unspent(ROUND, note="closed") == 2
 
 
+@pytest.mark.rule("N25")
 @pytest.mark.parametrize(
     "operation",
     [
@@ -208,6 +210,7 @@ def flip_bit(path: Path, change: str) -> None:
         )
 
 
+@pytest.mark.rule("N25")
 async def test_random_bit_flips_never_return_a_wrong_share(
     store: SqliteStore, path: Path, clock: FakeClock, tmp_path: Path
 ) -> None:
@@ -457,6 +460,7 @@ async def test_unconfirmed_with_unreadable_row_returns_the_others(
     assert reported == [DamagedShare("", b"", -1)]
 
 
+@pytest.mark.rule("N25")
 async def test_list_shares_marks_unreadable_row_and_lists_the_others(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, *range(31))
     expected = await store.list_shares(QueueFilter(), 99)

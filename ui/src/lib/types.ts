@@ -43,7 +43,7 @@ export interface Round {
   proposals: { id: number; title: string; options: RoundOption[] }[];
 }
 
-export type RoundAuthentication = "authenticated" | "no_valid_signature" | "unsupported_version";
+export type RoundAuthentication = "authenticated" | "key_mismatch" | "no_valid_signature" | "unsupported_version";
 
 /** Signatures of the rounds in the published voting configuration. */
 export interface RoundAuthentications {

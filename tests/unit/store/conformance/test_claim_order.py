@@ -11,7 +11,7 @@ from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim_all_due, en
 DUE_SECOND = int(NOW) + 5
 
 
-@pytest.mark.rule("R2")
+@pytest.mark.rule("R2", "N26")
 async def test_claim_due_immediate_shares_keeps_arrival_order(store: Store) -> None:
     for place, number in enumerate([5, 3, 9, 1]):
         past = 0 if number % 2 else int(NOW) - 1000
@@ -22,7 +22,7 @@ async def test_claim_due_immediate_shares_keeps_arrival_order(store: Store) -> N
     assert [queued.share.tree_position - 70_000 for queued in claimed] == [5, 3, 9, 1]
 
 
-@pytest.mark.rule("R5")
+@pytest.mark.rule("R5", "N26")
 async def test_claim_due_shares_of_one_second_are_shuffled(store: Store) -> None:
     await enqueue_shares(store, *range(64), submit_at=DUE_SECOND)
 
@@ -44,6 +44,7 @@ async def test_claim_due_before_due_second_claims_nothing(store: Store) -> None:
     assert await store.next_due_ms([ROUND]) is None
 
 
+@pytest.mark.rule("N26")
 async def test_claim_due_merges_requested_rounds_by_due_time(store: Store) -> None:
     for second in range(6):
         posted = make_posted_share(second, submit_at=DUE_SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])

@@ -8,6 +8,7 @@ const MAX_SHOWN = 60;
 
 const RESULTS: Record<RoundAuthentication, { label: string; tone: Tone }> = {
   authenticated: { label: "Authenticated", tone: "good" },
+  key_mismatch: { label: "Election authority's key differs from the chain's", tone: "bad" },
   no_valid_signature: { label: "Not authenticated: no valid signature", tone: "bad" },
   unsupported_version: { label: "Not authenticated: signature version not supported", tone: "warn" },
 };

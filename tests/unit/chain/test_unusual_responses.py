@@ -1,0 +1,106 @@
+"""Pages, redirects and unknown fields instead of what a node usually responds, for every query."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from helper.chain.rest_client import ChainClient
+from helper.chain.rpc_client import RpcClient
+from helper.errors import ChainError
+from tests.unit.chain.fakes import ROUND_ID, json_response, read_recorded
+
+pytestmark = pytest.mark.anyio
+
+Query = Callable[[ChainClient, RpcClient], Awaitable[object]]
+
+
+def recorded(name: str) -> Any:
+    return read_recorded(name)["response"]
+
+
+def recorded_rpc(name: str) -> Any:
+    return read_recorded(name, "blocks.jsonl")["response"]
+
+
+def one_page() -> Any:
+    response = recorded_rpc("reveals of a round, page 1 of 4")
+    response["result"]["total_count"] = str(len(response["result"]["txs"]))
+    return response
+
+
+TX = {"code": 0, "height": "106", "log": "", "events": [{"type": "tx", "attributes": [{"key": "fee", "value": ""}]}]}
+QUERIES: dict[str, tuple[Query, Callable[[], Any]]] = {
+    "rounds": (lambda rest, _: rest.rounds(), lambda: recorded("rounds")),
+    "listing": (lambda rest, _: rest.listed_rounds(), lambda: recorded("rounds")),
+    "round": (lambda rest, _: rest.round(ROUND_ID), lambda: recorded("round, status 1")),
+    "totals": (lambda rest, _: rest.totals(ROUND_ID), lambda: recorded("tally results")),
+    "tree": (lambda rest, _: rest.tree_latest(ROUND_ID), lambda: recorded("tree, latest")),
+    "tree at": (lambda rest, _: rest.tree_at(ROUND_ID, 84), lambda: recorded("tree at a height with a root")),
+    "leaves": (lambda rest, _: rest.leaves(ROUND_ID, 1, 900), lambda: recorded("leaves")),
+    "latest block": (lambda rest, _: rest.latest_block(), lambda: recorded("latest block")),
+    "block": (lambda rest, _: rest.block(106), lambda: recorded_rpc("block with raw transactions")),
+    "tx": (lambda rest, _: rest.tx(b"\1" * 32), lambda: TX),
+    "syncing": (lambda rest, _: rest.is_syncing(), lambda: recorded("syncing")),
+    "node info": (lambda rest, _: rest.node_info(), lambda: recorded("node info")),
+    "readiness": (lambda rest, _: rest.unready_reason(), lambda: {"status": "warming"}),
+    "validator": (lambda rest, _: rest.validator_status("svvaloper1"), lambda: recorded("one validator")),
+    "status": (lambda _, rpc: rpc.status(), lambda: recorded_rpc("status")),
+    "block results": (lambda _, rpc: rpc.block_results(106), lambda: recorded_rpc("block results 106")),
+    "search": (lambda _, rpc: rpc.search_reveals(ROUND_ID, 1, 999), one_page),
+    "spent": (
+        lambda _, rpc: rpc.is_spent(ROUND_ID, b"\1" * 32),
+        lambda: {"result": {"response": {"code": 0, "value": "AQ=="}}},
+    ),
+}
+PAGE = b"<!doctype html><title>vote round not found, tx not found</title>"
+PAGES = {
+    "page": httpx.Response(200, content=PAGE, headers={"content-type": "text/html"}),
+    "page that is called JSON": httpx.Response(200, content=PAGE, headers={"content-type": "application/json"}),
+    "page 500": httpx.Response(500, content=PAGE),
+    "page 502": httpx.Response(502, content=PAGE),
+    "301": httpx.Response(301, headers={"location": "https://elsewhere.example.org/"}),
+    "302 with a result": httpx.Response(302, json={"syncing": False}, headers={"location": "/"}),
+    "307": httpx.Response(307, headers={"location": "http://127.0.0.1:1/"}),
+}
+
+
+async def run_query(name: str, response: httpx.Response) -> object:
+    """Run a query on a node that responds so to every request."""
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        assert request.url.host == "node"
+        return response
+
+    transport = httpx.MockTransport(reply)
+    query, _ = QUERIES[name]
+    return await query(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
+
+
+def add_unknown_fields(value: Any) -> Any:
+    """Add fields of several types to every object."""
+    if isinstance(value, list):
+        return [add_unknown_fields(entry) for entry in value]
+    if isinstance(value, dict):
+        known = {key: add_unknown_fields(entry) for key, entry in value.items()}
+        return {"new": {"a": [1, None]}, **known, "proxy_delegation": 7.5, "": "x"}
+    return value
+
+
+@pytest.mark.parametrize("name", QUERIES)
+async def test_unknown_fields_of_a_response_change_nothing(name: str) -> None:
+    response = QUERIES[name][1]()
+    usual = await run_query(name, json_response(200, response))
+    assert usual is not None
+    assert await run_query(name, json_response(200, add_unknown_fields(response))) == usual
+
+
+@pytest.mark.rule("N14")
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", QUERIES)
+async def test_page_or_redirect_is_an_error_and_never_a_result(name: str, page: str) -> None:
+    with pytest.raises(ChainError):
+        await run_query(name, PAGES[page])
