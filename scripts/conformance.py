@@ -40,15 +40,15 @@ RULES = {
     "N5": "Below `/shielded-vote/` every response is JSON and none is a redirect. A route that does not exist has 404 "
     "or 405 with only the field `error`.",
     "N6": "`status` responds within 2 s.",
-    "N8": "Limits on concurrent work respond 429, pauses 503.",
+    "N8": "A limit on concurrent work returns 429; a pause returns 503.",
     "N9": "A wallet may post 128 shares at once.",
     "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
     "60 s for leaves, and never repeats a POST that may have been sent.",
-    "N14": "Errors of nodes with HTTP status 400, 404 and 500 are read alike, by their text.",
+    "N14": "Node errors with status 400, 404 and 500 are classified by their text alone.",
     "N15": "The result of a transaction is its code and height. Events of `GET tx` are not read, because nodes before "
     "v1.5.0 alter them; the message itself has round and nullifier.",
-    "N16": "A reveal gets at least 75 s. A time-out and a 502 are unknown outcomes. `Retry-After` of a 503 is obeyed, "
-    "and the node's `readiness` is asked before the next reveal is sent to it.",
+    "N16": "A reveal has a timeout of at least 75 s. A timeout and a 502 are unknown outcomes. The helper honors "
+    "`Retry-After` of a 503 and checks the node's `readiness` before it sends the next reveal.",
     "N17": "Positions in the tree are never derived: a batch appends one VAN and then several vote commitments.",
     "N18": "Blocks of 5 MiB are read.",
     "N20": "A `reveal_pool_share` in a block spends its nullifier like a `reveal_share`.",

@@ -65,5 +65,5 @@ def piece_end(data: bytes, at: int) -> int:
     """
     if data.startswith((b"\n", b"\r\n"), at) and (line_ends := _LINE_ENDS.match(data, at)) is not None:
         return line_ends.end()
-    found = data.find(_HEAD_END, at)
-    return found + len(_HEAD_END) if found >= 0 else len(data)
+    head_end = data.find(_HEAD_END, at)
+    return head_end + len(_HEAD_END) if head_end >= 0 else len(data)
