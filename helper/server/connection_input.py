@@ -16,7 +16,7 @@ _LINE_ENDS: Final = re.compile(rb"[\r\n]+")
 class SmallReads(asyncio.BufferedProtocol):
     """Forwards a transport's events to a connection, with reads of at most `READ_BYTES`.
 
-    By default a read returns up to 256 KiB, and each connection may hold one. Unread data stays in the kernel's
+    By default a read returns up to 256,000 bytes, and each connection may hold one. Unread data stays in the kernel's
     buffers, which are bounded. All connections share one buffer: a read is delivered before the next one begins.
     """
 
