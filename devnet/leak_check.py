@@ -49,12 +49,12 @@ def find_leaks(requests: Iterable[Mapping[str, Any]], sensitive_values: Sequence
     lengths = {
         len(form) for needle in sensitive_values if isinstance(needle.value, bytes) for form in _encodings(needle.value)
     }
-    found: list[Leak] = []
+    leaks: list[Leak] = []
     for entry in requests:
         pieces = {piece for text in _texts(entry) for piece in _substrings(text, lengths)}
         named = {id(needle): needle for piece in pieces & written.keys() for needle in written[piece]}
-        found += [Leak(needle, entry) for needle in named.values() if entry["time"] < needle.not_before]
-    return found
+        leaks += [Leak(needle, entry) for needle in named.values() if entry["time"] < needle.not_before]
+    return leaks
 
 
 def _texts(entry: Mapping[str, Any]) -> set[bytes]:

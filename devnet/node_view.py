@@ -52,8 +52,8 @@ class NodeView:
 
     def leaf_blocks(self, round_id: bytes, first: int, last: int) -> list[LeafBlock]:
         """The blocks in a range of heights that appended leaves to a round."""
-        found = self.round(round_id)
-        blocks = found[0].leaf_blocks if found else []
+        round_view = self.round(round_id)
+        blocks = round_view[0].leaf_blocks if round_view else []
         return [block for block in blocks if first <= block.height <= min(last, self.height)]
 
     def served_root(self, block: LeafBlock) -> bytes:

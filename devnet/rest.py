@@ -87,8 +87,8 @@ async def get_tally_results(request: Request) -> Response:
 async def get_tree_latest(request: Request) -> Response:
     """The newest root of a round's tree; `{"tree":{}}` if it has no leaves or the round is unknown."""
     view = get_view(request)
-    found = view.round(_parse_round_id(request))
-    block = found[0].latest_leaf_block(view.height) if found else None
+    round_view = view.round(_parse_round_id(request))
+    block = round_view[0].latest_leaf_block(view.height) if round_view else None
     if block is None:
         return json_response({"tree": {}})
     size = block.start + block.count
@@ -109,8 +109,8 @@ async def get_tree_at(request: Request) -> Response:
         height = int(request.path_params["height"])
     except ValueError:
         raise create_error(400, f"invalid height: {request.path_params['height']}") from None
-    found = view.round(round_id)
-    block = found[0].leaf_block_at(height) if found and height <= view.height else None
+    round_view = view.round(round_id)
+    block = round_view[0].leaf_block_at(height) if round_view and height <= view.height else None
     if block is None:
         raise QueryError("NotFound", f"no commitment root at height {height}: key not found")
     tree = {"next_index": block.start + block.count, "root": b64(view.served_root(block)), "height": height}
@@ -124,8 +124,8 @@ async def get_leaves(request: Request) -> Response:
     round_id = _parse_round_id(request)
     first, last = _parse_leaf_range(request, view.height)
     blocks = view.leaf_blocks(round_id, first, last)
-    found = view.round(round_id)
-    if not blocks or found is None:
+    round_view = view.round(round_id)
+    if not blocks or round_view is None:
         return json_response({})
     shown: list[dict[str, Any]] = []
     taken, cursor = 0, 0
@@ -133,7 +133,7 @@ async def get_leaves(request: Request) -> Response:
         if devnet.page_leaves and taken and taken + block.count > devnet.page_leaves:
             cursor = block.height
             break
-        shown.append(_leaf_block_json(found[0], block, b64(view.served_root(block)) if devnet.page_leaves else ""))
+        shown.append(_leaf_block_json(round_view[0], block, b64(view.served_root(block)) if devnet.page_leaves else ""))
         taken += block.count
     return json_response(omit_zero({"blocks": shown, "next_from_height": cursor}))
 
@@ -223,10 +223,10 @@ def _parse_round_id(request: Request) -> bytes:
 
 def _require_round(request: Request) -> tuple[Round, int]:
     """The round in the path and its status; raises the chain's error if it is unknown."""
-    found = get_view(request).round(_parse_round_id(request))
-    if found is None:
+    round_view = get_view(request).round(_parse_round_id(request))
+    if round_view is None:
         raise QueryError("NotFound", "vote round not found: vote round not found: key not found")
-    return found
+    return round_view
 
 
 def _parse_leaf_range(request: Request, newest_height: int) -> tuple[int, int]:

@@ -119,11 +119,13 @@ async def _submit_batch(request: Request, fields: Mapping[str, Any], *, delegate
 
 async def _submit(request: Request, round_id: bytes, raw: bytes, **shown: str) -> Response:
     """Respond with the transaction's hash and `shown`, or with 422 if the round does not accept votes."""
-    found = get_view(request).round(round_id)
-    if found is None:
+    round_view = get_view(request).round(round_id)
+    if round_view is None:
         return json_response({"code": 3, "log": "vote round not found"}, 422)
-    if found[1] != ACTIVE:
-        return json_response({"code": 1, "log": f"vote round is not active: status is {STATUS_NAMES[found[1]]}"}, 422)
+    if round_view[1] != ACTIVE:
+        return json_response(
+            {"code": 1, "log": f"vote round is not active: status is {STATUS_NAMES[round_view[1]]}"}, 422
+        )
     devnet: DevNet = request.app.state.devnet
 
     async def submit() -> BroadcastResult:
@@ -141,30 +143,30 @@ def _decode_round_id(fields: Mapping[str, Any]) -> bytes:
 
 def _decode_vote(request: Request, fields: Mapping[str, Any]) -> dict[str, bytes]:
     """Decode a vote without its round."""
-    found = _decode_proven(request, fields, _CAST_BYTES)
+    values = _decode_proven(request, fields, _CAST_BYTES)
     if take_uint(fields, "vote_comm_tree_anchor_height", 64) == 0:
         raise create_field_error("vote_comm_tree_anchor_height cannot be zero")
     take_uint(fields, "proposal_id", 32)
-    return found
+    return values
 
 
 def _decode_proven(request: Request, fields: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, bytes]:
     """Decode the fields of fixed length and check that there is a proof."""
-    found = _decode_bytes(fields, lengths)
+    values = _decode_bytes(fields, lengths)
     proof, devnet = take_bytes(fields, "proof"), request.app.state.devnet
     if not 1 <= len(proof) <= devnet.era.max_proof_bytes:
         raise create_field_error(f"proof must be 1..{devnet.era.max_proof_bytes} bytes, got {len(proof)}")
-    return found
+    return values
 
 
 def _decode_bytes(fields: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, bytes]:
     """Decode fields of fixed length."""
-    found = {}
+    values = {}
     for name, length in lengths.items():
-        found[name] = take_bytes(fields, name)
-        if len(found[name]) != length:
-            raise create_field_error(f"{name} must be {length} bytes, got {len(found[name])}")
-    return found
+        values[name] = take_bytes(fields, name)
+        if len(values[name]) != length:
+            raise create_field_error(f"{name} must be {length} bytes, got {len(values[name])}")
+    return values
 
 
 def _refuse_unknown_fields(fields: Mapping[str, Any], known: Collection[str]) -> None:

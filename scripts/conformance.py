@@ -45,7 +45,7 @@ RULES = {
     "N6": "`status` responds within 2 s.",
     "N7": "`share-status` depends only on the nullifiers that the chain has counted, also for shares that this helper "
     "never had. It is `pending` or `confirmed`.",
-    "N8": "Limits on concurrent work respond 429, pauses 503.",
+    "N8": "A limit on concurrent work returns 429; a pause returns 503.",
     "N9": "A wallet may post 128 shares at once.",
     "N10": "A `submit_at` from 1 to the second before the end is used exactly. A share with `submit_at` equal to the "
     "end is accepted, although it counts only if the end is postponed "
@@ -55,11 +55,11 @@ RULES = {
     "N12": "`queue-summary` is served by default, without a token and with CORS, with all fields of the newest chain "
     "version ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
     "N13": "`queue-status` has `ready`, `not_yet_due` and `processing`, and `pending` is their sum.",
-    "N14": "Errors of nodes with HTTP status 400, 404 and 500 are read alike, by their text.",
+    "N14": "Node errors with status 400, 404 and 500 are classified by their text alone.",
     "N15": "The result of a transaction is its code and height. Events of `GET tx` are not read, because nodes before "
     "v1.5.0 alter them; the message itself has round and nullifier.",
-    "N16": "A reveal gets at least 75 s. A time-out and a 502 are unknown outcomes. `Retry-After` of a 503 is obeyed, "
-    "and the node's `readiness` is asked before the next reveal is sent to it.",
+    "N16": "A reveal has a timeout of at least 75 s. A timeout and a 502 are unknown outcomes. The helper honors "
+    "`Retry-After` of a 503 and checks the node's `readiness` before it sends the next reveal.",
     "N17": "Positions in the tree are never derived: a batch appends one VAN and then several vote commitments.",
     "N18": "Blocks of 5 MiB are read. All helpers together reveal at most 256 shares in a block; more wait in the "
     "mempool, and a share that waits there is neither lost nor counted twice.",

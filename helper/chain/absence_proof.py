@@ -14,8 +14,8 @@ A response proves absence when it covers a block that meets both conditions:
   distinguished from a lag of six seconds with a clock that is five seconds behind.
 
 The second condition is rarely met while one request waits. `FirstArrivals` stores the first arrival, and later retries
-are checked against it. A wallet posts a share only after it has read the leaf's position from a block, so a share whose
-leaf was not on the chain at the first arrival is not valid at a retry either.
+are checked against it. A wallet learns the leaf's position from a block before it posts, so a share whose leaf was
+missing at the first arrival is invalid on a retry too.
 """
 
 from __future__ import annotations

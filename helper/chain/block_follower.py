@@ -235,7 +235,7 @@ class BlockFollower:
             self._report_confirmed(await self._sent_reveal_check.check_spent(results.height))
 
     def _advance(self, height: int, time: float | None = None) -> None:
-        """Record that the block at `height` was applied or recorded as unread."""
+        """Advance to `height`, whose block was applied or marked as unread."""
         self.height = height
         self._failures = 0
         self._update_chain_time(time)

@@ -274,7 +274,7 @@ class CommitmentTreeSync:
             await append_leaves(round_tree.tree, blocks, state)
         except (ChainResponseError, ProofsError) as error:
             if round_tree.is_unverified:
-                await self._fetch_whole(node, known, state)
+                await self._fetch_complete_tree(node, known, state)
                 return
             if len(round_tree.tree) > before:
                 round_tree.tree = await truncate_tree(round_tree.tree, before)
@@ -284,7 +284,7 @@ class CommitmentTreeSync:
         round_tree.is_unverified = False
         round_tree.unsaved_blocks += blocks
 
-    async def _fetch_whole(self, node: Node, known: Round, state: TreeState) -> None:
+    async def _fetch_complete_tree(self, node: Node, known: Round, state: TreeState) -> None:
         """Fetch the complete tree after stored leaves did not match.
 
         If it matches its root, it replaces the stored tree.

@@ -58,7 +58,7 @@ class GatewayProxy:
     """Forwards requests to the nodes of a pool.
 
     Args:
-        timeout: default of `ProxyRequest.timeout`; also for a GET while there is another node to ask.
+        timeout: default of `ProxyRequest.timeout`; also for a GET while there is another node to query.
         connections: maximum number of connections to each node.
         limit: maximum length of a response in bytes.
         transport: replaces the network in tests.

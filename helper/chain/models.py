@@ -63,7 +63,7 @@ class TreeState:
 
 @dataclass(frozen=True, slots=True)
 class LeafBlock:
-    """The leaves (32 bytes each, joined) that one block appended from `start_index` on."""
+    """Leaves that one block appended, starting at `start_index`: 32 bytes each, concatenated."""
 
     height: int
     start_index: int

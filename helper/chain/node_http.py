@@ -39,7 +39,7 @@ STREAM_LIMIT_BYTES = 64 << 20
 """Size limit of streamed responses, in bytes. Streamed responses are never buffered in full."""
 
 CHUNKS_PER_CHECKPOINT = 64
-"""Number of chunks of a response that are read before control returns to the event loop."""
+"""Response chunks to read before yielding to the event loop."""
 
 MAX_SMALL_CHUNKS = 4096
 """Number of chunks of a response that may have any size."""

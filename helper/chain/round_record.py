@@ -80,7 +80,7 @@ class RoundRecord:
         is_in_store: whether the store contained it when it was last read again.
         status_height: height of the node that reported the present status.
         changed_height: height at which the last change was confirmed.
-        over_reporters: names of the nodes that report it as ended.
+        end_reporters: names of the nodes that report it as ended.
         frozen: why none of its shares may be accepted, revealed or purged, None if they may.
         frozen_shares: number of its unconfirmed shares, 0 while it is not frozen.
         unconfirmed: changes in the last list that are not confirmed.
@@ -96,7 +96,7 @@ class RoundRecord:
     is_in_store: bool = False
     status_height: int = 0
     changed_height: int = 0
-    over_reporters: set[str] = field(default_factory=set)
+    end_reporters: set[str] = field(default_factory=set)
     frozen: str | None = None
     frozen_shares: int = 0
     unconfirmed: dict[RoundField, ReportedValue] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class RoundRecord:
         return self.known is not None or self.has_shares or is_marked or self.frozen is not None
 
     @property
-    def is_reported_over(self) -> bool:
+    def is_reported_ended(self) -> bool:
         """Whether the round has ended, as known or as any node reports."""
         if self.known is not None and self.known.status in ENDED_STATUSES:
             return True
@@ -188,7 +188,7 @@ class RoundRecord:
             changes[RoundField.STATUS] = status
         return changes
 
-    def note_over(self, node: str, listed: Round, head: BlockHead | None, *, is_consistent: bool) -> None:
+    def note_ended(self, node: str, listed: Round, head: BlockHead | None, *, is_consistent: bool) -> None:
         """Record whether a node reports the round as ended.
 
         Args:
@@ -198,9 +198,9 @@ class RoundRecord:
             is_consistent: whether the node lists at most the status differently.
         """
         if not is_consistent or listed.status not in ENDED_STATUSES:
-            self.over_reporters.discard(node)
+            self.end_reporters.discard(node)
         elif head is not None and head.time >= listed.vote_end_time:
-            self.over_reporters.add(node)
+            self.end_reporters.add(node)
 
     def note_changes(self, node: str, changes: dict[RoundField, ReportedValue], height: int) -> None:
         """Replace the changes that a node at this height reports. In memory only; a restart starts over."""
@@ -251,13 +251,13 @@ class RoundRecord:
         self.unconfirmed.pop(changed, None)
         self._reports = {key: report for key, report in self._reports.items() if key[0] is not changed}
         if changed is RoundField.END:
-            self.over_reporters.clear()
+            self.end_reporters.clear()
 
     def mark_purged(self) -> None:
         """Drop the round except its purged mark. A round that had ended when first listed remains known."""
         self.is_purged, self.has_shares = True, False
         self.known = self.known if self.is_past else None
-        self.over_reporters.clear()
+        self.end_reporters.clear()
         self.unconfirmed.clear()
         self._reports.clear()
 

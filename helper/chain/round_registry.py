@@ -360,16 +360,16 @@ class RoundRegistry:
 
         It must have no differences and no new round that only this node reports as ended.
         """
-        over = [
+        ended = [
             self._record(reported.round_id)
             for reported in answer.round_list.rounds
             if reported.status in ENDED_STATUSES
         ]
-        return not answer.differences and all(self._is_end_confirmed(record) for record in over if record.is_foreign)
+        return not answer.differences and all(self._is_end_confirmed(record) for record in ended if record.is_foreign)
 
     def _is_end_confirmed(self, record: RoundRecord) -> bool:
         """Whether enough nodes report that the round has ended."""
-        return len(record.over_reporters) >= min(CONFIRMING_NODES, len(self._node_pool.nodes))
+        return len(record.end_reporters) >= min(CONFIRMING_NODES, len(self._node_pool.nodes))
 
     async def _reopen_rounds(self, answers: list[_RoundsReport]) -> bool:
         """Store rounds that not all nodes list as ended.
@@ -509,7 +509,7 @@ class RoundRegistry:
             record
             for record in self._stored
             if record.is_open
-            and record.is_reported_over
+            and record.is_reported_ended
             and record.frozen is None
             and record.has_ended(self._chain_time)
             and record.known is not None
@@ -520,7 +520,7 @@ class RoundRegistry:
         for node in self._node_pool.usable_nodes:
             if all(self._is_end_confirmed(record) for record in ended):
                 break
-            if all(node.name in record.over_reporters for record in ended):
+            if all(node.name in record.end_reporters for record in ended):
                 continue
             try:
                 await self._fetch_report(node)
@@ -543,7 +543,7 @@ class RoundRegistry:
                     "round_closing_unconfirmed",
                     round=record.round_id.hex()[:8],
                     reason="too few nodes report that the round has ended",
-                    endpoint=", ".join(e.name for e in self._node_pool.nodes if e.name not in record.over_reporters),
+                    endpoint=", ".join(e.name for e in self._node_pool.nodes if e.name not in record.end_reporters),
                 )
 
     async def _fetch_report(self, node: Node) -> _RoundsReport:
@@ -557,7 +557,7 @@ class RoundRegistry:
         for reported in answer.round_list.rounds:
             differs = answer.changes.get(reported.round_id, {}).keys() - {RoundField.STATUS}
             is_consistent = reported.round_id not in answer.invalid and not differs
-            self._record(reported.round_id).note_over(name, reported, head, is_consistent=is_consistent)
+            self._record(reported.round_id).note_ended(name, reported, head, is_consistent=is_consistent)
         for record in self._known():
             if not (record.is_open or record.is_past) or record.known is None:
                 continue

@@ -91,10 +91,13 @@ def read_shares(bodies: Sequence[bytes]) -> Sequence[Result]:
     if len(kinds) == 1:
         return kinds[SingleChoiceGeneration.kind].read_shares(bodies)
     newest_first = list(reversed(kinds.values()))
-    chosen = [next((one for one in newest_first if one.recognizes(body)), newest_first[-1]) for body in bodies]
+    selected = [
+        next((generation for generation in newest_first if generation.recognizes(body)), newest_first[-1])
+        for body in bodies
+    ]
     results: dict[int, Result] = {}
     for generation in newest_first:
-        indices = [index for index, one in enumerate(chosen) if one is generation]
+        indices = [index for index, choice in enumerate(selected) if choice is generation]
         if indices:
             results |= zip(indices, generation.read_shares([bodies[index] for index in indices]), strict=True)
     return [results[index] for index in range(len(bodies))]

@@ -70,7 +70,7 @@ def copy(
         bool, typer.Option("--undo", help="Use the source again; changes made since the move are lost.")
     ] = False,
     erase: Annotated[
-        bool, typer.Option("--erase", help="Delete the data that remains in the source of a move.")
+        bool, typer.Option("--erase", help="Delete the remaining data from the source after a move.")
     ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,

@@ -92,7 +92,7 @@ def print_story(response: Mapping[str, Any]) -> None:
 
 
 def print_stats(response: Mapping[str, Any]) -> None:
-    """Print `queue stats`: one row per round, the total, and the values of the daemon."""
+    """Print `queue stats`: one row per round, the total, and the state of the running helper."""
     rows = [(name[:_SHORT_CHARS], *(counts[state] for state in _STATES)) for name, counts in response["rounds"].items()]
     rows.append(("all", *(response["total"][state] for state in _STATES)))
     emit_table(("round", *_STATES), rows)

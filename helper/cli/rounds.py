@@ -31,7 +31,7 @@ _STATES = ("received", "witnessed", "broadcast", "submitted", "failed")
 def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """List known rounds: status, end, time left, shares by state, tree size.
 
-    "authenticated" tells whether the published voting configuration has a valid signature of the round by a trusted
+    "authenticated" shows whether the published voting configuration has a valid signature of the round by a trusted
     key. Wallets require it; the helper accepts shares without it.
     """
     with map_errors_to_exit_codes():

@@ -25,7 +25,7 @@ class Database(Protocol):
     """A database with its own clock, implemented by `helper.store.store.Store`."""
 
     async def measure_clock_skew(self) -> float:
-        """Return the seconds that its clock is ahead of this host's."""
+        """Return by how many seconds the database clock is ahead of this host's."""
         ...
 
 

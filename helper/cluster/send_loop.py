@@ -27,7 +27,7 @@ POLL_SECONDS: Final = 1.0
 
 
 class SendLoop:
-    """Sends messages that were never sent. The broadcaster follows up sent messages until they are confirmed.
+    """Sends messages that were never sent. The broadcaster tracks sent messages until they are confirmed.
 
     Args:
         broadcaster: sends messages; idle while another host holds the lease.

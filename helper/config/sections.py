@@ -106,8 +106,9 @@ class HelperSection(Section):
         5,
         ge=1,
         le=50,
-        description="Number of quick retries after a failure (2, 4, 8, ... 64 s). Later retries follow after 1 minute, "
-        "10 minutes, 1 hour and 6 hours, until the round ends. Outages do not spend attempts.",
+        description="Number of quick retries after a failure (after 2, 4, 8 s and so on, at most 64 s). Later "
+        "retries follow after 1 minute, 10 minutes, 1 hour and 6 hours, until the round ends. Outages do not spend "
+        "attempts.",
     )
     purge_after_hours: Number = Field(
         24,
@@ -153,8 +154,8 @@ class SenderSection(Section):
     lease: LeaseStorage = Field(
         "auto",
         description="Where the lease is stored: postgres is the queue database; auto means postgres if [store] url is "
-        "set, otherwise no lease. An object such as s3://bucket/sender.json (see [s3]) can be used with PostgreSQL and "
-        "with a file. With a file, it prevents a copy of the queue on another host from sending at the same time.",
+        "set, otherwise no lease. An object such as s3://bucket/sender.json (see [s3]) works with both PostgreSQL and "
+        "a database file. With a file, it prevents a copy of the queue on another host from sending at the same time.",
     )
     standby: Switch = Field(
         False,

@@ -28,7 +28,8 @@ ADVICE_BY_CHECK: Final = {
     "clock": "Correct this machine's clock and run an NTP service. The helper recovers automatically.",
     "blocks": "Wait while the blocks are read. If no node has them, add one with more history to [chain] endpoints.",
     "rounds": "The nodes report different data of the round than before: ask their operators, and add a second node.",
-    "circuit": 'Set [prover] circuit = "auto" and restart. If it already is, check whether the chain was upgraded.',
+    "circuit": 'Set [prover] circuit = "auto" and restart. If it is already "auto", '
+    "check whether the chain was upgraded.",
     "provers": "Check the kernel log for the out-of-memory killer; lower [helper] max_concurrent_proofs.",
     "queue": "Wait a few seconds after a start. If it persists, see the other checks.",
     "sender": "Check that the [sender] lease location is reachable; run only one of two copies of a queue.",

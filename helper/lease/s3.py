@@ -49,7 +49,7 @@ class S3Lease:
     """A `helper.lease.Lease` in a bucket.
 
     Args:
-        bucket: the bucket; each of its calls must end within a quarter of `seconds`.
+        bucket: stores the lease; each of its calls must finish within a quarter of `seconds`.
         name: name of the object, the same for all hosts that share the queue or have a copy of it.
         host: name of this host, for display.
         clock: the source of time.
@@ -98,17 +98,17 @@ class S3Lease:
         with self._time_limit():
             await self._check_conditional_writes()
             for _ in range(_WRITE_ATTEMPTS):
-                found = await self._fetch()
-                if found is None:
+                stored = await self._fetch()
+                if stored is None:
                     await self._create_without_holder()
                     return False
-                record = self._parse_record(found)
-                if not self._is_free(found, record):
+                record = self._parse_record(stored)
+                if not self._is_free(stored, record):
                     self.holder = record.host
                     return False
                 fence = max(self.fence, record.fence) + 1
                 requested_at = self._term.read_clocks()
-                if tag := await self._write(found.etag, self._create_record(fence)):
+                if tag := await self._write(stored.etag, self._create_record(fence)):
                     self._start_term(tag, fence, requested_at)
                     return True
         raise LeaseError(_REFUSED_WRITES)
@@ -157,10 +157,10 @@ class S3Lease:
         self._unconfirmed.clear()
         self._term.start(requested_at)
 
-    def _is_free(self, found: StoredObject, record: LeaseRecord) -> bool:
+    def _is_free(self, stored: StoredObject, record: LeaseRecord) -> bool:
         """Return whether the lease has expired, was released, or is this process's own."""
         # Compare the bytes, not the process identifier: a clone of a running machine has the same identifier.
-        ours = found.etag == self._tag or found.body in self._unconfirmed
+        ours = stored.etag == self._tag or stored.body in self._unconfirmed
         return ours or self._observation.is_expired(record, self.seconds, self._clock.monotonic())
 
     async def _create_without_holder(self) -> None:
@@ -180,24 +180,24 @@ class S3Lease:
 
     async def _check_ownership(self) -> None:
         """After a refused write, check whether the stored version is still this process's; if not, end the lease."""
-        before, found = self._tag, await self._fetch()
+        before, stored = self._tag, await self._fetch()
         self._tag = ""
-        if found is not None:
-            record = self._parse_record(found)
-            if found.etag == before or (found.body in self._unconfirmed and record.fence == self.fence):
-                self._tag = found.etag
+        if stored is not None:
+            record = self._parse_record(stored)
+            if stored.etag == before or (stored.body in self._unconfirmed and record.fence == self.fence):
+                self._tag = stored.etag
                 return
         self._term.end()
-        self.holder = "" if found is None else record.host
+        self.holder = "" if stored is None else record.host
 
     async def _fetch(self) -> StoredObject | None:
         try:
-            found = await self._bucket.get(self._name)
+            stored = await self._bucket.get(self._name)
         except BucketError as error:
             raise _to_lease_error(error) from None
-        if found is not None:
-            self._observation.record_version(found.etag, self._clock.monotonic())
-        return found
+        if stored is not None:
+            self._observation.record_version(stored.etag, self._clock.monotonic())
+        return stored
 
     async def _write(self, tag: str, record: LeaseRecord) -> str | None:
         """Replace the version with this tag, or create the object if the tag is "". Returns None if it was refused."""
@@ -221,9 +221,9 @@ class S3Lease:
             written=self._clock.now(),
         )
 
-    def _parse_record(self, found: StoredObject) -> LeaseRecord:
+    def _parse_record(self, stored: StoredObject) -> LeaseRecord:
         try:
-            return LeaseRecord.from_bytes(found.body)
+            return LeaseRecord.from_bytes(stored.body)
         except ValueError as error:
             raise LeaseError(
                 f"the object {self._name} is not a lease ({error})",

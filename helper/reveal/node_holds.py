@@ -11,14 +11,14 @@ from helper.errors import ChainError
 MAX_HOLD_SECONDS: Final = 60.0
 """Maximum seconds of a hold. A node must not exclude itself for the rest of a round."""
 RECHECK_SECONDS: Final = 2.0
-"""Seconds until a node that is still not ready is asked again. Nodes ask for this while their keys are generated."""
+"""Seconds until a node that is still not ready is checked again. Nodes request this while their keys are generated."""
 
 
 class NodeHolds:
     """Holds of nodes that responded 503 or 429 with `Retry-After` to a reveal.
 
-    After the hold, a node is asked for its readiness before the next reveal is sent to it. A reveal sent too early
-    would lose a block, because a share is sent at most once per block.
+    After the hold, the node's readiness is checked before the next reveal is sent to it. A reveal sent too early would
+    lose a block, because a share is sent at most once per block.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -32,8 +32,8 @@ class NodeHolds:
     async def accepts_reveals(self, node: Node) -> bool:
         """Whether a reveal may be sent to a node.
 
-        Asks a node for its readiness if its hold has ended. If it does not respond, the answer is yes: readiness does
-        not decide whether a node is usable.
+        Checks the readiness of a node whose hold has ended. If the node does not respond, the answer is yes: readiness
+        does not decide whether a node is usable.
         """
         until = self._until.get(node.name)
         if until is None:

@@ -31,9 +31,9 @@ class RetentionStage(Enum):
     """The stages of a round's retention. A round passes through them in this order and is deleted after the last."""
 
     OPEN = "not closed by the chain"
-    CLOSED = "closed; its unconfirmed shares are to be reported"
-    RETAINED = "reported; its data is kept for the operator"
-    EXPIRED = "reported; its data is to be purged"
+    CLOSED = "closed; unconfirmed shares not yet reported"
+    RETAINED = "reported; data retained for the operator"
+    EXPIRED = "reported; data ready to be purged"
 
 
 def retention_stage(

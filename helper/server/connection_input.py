@@ -16,7 +16,7 @@ _LINE_ENDS: Final = re.compile(rb"[\r\n]+")
 class SmallReads(asyncio.BufferedProtocol):
     """Forwards a transport's events to a connection, with reads of at most `READ_BYTES`.
 
-    By default a read returns up to 256 KiB, and each connection may hold one. Unread data stays in the kernel's
+    By default a read returns up to 256,000 bytes, and each connection may hold one. Unread data stays in the kernel's
     buffers, which are bounded. All connections share one buffer: a read is delivered before the next one begins.
     """
 
@@ -65,5 +65,5 @@ def piece_end(data: bytes, at: int) -> int:
     """
     if data.startswith((b"\n", b"\r\n"), at) and (line_ends := _LINE_ENDS.match(data, at)) is not None:
         return line_ends.end()
-    found = data.find(_HEAD_END, at)
-    return found + len(_HEAD_END) if found >= 0 else len(data)
+    head_end = data.find(_HEAD_END, at)
+    return head_end + len(_HEAD_END) if head_end >= 0 else len(data)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_PIPELINED: Final = 1
-"""Parsed requests of one connection that may wait for the response to an earlier one.
+"""Maximum parsed requests of a connection that wait for an earlier response.
 
 A parsed request takes up to thirty times the memory of its bytes, so additional requests wait unparsed.
 """

@@ -32,7 +32,7 @@ _ADMITTED_KEY: Final = "svote-helper.admitted"
 """Scope key: whether the client had a token when the request arrived."""
 _CLIENT_KEY: Final = "svote-helper.client"
 """Scope key: the client, once identified."""
-_EXEMPT_KEY: Final = "svote-helper.spared"
+_EXEMPT_KEY: Final = "svote-helper.exempt"
 """Scope key: whether the refusal costs no token."""
 
 _ROUNDING_SECONDS: Final = 1e-6

@@ -36,6 +36,6 @@ def format_ranges(ranges: Iterable[BlockRange]) -> str:
 
 
 def parse_ranges(text: str | None) -> list[BlockRange]:
-    """Parse the output of `format_ranges`; None or an empty text gives no ranges."""
+    """Parse the output of `format_ranges`. Returns an empty list for None or an empty string."""
     pairs = (piece.split("-") for piece in (text or "").split(",") if piece)
     return [(int(first), int(last)) for first, last in pairs]

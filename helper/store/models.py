@@ -270,7 +270,7 @@ class RevealFacts:
 
     Attributes:
         tx_hash: 32 bytes, None if the row is damaged.
-        anchor_height: height of the tree root of the proof.
+        anchor_height: height of the tree root that the proof refers to.
         circuit: circuit of the proof.
         sends: number of sends that were started.
         first_sent_height: chain height at the first send, None before it.

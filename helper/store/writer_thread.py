@@ -185,7 +185,7 @@ class WriterThread(ABC, Generic[TransactionT]):
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the database and set `_keys`; `start` raises what this raises."""
+        """Open the database and set `_keys`. `start` propagates its exceptions."""
 
     @abstractmethod
     def _run_batches(self) -> None:

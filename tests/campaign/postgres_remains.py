@@ -61,7 +61,7 @@ class PostgresSearch:
             files, _encoded_secrets(stored_secrets(votes) | collect_nullifiers(votes)) | _encoded_positions(votes)
         )
         self.findings.require_equal(
-            "secrets, nullifiers and positions of waiting shares at the server", _format_found(leaks), "none"
+            "secrets, nullifiers and positions of waiting shares at the server", _format_matches(leaks), "none"
         )
         columns = {name for _, position in votes for name in columns_containing(self._helper, position)}
         self.findings.require_equal("columns with a position", ", ".join(sorted(columns)) or "none", "none")
@@ -83,7 +83,7 @@ class PostgresSearch:
         """Search for everything after all shares are confirmed."""
         findings, files, nullifiers = self.findings, self._read_new_files(), collect_nullifiers(votes)
         leaks = find_secret_chunks(files, _encoded_secrets(stored_secrets(votes)) | _encoded_positions(votes))
-        findings.require_equal("secrets and positions at the server", _format_found(leaks), "none")
+        findings.require_equal("secrets and positions at the server", _format_matches(leaks), "none")
         findings.require_equal(
             "transactions at the server", len(find_secrets(ZERO_GAP.join(files.values()), public)), 0
         )
@@ -93,7 +93,7 @@ class PostgresSearch:
         findings.require_at_least("files of the table of spent nullifiers", len(spent & files.keys()), 2)
         others = {path: data for path, data in files.items() if path not in spent and WAL_FOLDER not in path.parents}
         leaks = find_secret_chunks(others, _encoded_secrets(nullifiers))
-        findings.require_equal("nullifiers outside the table of spent nullifiers", _format_found(leaks), "none")
+        findings.require_equal("nullifiers outside the table of spent nullifiers", _format_matches(leaks), "none")
         rows = self._helper.query_rows("SELECT nullifier FROM spent")
         present = sum((value,) in rows for value in nullifiers.values())
         findings.require_equal("nullifiers missing from that table", len(nullifiers) - present, 0)
@@ -114,7 +114,7 @@ def find_secret_chunks(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]
     return matches
 
 
-def _format_found(matches: Iterable[tuple[str, Path]]) -> str:
+def _format_matches(matches: Iterable[tuple[str, Path]]) -> str:
     """Return the first matches and their number."""
     descriptions = sorted(f"{name} in {path}" for name, path in matches)
     return f"{len(descriptions)}: {', '.join(descriptions[:3])}" if descriptions else "none"

@@ -180,9 +180,9 @@ def read_pins(file: Path) -> set[Requirement]:
 
 
 def test_cluster_requirements_are_pinned() -> None:
-    base_pins, several = (read_pins(REPO_ROOT / "requirements" / name) for name in ("base.txt", "postgres.txt"))
-    assert base_pins < several
-    assert {pin.name for pin in several - base_pins} == {"psycopg", "psycopg-binary", "psycopg-pool"}
+    base_pins, postgres_pins = (read_pins(REPO_ROOT / "requirements" / name) for name in ("base.txt", "postgres.txt"))
+    assert base_pins < postgres_pins
+    assert {pin.name for pin in postgres_pins - base_pins} == {"psycopg", "psycopg-binary", "psycopg-pool"}
 
 
 def test_compose_service_writes_only_to_its_volume() -> None:

@@ -130,7 +130,7 @@ def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_m
 
 
 def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
-    """Return whether an imported message is used: a send was started, and `submit_at` has passed here too.
+    """Return whether to keep an imported message: a send was started and `submit_at` is not in the future.
 
     Any other message never left the other machine. It is dropped, and the share is proven again when it is due.
     """

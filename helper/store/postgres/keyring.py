@@ -1,7 +1,7 @@
 """Encryption of witnesses and messages, with keys that are never stored in the database.
 
 A PostgreSQL server has logs, replicas and backups, and deleted rows remain on disk until they are overwritten. The
-helper cannot erase them within seconds as it does in a SQLite file. Therefore secret columns are stored only encrypted.
+helper cannot erase them, unlike deleted rows in a SQLite file. Therefore secret columns are stored only encrypted.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def read_keyring(file: Path) -> Keyring:
     """Read a key file: one key per line, the first one encrypts. Empty lines and lines that begin with # are ignored.
 
     Raises:
-        StoreError: it cannot be read, users other than its owner may access it, or a line is not a key. The message
-            never quotes a line.
+        StoreError: the file cannot be read, is accessible to users other than its owner, or contains a line that is
+            not a key. The message never quotes a line.
     """
     try:
         with file.open("rb") as opened:

@@ -231,9 +231,9 @@ SELECT id FROM shares WHERE tag = ANY (%s) ORDER BY id;
 SELECT id, tag FROM shares WHERE tag = ANY (%s);
 
 -- name: known_spent
-SELECT count(*) FROM unnest(%s::bytea[], %s::bytea[]) AS told (round_id, nullifier)
-JOIN round_keys k ON k.round_id = told.round_id
-JOIN spent s ON s.round_no = k.no AND s.nullifier = told.nullifier;
+SELECT count(*) FROM unnest(%s::bytea[], %s::bytea[]) AS reported (round_id, nullifier)
+JOIN round_keys k ON k.round_id = reported.round_id
+JOIN spent s ON s.round_no = k.no AND s.nullifier = reported.nullifier;
 
 -- name: load_leaves
 SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no

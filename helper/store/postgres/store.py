@@ -122,7 +122,7 @@ class PostgresStore(Store):
         """Acquire the sender lease. Without it `mark_sending` returns False.
 
         Args:
-            outer: fencing token of a lease in an object store that must be held too, None if there is none.
+            outer: fencing token of an object-store lease that this host must also hold; None without one.
 
         Returns:
             The fencing token, greater than all earlier ones; None if another host holds the lease.

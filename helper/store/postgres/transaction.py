@@ -81,8 +81,8 @@ class PostgresTransaction(Transaction):
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement that takes all rows together, each column as an array.
 
-        `executemany` would use a pipeline. After a pipeline, PostgreSQL 15 does not apply the idle timeout of
-        transactions, so a host that is stopped at this point would retain its locks.
+        `executemany` would use a pipeline. PostgreSQL 15 does not apply `idle_in_transaction_session_timeout` after a
+        pipeline, so a host paused at that point would keep its locks.
         """
         columns = tuple(list(column) for column in zip(*rows, strict=True))
         if columns:

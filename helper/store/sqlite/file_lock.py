@@ -93,7 +93,7 @@ class FileLock:
         refuse_second_name(self._database)
 
     def mark_open(self, run: str | None = None) -> None:
-        """Record that the database is in use. A run that ends without `release(clean=True)` has crashed.
+        """Record that the database is in use. A run that ends without `release(clean=True)` is treated as a crash.
 
         Args:
             run: run identifier that is stored in the database file itself, not only in its write-ahead log. After a

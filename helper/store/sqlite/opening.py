@@ -84,7 +84,7 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
     Raises:
         StoreMoved: a migration has marked it, so the queue is in another database.
         StoreLocked: another helper has it open.
-        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: after a crash, the database or its write-ahead log is missing or was replaced.
         StoreFull: there is no space left on its disk.

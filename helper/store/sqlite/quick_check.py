@@ -33,7 +33,7 @@ def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
         Whether the check completed in time; no damage was found.
 
     Raises:
-        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: it has a second name.
         StoreError: it cannot be read.

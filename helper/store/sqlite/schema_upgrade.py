@@ -44,10 +44,10 @@ class UpgradeTrial:
 
 
 def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
-    """Migrate a copy in memory and check it; the file is only read.
+    """Migrate a copy in memory and check it. The file is not modified.
 
     Raises:
-        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged, or would be after the migration.
         StoreError: it cannot be read or migrated.
     """

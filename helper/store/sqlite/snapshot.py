@@ -64,7 +64,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
     """Copy the database and check the copy. Needs memory of two to three times the file's size.
 
     Raises:
-        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: it has a second name.
         StoreError: it cannot be read.
@@ -107,7 +107,7 @@ def check_image(image: bytes | bytearray, name: str) -> Contents:
         Its contents.
 
     Raises:
-        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
     """
     if not image:

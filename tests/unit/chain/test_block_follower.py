@@ -545,7 +545,9 @@ async def test_sent_reveal_check_queries_only_sent_reveals(rpc: bool) -> None:
         await env.follow()
     assert missed_ranges(logs) == [(101, 894)]
     assert sorted(confirmed) == [1, 4]
-    assert next(reported for arrived, reported in known if arrived) == [1, 4], "before anything is sent or proven again"
+    assert next(reported for is_head_reached, reported in known if is_head_reached) == [1, 4], (
+        "before anything is sent or proven again"
+    )
     requests = " ".join(env.node.requests)
     named = {
         n for n in range(1, 7) if reveal(n).nullifier.hex() in requests or reveal(n).tx_hash().hex().upper() in requests
@@ -679,7 +681,7 @@ async def test_follower_run_continues_after_errors() -> None:
     ]
 
 
-async def test_arrived_is_set_when_head_is_first_reached() -> None:
+async def test_head_reached_is_set_at_first_head() -> None:
     env = Environment(rpc=True, height=160, cursor=100)
     calls: list[tuple[int, bool]] = []
     env.restart(
@@ -692,7 +694,7 @@ async def test_arrived_is_set_when_head_is_first_reached() -> None:
     assert calls[-2:] == [(164, True), (165, True)]
 
 
-async def test_arrived_uses_first_head_not_newest() -> None:
+async def test_head_reached_uses_first_head_not_newest() -> None:
     env = Environment(rpc=True, height=120, cursor=100)
     await env.endpoints.probe_all()
     for _ in range(5):
@@ -703,7 +705,7 @@ async def test_arrived_uses_first_head_not_newest() -> None:
     assert env.follower.is_ready
 
 
-async def test_arrived_is_reported_when_no_block_was_missed() -> None:
+async def test_head_reached_is_reported_when_no_block_was_missed() -> None:
     env = Environment(rpc=True, height=100, cursor=100)
     reported: list[int] = []
     env.restart(on_block=reported.append)

@@ -142,8 +142,8 @@ async def test_retry_after_is_read_where_the_message_was_not_processed(
     ],
 )
 async def test_readiness_reports_why_a_node_accepts_no_reveals(status: int, body: object, reason: str | None) -> None:
-    found = await create_client(json_response(status, body)).unready_reason()
-    assert (found is None) if reason is None else (found is not None and reason in found)
+    reason_text = await create_client(json_response(status, body)).unready_reason()
+    assert (reason_text is None) if reason is None else (reason_text is not None and reason in reason_text)
 
 
 @pytest.mark.parametrize(

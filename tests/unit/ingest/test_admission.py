@@ -403,7 +403,7 @@ async def test_admission_pause_during_hold_responds_503(harness: Harness) -> Non
 
 
 @pytest.mark.rule("R10")
-async def test_admission_paused_recognises_duplicates(harness: Harness) -> None:
+async def test_admission_paused_recognizes_duplicates(harness: Harness) -> None:
     harness.store.known_keys.add(make_share().key)
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE

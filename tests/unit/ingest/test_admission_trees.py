@@ -111,7 +111,7 @@ async def test_admission_after_round_accepts_duplicates_and_refuses_new(
 
 
 @pytest.mark.rule("R10")
-async def test_admission_restart_without_node_recognises_duplicates(harness: Harness) -> None:
+async def test_admission_restart_without_node_recognizes_duplicates(harness: Harness) -> None:
     assert await harness.post() is EnqueueResult.QUEUED
     harness.network.nodes.clear()
     await harness.restart()

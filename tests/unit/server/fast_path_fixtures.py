@@ -1,4 +1,4 @@
-"""The wallet API application on a socket, with or without the fast path, and its observable behaviour."""
+"""The wallet API application on a socket, with or without the fast path, and its observable behavior."""
 
 from __future__ import annotations
 

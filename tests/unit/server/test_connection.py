@@ -602,7 +602,7 @@ async def test_body_with_framing_trailer_is_refused_as_incomplete(trailer: bytes
         segments = segments if is_late else [b"".join(segments)]
         response = await exchange(port, [*segments, b"\r\n\r\n"])
         assert parse_error(response)[0] == 400
-        while endless.disconnects < is_late:  # the application was called, and told that the request is incomplete
+        while endless.disconnects < is_late:  # the application was called and notified that the request is incomplete
             await asyncio.sleep(0.01)
     assert endless.disconnects == is_late
 

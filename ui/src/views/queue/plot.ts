@@ -2,7 +2,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { formatNumber } from "../../lib/format";
 
-/** Draws one bar per minute in the current theme's colours. */
+/** Draws one bar per minute in the current theme's colors. */
 export function createPlot(
   box: HTMLElement,
   data: uPlot.AlignedData,
