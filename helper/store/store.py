@@ -230,11 +230,9 @@ class Store(QueueReader, ABC):
         """
         return await self._run(shares.retry, share_id, self._now_ms(), due_ms, stage=stage, note=note)
 
-    async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
+    async def fail(self, share_id: int, *, stage: str, note: str) -> bool:
         """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness remains until the round is purged."""
-        return await self._run(
-            shares.fail, share_id, self._now_ms(), stage=stage, note=note, spend_attempt=spend_attempt
-        )
+        return await self._run(shares.fail, share_id, self._now_ms(), stage=stage, note=note)
 
     async def prepare(self, share_id: int, prepared: PreparedReveal) -> bool:
         """Store a share's message before it is sent: WITNESSED -> BROADCAST."""

@@ -191,9 +191,9 @@ def retry(tx: Transaction, share_id: int, at_ms: int, due_ms: int, *, stage: str
     return 0 if row is None else row.attempts
 
 
-def fail(tx: Transaction, share_id: int, at_ms: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
-    """Any working state -> FAILED."""
-    change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms, attempts=int(spend_attempt))
+def fail(tx: Transaction, share_id: int, at_ms: int, *, stage: str, note: str) -> bool:
+    """Any working state -> FAILED, without spending an attempt."""
+    change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms)
     return apply_transition(tx, share_id, change) is not None
 
 

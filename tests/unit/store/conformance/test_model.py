@@ -236,12 +236,11 @@ class StoreModel(RuleBasedStateMachine):
                 model.attempts, model.due_ms = model.attempts + 1, due_ms
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), spends=st.booleans())
-    def fail(self, data: st.DataObject, spends: bool) -> None:
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            operation = self.store.fail(self.live[name].share_id, stage="proof", note="for good", spend_attempt=spends)
-            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.FAILED):
-                model.attempts += spends
+            operation = self.store.fail(self.live[name].share_id, stage="proof", note="for good")
+            self.apply_transition(name, operation, UNFINISHED, ShareState.FAILED)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

@@ -95,7 +95,7 @@ async def test_list_shares_is_ordered_by_due_time_and_filtered(store: Store) -> 
     other = make_posted_share(9, submit_at=start + 2, round_id=OTHER_ROUND)
     await store.enqueue(other.share, other.nullifier, now=NOW)
     (first,) = await claim_all_due(store, limit=1)
-    await store.fail(first.id, stage="proof", note="no", spend_attempt=True)
+    await store.fail(first.id, stage="proof", note="no")
 
     async def listed(query: QueueFilter, limit: int = 99) -> list[int]:
         return [entry.submit_at - start for entry in await store.list_shares(query, limit)]
@@ -122,7 +122,7 @@ async def test_queue_counts_waiting_by_minute_and_failed_by_reason(store: Store)
 
     for queued in await claim_all_due(store, now=NOW + 60):
         reason = "refused" if queued.id % 2 else "no leaf"
-        await store.fail(queued.id, stage="proof", note=reason, spend_attempt=True)
+        await store.fail(queued.id, stage="proof", note=reason)
 
     assert await store.count_due_ahead(now=NOW) == {ROUND: DueForecast((0,) * 60, 2)}
     failures = {(group.stage, group.note, group.count) for group in await store.list_failures(limit=9)}
@@ -136,7 +136,7 @@ async def test_due_buckets_and_ready_counts(store: Store) -> None:
     await enqueue_shares(store, 4, submit_at=int(NOW) + 90)
     await enqueue_shares(store, 5, submit_at=int(NOW) + 150)
     first, second, _ = await claim_all_due(store)
-    await store.fail(first.id, stage="proof", note="no", spend_attempt=True)
+    await store.fail(first.id, stage="proof", note="no")
 
     assert await store.count_ready(now=NOW) == {ROUND: 0}
     assert await store.count_ready(now=NOW + 100) == {ROUND: 1}
