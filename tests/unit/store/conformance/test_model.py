@@ -308,6 +308,7 @@ class StoreModel(RuleBasedStateMachine):
             early = early or model.submit_at * 1000 > self.now_ms
             model.state = state if state is ShareState.BROADCAST and not early else ShareState.RECEIVED
             model.attempts, model.crashes, model.is_moved = 0, 0, False
+            model.due_ms = min(model.due_ms, model.first_due_ms)
             model.sends = 2 if model.state is ShareState.BROADCAST else 0
         elif model is not None:
             assert result is (ImportResult.FAILED if model.state is ShareState.FAILED else ImportResult.QUEUED)
