@@ -189,6 +189,7 @@ async def test_release_claim_requeues_only_witnessed_share(store: Store) -> None
 @pytest.mark.rule("R15")
 async def test_failed_share_keeps_witness_and_reason_and_can_be_retried(store: Store, backend: StoreBackend) -> None:
     await create_share_in_state(store, ShareState.WITNESSED)
+    await store.retry(1, due_ms=int(NOW * 1000), stage="proof", note="timed out")
     await store.fail(1, stage="broadcast", note="invalid field")
 
     (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 10)
