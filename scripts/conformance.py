@@ -27,7 +27,7 @@ RULES = {
     "R8": "A new share or a retry wakes the dispatcher immediately.",
     "R9": "At startup, shares that were being proven return to the queue, and rounds and schedules are restored.",
     "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`, in a closed round too. The stored "
-    "due time is unchanged.",
+    "due time is unchanged. If the stored row is damaged, the new one replaces it.",
     "R11": "After failure n a share waits 2^n s (n up to 5), then 1 min, 10 min and longer, until its round ends. "
     "Attempts survive restarts; outages spend none.",
     "R12": "A spent nullifier is a success and is never retried.",

@@ -53,7 +53,7 @@ from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
 from helper.runtime.supervisor import run_until_stopped, supervise
 from helper.server.operator_json import RoundState
-from helper.server.routes.operator import round_states, rounds_route
+from helper.server.routes.operator import retries_route, round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from helper.server.routes.wallet import WalletView
 from helper.store.factory import create_store
@@ -311,6 +311,7 @@ class Service:
                     self._chain_time,
                     authentication=listeners.get_round_authentication,
                 ),
+                retries_route(self.store, self.clock.now),
                 *operator_action_routes(self.operations),
             ],
         )

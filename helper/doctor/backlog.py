@@ -2,17 +2,19 @@
 
 Two limits apply: the rate of the provers, and the number of reveals that the chain includes in a block. All rounds
 share both, so a round waits for the rounds that end before it. Due times matter as well: shares that are due in the
-last minutes of a round can only be revealed in those minutes, even if the end of the round is hours ahead.
+last minutes of a round can only be revealed in those minutes, even if the end of the round is hours ahead. Shares that
+wait for a retry are not a backlog: the time of each retry is chosen, and the last one is near the end of the round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from helper.core.time_text import format_duration
 from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.store.models import RetryGroup
 
 MAX_REVEALS_PER_BLOCK: Final = 256
 """Reveals that newer chains include in one block (protocol)."""
@@ -71,17 +73,29 @@ class ProofRate:
         return min(chain, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
 
 
-def evaluate_backlog(waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float) -> list[CheckResult]:
-    """Return one result for each round with waiting shares, in the order in which the rounds end."""
+def evaluate_backlog(
+    waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float, retries: Sequence[RetryGroup] = ()
+) -> list[CheckResult]:
+    """Return one result for each round with waiting shares, in the order in which the rounds end.
+
+    Args:
+        waiting: the rounds.
+        proof_rate: rate at which shares can be revealed.
+        now: Unix seconds.
+        retries: shares of `waiting` that wait for a retry.
+    """
     results, earlier_shares = [], 0
     rounds = [waiting_round for waiting_round in waiting if waiting_round.unproven or waiting_round.unconfirmed]
     for waiting_round in sorted(rounds, key=lambda waiting_round: waiting_round.end):
-        results.append(_evaluate_round(waiting_round, proof_rate, now, earlier_shares))
+        groups = [group for group in retries if group.round_id.hex() == waiting_round.round_id]
+        results.append(_evaluate_round(waiting_round, proof_rate, now, earlier_shares, groups))
         earlier_shares += waiting_round.unproven
     return results or [ok("backlog", "no shares are waiting")]
 
 
-def _evaluate_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int) -> CheckResult:
+def _evaluate_round(
+    waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int, retries: Sequence[RetryGroup]
+) -> CheckResult:
     """Evaluate one round. `earlier_shares` is the number of shares in rounds that end earlier."""
     subject = f"round {waiting.round_id[:8]}"
     rate, seconds_left = proof_rate.per_second, waiting.end - now
@@ -107,9 +121,12 @@ def _evaluate_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, e
         text += " (limited by block capacity only: proof time was not measured)"
     if waiting.unconfirmed:
         text += f"; {waiting.unconfirmed} sent and not confirmed"
+    if retries:
+        facts["retrying"] = sum(group.count for group in retries)
+        text += f"; {_describe_retries(retries, now)}"
     if seconds_needed > seconds_left:
         return fail(subject, text, SPEED_ADVICE, **facts)
-    excess, minutes = _excess_at_end(waiting, rate, seconds_left)
+    excess, minutes = _excess_at_end(_without_retries(waiting, retries), rate, seconds_left)
     if excess:
         interval = format_duration(minutes * _MINUTE_SECONDS)
         text += f"; {excess} shares more than can be processed are due in the last {interval}"
@@ -117,6 +134,27 @@ def _evaluate_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, e
     if seconds_needed > TIGHT_FRACTION * seconds_left:
         return warn(subject, text, f"The round ends soon. {SPEED_ADVICE}", **facts)
     return ok(subject, text, **facts)
+
+
+def _describe_retries(retries: Sequence[RetryGroup], now: float) -> str:
+    """Describe how many shares wait for a retry, until when, and after which failure."""
+    first = min(retries, key=lambda group: group.next_ms)
+    others = len({(group.stage, group.note) for group in retries}) - 1
+    more = f" and {others} other failure{'s' if others > 1 else ''}" if others else ""
+    next_in = format_duration(max(0.0, first.next_ms / 1000 - now))
+    number = sum(group.count for group in retries)
+    return f"{number} of them waiting for a retry, the next in {next_in} (after {first.stage}: {first.note}{more})"
+
+
+def _without_retries(waiting: WaitingShares, retries: Sequence[RetryGroup]) -> WaitingShares:
+    """Return the round without the due times of shares that wait for a retry."""
+    minutes, later = list(waiting.minutes), waiting.later
+    for group in retries:
+        if group.minute < len(minutes):
+            minutes[group.minute] = max(0, minutes[group.minute] - group.count)
+        else:
+            later = max(0, later - group.count)
+    return replace(waiting, minutes=minutes, later=later)
 
 
 def _excess_at_end(waiting: WaitingShares, rate: float, seconds_left: float) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from helper.server.control_client import (
     DaemonUnresponsiveError,
     request_control_socket,
 )
+from helper.store.models import RetryGroup
 
 ADVICE_BY_CHECK: Final = {
     "store": "If the database was moved or replaced, move the helper's own file back to its path (see the log), "
@@ -91,6 +92,7 @@ class DaemonReport:
         failed: number of failed shares; None if unknown.
         damaged: number of damaged rows.
         waiting: waiting shares; None if unknown.
+        retries: shares of `waiting` that wait for a retry.
     """
 
     is_running: bool
@@ -100,12 +102,13 @@ class DaemonReport:
     failed: int | None = None
     damaged: int = 0
     waiting: tuple[WaitingShares, ...] | None = None
+    retries: tuple[RetryGroup, ...] = ()
 
 
 def query_daemon(socket: Path) -> DaemonReport:
     """Query the helper's stats and overview. Never raises."""
     try:
-        return parse_daemon(_query(socket, "/stats"), _query(socket, "/overview"))
+        return parse_daemon(_query(socket, "/stats"), _query(socket, "/overview"), _query_retries(socket))
     except DaemonNotRunningError:
         return DaemonReport(False)
     except PermissionError:
@@ -116,14 +119,35 @@ def query_daemon(socket: Path) -> DaemonReport:
         return DaemonReport(True, problem=f"unexpected response: {error!r}")
 
 
-def parse_daemon(stats: Mapping[str, Any], overview: Mapping[str, Any]) -> DaemonReport:
-    """Parse the responses to `/stats` and `/overview`."""
+def _query_retries(socket: Path) -> Mapping[str, Any]:
+    """Return the response to `/retries`; empty from a helper of an earlier version, which does not have it."""
+    try:
+        return _query(socket, "/retries")
+    except ValueError:
+        return {}
+
+
+def parse_daemon(
+    stats: Mapping[str, Any], overview: Mapping[str, Any], retries: Mapping[str, Any] | None = None
+) -> DaemonReport:
+    """Parse the responses to `/stats`, `/overview` and `/retries`."""
     return DaemonReport(
         is_running=True,
         service=parse_service(stats.get("service") or {}),
         failed=int(stats["total"].get("failed", 0)),
         damaged=len(stats["damaged"]),
         waiting=tuple(waiting_shares_from_overview(overview)),
+        retries=tuple(
+            RetryGroup(
+                round_id=bytes.fromhex(row["round"]),
+                stage=str(row["stage"]),
+                note=str(row["reason"]),
+                minute=int(row["minute"]),
+                count=int(row["count"]),
+                next_ms=round(row["next"] * 1000),
+            )
+            for row in (retries or {}).get("retries", ())
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from helper.core.share import ShareState
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError
-from helper.store.models import DamagedShare, RoundSummary
+from helper.store.models import DamagedShare, RetryGroup, RoundSummary
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 
@@ -43,11 +43,13 @@ class DatabaseReport:
         finding: whether it can be read.
         outlook: totals of each round.
         damaged: number of quarantined rows.
+        retries: shares that wait for a retry.
     """
 
     finding: CheckResult
     outlook: Sequence[RoundSummary] = ()
     damaged: Sequence[DamagedShare] = ()
+    retries: Sequence[RetryGroup] = ()
 
 
 async def read_database(path: Path, *, now: float) -> DatabaseReport:
@@ -60,11 +62,13 @@ async def read_database(path: Path, *, now: float) -> DatabaseReport:
             raise PermissionError
         async with open_queue_file(path) as queue:
             outlook, damaged = await queue.summarize_rounds(now=now), await queue.list_damaged()
+            retries = await queue.list_retries(now=now)
     except (HelperError, OSError) as error:
         return DatabaseReport(_unreadable_result(path, error))
     shares = sum(sum(row.counts.values()) for row in outlook)
     text = f"{path}: {shares} shares in {len(outlook)} rounds, {size >> 10} kB"
-    return DatabaseReport(ok("database", text, bytes=size, shares=shares, rounds=len(outlook)), outlook, damaged)
+    finding = ok("database", text, bytes=size, shares=shares, rounds=len(outlook))
+    return DatabaseReport(finding, outlook, damaged, retries)
 
 
 def check_integrity(path: Path, clock: Clock) -> CheckResult:

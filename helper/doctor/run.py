@@ -32,6 +32,7 @@ from helper.runtime.hardening import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
+from helper.store.models import RetryGroup
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -302,13 +303,15 @@ class _Doctor:
 
     def _check_backlog(self) -> list[CheckResult]:
         waiting: Sequence[WaitingShares] | None = self.daemon.waiting
+        retries: Sequence[RetryGroup] = self.daemon.retries
         if waiting is None:
             waiting = database.waiting_shares_from_outlook(self.file_report.outlook)
+            retries = self.file_report.retries
         blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]
         rate = backlog.ProofRate(self._seconds_per_proof(), self.config.proof_slots)
         if blocks:
             rate = replace(rate, block_seconds=max(blocks))
-        return backlog.evaluate_backlog(waiting, rate, self.clock.now())
+        return backlog.evaluate_backlog(waiting, rate, self.clock.now(), retries)
 
     def _seconds_per_proof(self) -> float | None:
         """Median time of the helper's proofs; else of our self-test; else of the helper's self-test."""

@@ -91,6 +91,6 @@ class AttemptBudget:
     async def fail_share(self, share_id: int, stage: str, reason: str) -> None:
         """Fail a share permanently and log it. Its witness remains stored until its round is purged."""
         self._stats.record_failure(stage, reason)
-        if await self._store.fail(share_id, stage=stage, note=reason, spend_attempt=False):
+        if await self._store.fail(share_id, stage=stage, note=reason):
             self._stats.count("failed")
             log.error("share_failed", stage=stage, reason=reason)

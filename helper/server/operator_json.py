@@ -13,7 +13,15 @@ from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState
 from helper.store.action_models import Action, PurgedFailures
-from helper.store.models import MIN_REF_CHARS, DamagedShare, FailureGroup, QueueEntry, QueueFilter, ShareDetails
+from helper.store.models import (
+    MIN_REF_CHARS,
+    DamagedShare,
+    FailureGroup,
+    QueueEntry,
+    QueueFilter,
+    RetryGroup,
+    ShareDetails,
+)
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
@@ -165,6 +173,24 @@ def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]
                 "outcome": action.outcome,
             }
             for action in actions
+        ],
+    }
+
+
+def retries_json(retries: Sequence[RetryGroup], *, source: Source) -> dict[str, Any]:
+    """Shares that wait for a retry, by round, failure and minute; times in Unix seconds."""
+    return {
+        "source": source,
+        "retries": [
+            {
+                "round": group.round_id.hex(),
+                "stage": group.stage,
+                "reason": group.note,
+                "minute": group.minute,
+                "count": group.count,
+                "next": _seconds(group.next_ms),
+            }
+            for group in retries
         ],
     }
 

@@ -364,6 +364,27 @@ class RoundSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryGroup:
+    """Shares of a round that wait for a retry after the same failure, and are due in the same minute.
+
+    Attributes:
+        round_id: 32 bytes.
+        stage: the stage that failed.
+        note: the reason.
+        minute: minutes until they are due, rounded down.
+        count: number of shares.
+        next_ms: Unix milliseconds of the first retry.
+    """
+
+    round_id: bytes
+    stage: str
+    note: str
+    minute: int
+    count: int
+    next_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailureGroup:
     """Failed shares with the same stage and reason.
 

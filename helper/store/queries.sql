@@ -154,6 +154,15 @@ SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.i
 FROM shares s WHERE s.state <> 0 AND s.state = 3
 GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
 
+-- A share with a spent attempt has a history, so only the rows of such shares are read.
+
+-- name: retries
+SELECT k.round_id, s.stage, s.note, (s.due_ms - :now_ms) / 60000, count(*), min(s.due_ms)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.id IN (SELECT share_id FROM history WHERE counted = 1) AND +s.state = 0 AND s.attempts > 0
+  AND s.due_ms > :now_ms AND s.id NOT IN (SELECT share_id FROM damaged)
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
+
 -- name: ready_counts
 SELECT k.round_id,
   (SELECT count(*) FROM shares s WHERE s.round_no = k.no AND s.state = 0 AND s.due_ms <= :now_ms)

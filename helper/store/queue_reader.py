@@ -17,6 +17,7 @@ from helper.store.models import (
     HistoryEntry,
     QueueEntry,
     QueueFilter,
+    RetryGroup,
     RevealFacts,
     RoundSummary,
     ShareDetails,
@@ -143,6 +144,14 @@ class QueueReader:
                 minutes = tuple(by_minute.get(minute, 0) for minute in range(MINUTES_AHEAD))
                 found[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
         return found
+
+    async def list_retries(self, *, now: float) -> list[RetryGroup]:
+        """Return the shares that wait for a retry, grouped by round, failure and minute.
+
+        Args:
+            now: Unix seconds.
+        """
+        return [RetryGroup(*row) for row in await self._operator_reader.fetch("retries", {"now_ms": int(now * 1000)})]
 
     async def count_ready(self, *, now: float) -> dict[bytes, int]:
         """Return the number of waiting shares that are due, by round.

@@ -53,7 +53,8 @@ def report_damaged(share: DamagedShare) -> None:
         "damaged_share_quarantined",
         key=share.ref,
         reason="the row is damaged on disk",
-        advice="Other helpers of the round may still reveal it; restore a backup to reveal it here.",
+        advice="If a wallet posts it again, it is replaced. Other helpers of the round may still reveal it; restore a "
+        "backup to reveal it here.",
     )
 
 
@@ -164,7 +165,7 @@ class Store(QueueReader, ABC):
     # ------------------------------------------------------------------ wallets
 
     async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> EnqueueResult:
-        """Store a share.
+        """Store a share, in place of its row if that is damaged.
 
         Args:
             share: as the wallet posted it.
@@ -172,8 +173,8 @@ class Store(QueueReader, ABC):
             now: Unix seconds.
 
         Returns:
-            DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if another host has closed its
-            round; then nothing changes.
+            QUEUED if it is now on disk. DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if
+            another host has closed its round; then nothing changes.
         """
         return await self._writer.run(shares.EnqueueOperation(share, nullifier, now))
 
@@ -230,11 +231,9 @@ class Store(QueueReader, ABC):
         """
         return await self._run(shares.retry, share_id, self._now_ms(), due_ms, stage=stage, note=note)
 
-    async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
+    async def fail(self, share_id: int, *, stage: str, note: str) -> bool:
         """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness remains until the round is purged."""
-        return await self._run(
-            shares.fail, share_id, self._now_ms(), stage=stage, note=note, spend_attempt=spend_attempt
-        )
+        return await self._run(shares.fail, share_id, self._now_ms(), stage=stage, note=note)
 
     async def prepare(self, share_id: int, prepared: PreparedReveal) -> bool:
         """Store a share's message before it is sent: WITNESSED -> BROADCAST."""

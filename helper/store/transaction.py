@@ -6,9 +6,9 @@ import hmac
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
@@ -22,6 +22,46 @@ ShareIdentity = tuple[int, bytes, bytes]
 """Identifies a share: its round's number, its mac and its nullifier."""
 Params = tuple[Any, ...] | Mapping[str, Any]
 """Parameters of a statement, positional or named."""
+
+
+class TakenShare(NamedTuple):
+    """How a share is known, according to the indexes.
+
+    Attributes:
+        is_confirmed: whether it has a tombstone or its nullifier is spent.
+        id_by_mac: the live row with its mac, None if there is none.
+        id_by_nullifier: the newest live row with its nullifier, None if there is none.
+    """
+
+    is_confirmed: bool
+    id_by_mac: int | None
+    id_by_nullifier: int | None
+
+    @property
+    def ids(self) -> set[int]:
+        """The ids of its rows."""
+        return {share_id for share_id in (self.id_by_mac, self.id_by_nullifier) if share_id is not None}
+
+
+class StoredShare(NamedTuple):
+    """A live row, damaged or not.
+
+    Attributes:
+        id: id of the row.
+        row: the row, None if it does not exist or was quarantined as unreadable.
+        is_quarantined: whether it was quarantined.
+    """
+
+    id: int
+    row: ShareRow | None
+    is_quarantined: bool
+
+    @classmethod
+    def from_columns(cls, columns: Row) -> StoredShare:
+        """Convert a row of the query `stored_shares`."""
+        *share, share_id, is_quarantined = columns
+        row = ShareRow(*share)
+        return cls(share_id, None if row.id is None else row, bool(is_quarantined))
 
 
 class RoundKey:
@@ -40,8 +80,15 @@ class RoundKey:
 
     def mac(self, key: ShareKey) -> bytes:
         """Return the share's identifier in this database: HMAC-SHA256, 32 bytes."""
+        return self._digest(key.encode())
+
+    def substitute_mac(self, key: ShareKey, replaced_id: int) -> bytes:
+        """Return another identifier of a share, for a row that replaces one which cannot be deleted."""
+        return self._digest(b"%b in place of row %d" % (key.encode(), replaced_id))
+
+    def _digest(self, data: bytes) -> bytes:
         mac = self._mac.copy()  # keyed once, because keying is most of the cost for a short input
-        mac.update(key.encode())
+        mac.update(data)
         return mac.digest()
 
 
@@ -106,8 +153,12 @@ class Transaction(ABC):
         """Return a new share id: ascending, never reused."""
 
     @abstractmethod
-    def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """Return the indexes of the identities that are already stored or spent."""
+    def find_taken(self, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
+        """Return the identities that are already stored or spent, by index."""
+
+    @abstractmethod
+    def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:
+        """Return these rows, damaged or not, with one query and without locking them."""
 
     @abstractmethod
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
@@ -124,6 +175,14 @@ class Transaction(ABC):
     @abstractmethod
     def handle_index_damage(self) -> None:
         """Handle an index that disagrees with its row: request a reindex, or continue if it was already done."""
+
+    def attempt(self, operation: Callable[[], object]) -> bool:
+        """Run an operation. If the database is too damaged for it, undo it and return False.
+
+        By default there is no such damage: PostgreSQL reports it as an error of the whole transaction.
+        """
+        operation()
+        return True
 
     # ------------------------------------------------------------------ coordination of hosts; by default there is one
 

@@ -92,7 +92,7 @@ async def create_database(path: Path) -> None:
                 await store.record_outcome(queued.id, outcome="ACCEPTED")
             elif number in FAILED_NUMBERS:
                 await store.retry(queued.id, due_ms=int(NOW * 1000), stage="proof", note="the proof failed")
-                await store.fail(queued.id, stage="proof", note="the proof failed", spend_attempt=True)
+                await store.fail(queued.id, stage="proof", note="the proof failed")
     finally:
         await store.close()
         await environment.endpoints.aclose()

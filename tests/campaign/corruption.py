@@ -10,9 +10,10 @@ is compared with a run on the original file.
 
 Requirements. Nothing is returned before its time or with changed content. Every share that should have been returned
 was, or is quarantined and reported; or the start was refused with advice to restore; or the store or its integrity
-check reported the damage. All errors are the product's own. A bit that flipped before the start, and does not prevent
-the start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is enqueued twice. An
-unreadable share hides no other share from the operators' list. Every run ends.
+check reported the damage. A damaged row may be replaced when its share is posted again, if it is reported; a message
+that was sent is then returned unchanged. All errors are the product's own. A bit that flipped before the start, and
+does not prevent the start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is
+enqueued twice. An unreadable share hides no other share from the operators' list. Every run ends.
 
 Injected fault that it caught: `load` in helper/store/operations/transitions.py accepted a row without verifying its
 check value. The short form printed "returned shares or messages that differ from the written ones: 2 (= 0)".
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import structlog
 
-from helper.store.models import SentReveal
+from helper.store.models import EnqueueResult, SentReveal
 from tests.campaign import corrupted_database
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.corrupted_database import RunResult, create_numbered_share, row_id_of, run_helper
@@ -105,6 +106,8 @@ def classify_result(result: RunResult, expected: RunResult) -> str:
         return "operations refused with the reason"
     if result.damaged_rows:
         return "rows set aside and reported, all others processed"
+    if _replaced_rows(result, expected):
+        return "rows reported and replaced by a new post, all processed"
     if result.problems or result.repaired:
         return "damage detected by the integrity check"
     is_same = (result.claimed, result.sent_messages, result.listed, result.counts) == (
@@ -127,18 +130,36 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
         "returned shares or messages that differ from the written ones", len(_wrong_rows(result, expected)), 0
     )
     is_reported = bool(result.problems) or any("damaged" in text for text in result.errors.values())
-    missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows
+    replaced = _replaced_rows(result, expected)
+    unreported = len(replaced) - len(result.reported_nullifiers)
+    findings.require_equal("rows replaced by a new post without a report", max(unreported, 0), 0)
+    missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows - replaced
     findings.require_equal(
         "shares neither processed nor set aside, without a report", 0 if is_reported else len(missing), 0
     )
     hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
     findings.require_equal("lists that failed while the queue was processed", int(hidden), 0)
     if not running:
-        duplicates = sum(response is not expected.responses[number] for number, response in result.responses.items())
-        findings.require_equal("shares enqueued twice", duplicates, 0)
+        other_responses = sum(
+            response is not expected.responses[number] for number, response in result.responses.items()
+        )
+        findings.require_equal("shares enqueued twice", other_responses - len(replaced), 0)
         findings.require_equal("blocks that could not be applied", int("apply block" in result.errors), 0)
         findings.require_equal("integrity checks that failed", int("verify" in result.errors), 0)
         findings.require_equal("trees that differ from the chain's", int(not result.tree), 0)
+
+
+def _replaced_rows(result: RunResult, expected: RunResult) -> set[int]:
+    """Return the rows of live shares that were stored again, and then processed, because their rows were damaged."""
+    processed = {queued.nullifier for queued in result.claimed.values()}
+    processed |= {message.nullifier for message in result.sent_messages.values()}
+    return {
+        row_id_of(number)
+        for number, response in result.responses.items()
+        if (response, expected.responses[number]) == (EnqueueResult.QUEUED, EnqueueResult.DUPLICATE)
+        and row_id_of(number) in LIVE_ROWS
+        and create_numbered_share(number).nullifier in processed
+    }
 
 
 def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
@@ -149,16 +170,20 @@ def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
         if number in LIVE_ROWS and queued != expected.claimed.get(number)
     ]
     wrong += [number for number, queued in result.claimed.items() if queued.share not in EXPECTED_SHARES]
+    written = {message.nullifier: message for message in expected.sent_messages.values()}
     return wrong + [
-        number
-        for number, message in result.sent_messages.items()
-        if _normalize_message(message) != _normalize_message(expected.sent_messages[number])
+        row
+        for row, message in result.sent_messages.items()
+        if _normalize_message(message, row) != _normalize_message(written[message.nullifier], row)
     ]
 
 
-def _normalize_message(message: SentReveal) -> SentReveal:
-    """Ignore flags that depend on the share's history and only feed counters."""
-    return replace(message, is_first_attempt=True, is_first_message=True)
+def _normalize_message(message: SentReveal, row: int) -> SentReveal:
+    """Ignore flags that depend on the share's history and only feed counters; of a replaced row, the row's own data."""
+    message = replace(message, is_first_attempt=True, is_first_message=True)
+    if row in LIVE_ROWS:
+        return message
+    return replace(message, share_id=row, attempts=0, due_ms=0, first_due_ms=0, rank=0)
 
 
 def _with_flipped_bit(data: bytes, at: int, bit: int) -> bytes:

@@ -243,7 +243,7 @@ class SimStore(SqliteStore):
     """The store of one service run.
 
     Attributes:
-        on_attempt_spent: called with (share id, stage, note) for each attempt spent.
+        on_attempt_spent: called with (share id, stage, note) for each attempt spent and each permanent failure.
     """
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:
@@ -260,6 +260,6 @@ class SimStore(SqliteStore):
         self.on_attempt_spent(share_id, stage, note)
         return await super().retry(share_id, due_ms=due_ms, stage=stage, note=note)
 
-    async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
+    async def fail(self, share_id: int, *, stage: str, note: str) -> bool:
         self.on_attempt_spent(share_id, stage, note)
-        return await super().fail(share_id, stage=stage, note=note, spend_attempt=spend_attempt)
+        return await super().fail(share_id, stage=stage, note=note)

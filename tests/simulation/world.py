@@ -85,10 +85,10 @@ class World:
         coroutines += [self._cast_vote(vote) for vote in self.plan.votes]
         coroutines += [self._run_episode(episode) for episode in self.plan.episodes]
         coroutines += [
-            self._retry_failed_shares(plan_round.end - self.plan.calm_seconds + 20) for plan_round in self.plan.rounds
+            self._retry_shares(plan_round.end - self.plan.calm_seconds + 20) for plan_round in self.plan.rounds
         ]
-        coroutines.append(self._retry_failed_shares(self.plan.duration - SETTLING_SECONDS + 20))
-        coroutines.append(self._retry_failed_shares(self._rng.uniform(0, self.plan.duration)))
+        coroutines.append(self._retry_shares(self.plan.duration - SETTLING_SECONDS + 20))
+        coroutines.append(self._retry_shares(self._rng.uniform(0, self.plan.duration)))
         tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
         self.host.start()
         await asyncio.wait([self._spinning], timeout=self.plan.duration)
@@ -224,10 +224,11 @@ class World:
 
     # Operators
 
-    async def _retry_failed_shares(self, at: float) -> None:
-        """Retry every failed share, as an operator does."""
+    async def _retry_shares(self, at: float) -> None:
+        """Retry every share that has failed or waits for a retry, as an operator does."""
         await asyncio.sleep(at)
-        for share_id, nullifier in self.disk.query_rows("SELECT id, nullifier FROM shares WHERE state = 3 ORDER BY id"):
+        sql = "SELECT id, nullifier FROM shares WHERE state = 3 OR (state = 0 AND attempts > 0) ORDER BY id"
+        for share_id, nullifier in self.disk.query_rows(sql):
             round_ = self.chain.rounds[self.promise_checker.shares[nullifier].share.round_id]
             service = self.host.service
             if service is None or round_.tallying_height:

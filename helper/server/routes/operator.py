@@ -144,6 +144,20 @@ def rounds_route(
     return Route("/rounds", all_rounds, methods=["GET"])
 
 
+def retries_route(queue: QueueReader, now: Callable[[], float]) -> Route:
+    """`GET /retries`, for `doctor`.
+
+    Args:
+        queue: the queue of the running service.
+        now: Unix seconds.
+    """
+
+    async def retries(_request: Request) -> Response:
+        return JsonResponse(operator_json.retries_json(await queue.list_retries(now=now()), source="daemon"))
+
+    return Route("/retries", retries, methods=["GET"])
+
+
 def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
     """The state of each known round. `tree_size` returns the number of known leaves of a round."""
     still_open = {known.round_id for known in rounds.open_rounds()}

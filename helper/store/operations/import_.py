@@ -12,6 +12,7 @@ from helper.core.share import Share, ShareState
 from helper.store.action_models import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
 from helper.store.models import HistoryEntry
 from helper.store.operations.actions import requeue_failed
+from helper.store.operations.messages import restore_message
 from helper.store.operations.shares import create_row
 from helper.store.operations.transitions import add_history, load_row, update_row
 from helper.store.table_rows import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
@@ -124,9 +125,7 @@ def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_m
     if exported.state is ShareState.FAILED:
         update_row(tx, row, row._replace(state=ShareState.FAILED.value))
     elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, at_ms):
-        row = update_row(tx, row, row._replace(state=ShareState.WITNESSED.value))
-        _add_reveal(tx, row.id, exported)
-        update_row(tx, row, row._replace(state=ShareState.BROADCAST.value))
+        restore_message(tx, row, _create_reveal(row.id, exported))
 
 
 def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
@@ -138,11 +137,12 @@ def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
     return reveal is not None and reveal.sends > 0 and exported.share.submit_at * 1000 <= at_ms
 
 
-def _add_reveal(tx: Transaction, share_id: int, exported: ExportedShare) -> None:
+def _create_reveal(share_id: int, exported: ExportedShare) -> RevealRow:
+    """Return the row of an imported message, without its check."""
     reveal = exported.reveal
     assert reveal is not None
     prepared = reveal.prepared
-    row = RevealRow(
+    return RevealRow(
         share_id=share_id,
         message=prepared.message,
         tx_hash=prepared.tx_hash,
@@ -154,8 +154,7 @@ def _add_reveal(tx: Transaction, share_id: int, exported: ExportedShare) -> None
         last_sent_height=reveal.last_sent_height,
         last_endpoint=_truncate_or_none(reveal.last_endpoint),
         last_outcome=_truncate_or_none(reveal.last_outcome),
-    ).with_check(tx.keys.row_check)
-    tx.execute("add_reveal", row)
+    )
 
 
 def _truncate_or_none(text: str | None) -> str | None:

@@ -13,6 +13,7 @@ from helper.store.operations.transitions import (
     check_source,
     load_row,
     load_row_for,
+    update_row,
 )
 from helper.store.table_rows import RevealRow, Row, ShareRow, truncate_text
 from helper.store.transaction import Transaction
@@ -43,6 +44,13 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int
     tx.notify(PREPARED_NOTIFICATION)
     apply_transition_to_row(tx, row, change)
     return True
+
+
+def restore_message(tx: Transaction, row: ShareRow, reveal: RevealRow) -> None:
+    """Move a stored share from RECEIVED to BROADCAST, with a message that may have been sent for it."""
+    row = update_row(tx, row, row._replace(state=ShareState.WITNESSED.value))
+    tx.execute("add_reveal", reveal._replace(share_id=row.id).with_check(tx.keys.row_check))
+    update_row(tx, row, row._replace(state=ShareState.BROADCAST.value))
 
 
 def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:

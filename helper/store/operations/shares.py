@@ -10,9 +10,11 @@ from typing import Final
 from helper.core.schedule import due_ms, rank
 from helper.core.share import Share, ShareState
 from helper.store.models import EnqueueResult, QueuedShare
+from helper.store.operations.healing import HEALED_NOTE, find_damaged, remove_damaged
+from helper.store.operations.messages import restore_message
 from helper.store.operations.transitions import Transition, apply_transition, load_row, update_row
-from helper.store.table_rows import ShareRow, add_row_checks
-from helper.store.transaction import ShareIdentity, Transaction
+from helper.store.table_rows import RevealRow, ShareRow, add_row_checks
+from helper.store.transaction import ShareIdentity, TakenShare, Transaction
 from helper.store.write_jobs import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
@@ -48,30 +50,67 @@ class EnqueueOperation(BatchOperation):
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
-    The results equal those of enqueueing them one by one, but many shares need only one query and one statement.
+    A share whose row is damaged is stored in place of it. The results equal those of enqueueing the shares one by one,
+    but many shares need only one query and one statement, and one more query if any of them is known.
     """
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]
     taken = tx.find_taken(identities)
+    damaged = find_damaged(tx, identities, taken)
     outcomes, rows = [], []
+    messages: list[tuple[ShareRow, RevealRow]] = []
     in_batch: set[bytes | tuple[int, bytes]] = set()
     for index, (operation, identity) in enumerate(zip(operations, identities, strict=True)):
         round_no, mac, nullifier = identity
-        if index in taken or mac in in_batch or (round_no, nullifier) in in_batch:
-            outcomes.append(EnqueueResult.DUPLICATE)
-        elif tx.is_round_closed(round_no):
-            outcomes.append(EnqueueResult.CLOSED)
-        else:
+        row: ShareRow | None = None
+        outcome = EnqueueResult.DUPLICATE
+        if mac not in in_batch and (round_no, nullifier) not in in_batch:
+            if index in damaged:
+                row, message = _create_replacement(tx, operation, identity, taken[index])
+                if row is not None and message is not None:
+                    messages.append((row, message))
+            elif index not in taken:
+                if tx.is_round_closed(round_no):
+                    outcome = EnqueueResult.CLOSED
+                else:
+                    now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
+                    row = create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due)
+        if row is not None:
             in_batch |= {mac, (round_no, nullifier)}
-            now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
-            rows.append(create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due))
-            outcomes.append(EnqueueResult.QUEUED)
+            rows.append(row)
+            outcome = EnqueueResult.QUEUED
+        outcomes.append(outcome)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
+    for row, message in messages:
+        restore_message(tx, row, message)
     if any(row.due_ms <= row.received_ms + NOTIFY_WITHIN_MS for row in rows):
         tx.notify(DUE_NOTIFICATION)
     for round_no, number in Counter(row.round_no for row in rows).items():
         tx.adjust_count(round_no, ShareState.RECEIVED, number)
     return outcomes
+
+
+def _create_replacement(
+    tx: Transaction, operation: EnqueueOperation, identity: ShareIdentity, known: TakenShare
+) -> tuple[ShareRow | None, RevealRow | None]:
+    """Remove the damaged rows of a share.
+
+    Returns:
+        The row to store in place of them, and the message that it had sent and that is due again. (None, None) if the
+        share cannot be stored.
+    """
+    share, now_ms = operation.share, int(operation.now * 1000)
+    replacement = remove_damaged(tx, identity, known, now_ms)
+    if replacement is None:
+        return None, None
+    round_no, mac, nullifier = identity
+    if replacement.blocked_by is not None:
+        mac = tx.ensure_round(share.round_id).substitute_mac(share.key, replacement.blocked_by)
+    due = max(due_ms(share.submit_at, operation.now), replacement.not_before_ms)
+    row = create_row(tx, share, (round_no, mac, nullifier), received_ms=now_ms, due_at_ms=due)
+    message = replacement.message
+    row = row._replace(note=HEALED_NOTE, proved_height=None if message is None else message.height)
+    return row, message if share.submit_at * 1000 <= now_ms else None
 
 
 def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
@@ -191,9 +230,9 @@ def retry(tx: Transaction, share_id: int, at_ms: int, due_ms: int, *, stage: str
     return 0 if row is None else row.attempts
 
 
-def fail(tx: Transaction, share_id: int, at_ms: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
-    """Any working state -> FAILED."""
-    change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms, attempts=int(spend_attempt))
+def fail(tx: Transaction, share_id: int, at_ms: int, *, stage: str, note: str) -> bool:
+    """Any working state -> FAILED, without spending an attempt."""
+    change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms)
     return apply_transition(tx, share_id, change) is not None
 
 

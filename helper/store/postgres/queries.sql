@@ -122,7 +122,12 @@ WHERE k.round_id = %s AND c.state <> 2 GROUP BY c.state HAVING sum(c.n) > 0;
 -- A nullifier has one tag per key; the tags of a nullifier are adjacent.
 
 -- name: find_taken
-SELECT a.place - 1
+SELECT a.place - 1,
+  EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
+    OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
+  (SELECT id FROM shares WHERE mac = a.mac),
+  (SELECT max(id) FROM shares
+   WHERE tag = ANY ((%(tags)s::bytea[])[(a.place - 1) * %(keys)s + 1 : a.place * %(keys)s]))
 FROM unnest(%(rounds)s::bigint[], %(macs)s::bytea[], %(nullifiers)s::bytea[])
   WITH ORDINALITY AS a (round_no, mac, nullifier, place)
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
@@ -132,6 +137,11 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   )
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
+
+-- name: stored_shares
+SELECT k.round_id, s.*, s.id, d.share_id IS NOT NULL FROM shares s JOIN round_keys k ON k.no = s.round_no
+LEFT JOIN damaged d ON d.share_id = s.id
+WHERE s.id = ANY (%s);
 
 -- name: add_share
 INSERT INTO shares (

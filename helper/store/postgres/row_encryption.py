@@ -95,6 +95,7 @@ class RowEncryption:
         self._decrypt: dict[str, Callable[[Row], Row]] = {
             "share_by_id": self._decrypt_share,
             "live_share": self._decrypt_share,
+            "stored_shares": lambda columns: (*self._decrypt_share(columns[:-2]), *columns[-2:]),
             "reveal": self._decrypt_reveal,
             "round_key": self._decrypt_round_key,
             "round_keys": self._decrypt_round_key,

@@ -14,7 +14,7 @@ from helper.store.models import SpentNullifier
 from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements
 from helper.store.table_rows import Row, ShareRow
-from helper.store.transaction import Params, ShareIdentity, Transaction
+from helper.store.transaction import Params, ShareIdentity, StoredShare, TakenShare, Transaction
 
 ID_BATCH: Final = 64
 """Number of share numbers reserved per query."""
@@ -94,10 +94,10 @@ class PostgresTransaction(Transaction):
             self._ids = [row[0] for row in reversed(self.fetch_all("new_ids", (ID_BATCH,)))]
         return self._ids.pop()
 
-    def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """Return the indexes of the identities that are known or spent."""
+    def find_taken(self, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
+        """Return the identities that are known or spent, by index."""
         if not identities:
-            return set()
+            return {}
         rounds, macs, nullifiers = map(list, zip(*identities, strict=True))
         tags = [self.encryption.nullifier_tags(nullifier) for nullifier in nullifiers]
         params = {
@@ -107,7 +107,11 @@ class PostgresTransaction(Transaction):
             "tags": list(chain.from_iterable(tags)),
             "keys": len(tags[0]),
         }
-        return {index for (index,) in self.fetch_all("find_taken", params)}
+        return {index: TakenShare(*known) for index, *known in self.fetch_all("find_taken", params)}
+
+    def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:
+        """Return these rows, damaged or not, without locking them."""
+        return [StoredShare.from_columns(columns) for columns in self.fetch_all("stored_shares", (list(share_ids),))]
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert shares."""

@@ -34,15 +34,29 @@ WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
 -- name: last_share_id
 SELECT coalesce(max(id), 0) FROM shares;
 
--- Also compares the nullifiers, so that a known share is detected even if the index of the macs is damaged.
+-- Also compares the nullifiers, so that a known share is detected even if the index of the macs is damaged. The columns
+-- of a found share are read from indexes only, because its row may be unreadable.
 
 -- name: find_taken
 WITH asked (place, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
-SELECT place FROM asked AS a
+SELECT place,
+  EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
+    OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
+  (SELECT id FROM shares WHERE mac = a.mac),
+  (SELECT max(id) FROM shares WHERE nullifier = a.nullifier)
+FROM asked AS a
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM shares WHERE nullifier = a.nullifier AND round_no = a.round_no)
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
+
+-- Does not read a row that was quarantined as unreadable (state -1).
+
+-- name: stored_shares
+WITH asked (id) AS (VALUES (?))
+SELECT k.round_id, s.*, a.id, d.share_id IS NOT NULL FROM asked AS a LEFT JOIN damaged d ON d.share_id = a.id
+LEFT JOIN shares s ON s.id = CASE WHEN d.state IS -1 THEN NULL ELSE a.id END
+LEFT JOIN round_keys k ON k.no = s.round_no;
 
 -- name: add_share
 INSERT INTO shares (

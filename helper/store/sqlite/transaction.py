@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from helper.store.sql_files import multi_row_statement, sqlite_statements
 from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
 from helper.store.table_rows import Row, ShareRow
-from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, Transaction
+from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, StoredShare, TakenShare, Transaction
 
 MAX_ROWS_PER_STATEMENT: Final = 64
 """Maximum number of rows in one statement."""
@@ -48,10 +48,34 @@ class SqliteTransaction(Transaction):
         self.next_id += 1
         return self.next_id - 1
 
-    def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """Return the indexes of the identities that are already stored or spent."""
+    def find_taken(self, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
+        """Return the identities that are already stored or spent, by index."""
         indexed = [(index, *name) for index, name in enumerate(identities)]
-        return {index for rows in self._execute_multi_row("find_taken", indexed) for (index,) in rows}
+        return {
+            index: TakenShare(bool(is_confirmed), *ids)
+            for rows in self._execute_multi_row("find_taken", indexed)
+            for index, is_confirmed, *ids in rows
+        }
+
+    def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:
+        """Return these rows, damaged or not.
+
+        Raises:
+            UnreadableRowError: SQLite cannot read one of them.
+        """
+        asked = [(share_id,) for share_id in share_ids]
+        try:
+            return [
+                StoredShare.from_columns(columns)
+                for rows in self._execute_multi_row("stored_shares", asked)
+                for columns in rows
+            ]
+        except sqlite3.DatabaseError as error:
+            if result_code(error) != sqlite3.SQLITE_CORRUPT:
+                raise
+            for share_id in share_ids:
+                self.get_share(share_id)  # finds out which one it is
+            raise
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert new shares."""
@@ -96,6 +120,20 @@ class SqliteTransaction(Transaction):
                 raise UnreadableRowError(share_id) from error
             raise
         return None if found is None else ShareRow(*found)
+
+    def attempt(self, operation: Callable[[], object]) -> bool:
+        """Run an operation. If the file is too damaged for it, undo it and return False."""
+        self.conn.execute("SAVEPOINT attempt")
+        is_done = True
+        try:
+            operation()
+        except sqlite3.DatabaseError as error:
+            if result_code(error) != sqlite3.SQLITE_CORRUPT:
+                raise
+            self.conn.execute("ROLLBACK TO attempt")
+            is_done = False
+        self.conn.execute("RELEASE attempt")
+        return is_done
 
     def handle_index_damage(self) -> None:
         """Make the writer rebuild the indexes, unless it has done so since the start."""

@@ -59,7 +59,7 @@ async def fill_queue(harness: OperationsHarness, *, fail: int = 2) -> None:
         share = recorded_share(index, submit_at=0 if index < fail else END - 10)
         await harness.store.enqueue(share, nullifier_of(share), now=NOW)
     for queued in await harness.store.claim_due(now=NOW, limit=fail, rounds=[ROUND_ID]):
-        await harness.store.fail(queued.id, stage="proof", note="no", spend_attempt=True)
+        await harness.store.fail(queued.id, stage="proof", note="no")
 
 
 @pytest.fixture(params=["daemon", "file"])

@@ -6,6 +6,7 @@ import pytest
 
 from helper.doctor.backlog import MAX_REVEALS_PER_BLOCK, ProofRate, WaitingShares, evaluate_backlog
 from helper.doctor.result import Level
+from helper.store.models import RetryGroup
 
 NOW = 1_000_000.0
 ONE_PER_SECOND = ProofRate(seconds_per_proof=2.0, slots=2, block_seconds=1.0)
@@ -85,3 +86,30 @@ def test_proof_rate_is_limited_by_block_capacity() -> None:
 def test_backlog_formats_durations(seconds: int, text: str) -> None:
     (result,) = evaluate_backlog([WaitingShares("aa" * 32, NOW + seconds, 1)], ONE_PER_SECOND, NOW)
     assert text in result.message
+
+
+def retry_group(minute: int, count: int, *, note: str = "no memory", name: str = "aa") -> RetryGroup:
+    """Shares whose retry is due in the middle of this minute."""
+    return RetryGroup(bytes.fromhex(name * 32), "proof", note, minute, count, int((NOW + minute * MINUTE + 30) * 1000))
+
+
+@pytest.mark.rule("R11")
+def test_backlog_says_what_shares_in_retry_backoff_wait_for() -> None:
+    retries = [retry_group(29, 95), retry_group(12, 5, note="timed out"), retry_group(3, 7, name="bb")]
+    waiting = waiting_round(100, 30, at_end=95)
+    assert evaluate_backlog([waiting], ONE_PER_SECOND, NOW)[0].level is Level.FAIL
+
+    (result,) = evaluate_backlog([waiting], ONE_PER_SECOND, NOW, retries)
+
+    assert (result.level, result.advice) == (Level.OK, "")
+    assert result.message.endswith(
+        "; 100 of them waiting for a retry, the next in 12 min (after proof: timed out and 1 other failure)"
+    )
+    assert result.facts["retrying"] == 100
+
+
+def test_backlog_with_retries_still_fails_on_excess_of_other_shares() -> None:
+    (result,) = evaluate_backlog([waiting_round(100, 30, at_end=100)], ONE_PER_SECOND, NOW, [retry_group(29, 10)])
+
+    assert result.level is Level.FAIL
+    assert result.facts["too_many_at_the_end"] == 30

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from helper.doctor.run import run_doctor
 from helper.doctor.settings import read_settings
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
-from tests.unit.ingest.admission_fixtures import make_round
+from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
+from tests.unit.store.fixtures import make_posted_share
 
 pytestmark = pytest.mark.anyio
 
@@ -194,6 +196,27 @@ async def test_examine_with_damaged_database_reports_it(
     bad = [finding for finding in report.findings if finding.level is Level.FAIL and finding.subject == "database"]
     assert bad, report.findings
     assert any(message in finding.message for finding in bad), bad
+
+
+async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path) -> None:
+    clock = SystemClock()
+    now = clock.now()
+    store = SqliteStore(tmp_path / "svote-helper.db", clock=clock)
+    await store.open()
+    await store.save_rounds([replace(make_round(), vote_end_time=int(now) + 3600)], now)
+    posted = make_posted_share(1, round_id=ROUND_ID)
+    await store.enqueue(posted.share, posted.nullifier, now=now)
+    (queued,) = await store.claim_due(now=now + 1, limit=1, rounds=[ROUND_ID])
+    await store.retry(queued.id, due_ms=int(now + 3590) * 1000, stage="proof", note="no memory for a proof")
+    await store.close()
+
+    results = await run_checks(config_with_node())
+
+    backlog = results[f"round {ROUND_ID.hex()[:8]}"]
+    assert backlog.level is Level.OK
+    assert "; 1 of them waiting for a retry, the next in " in backlog.message
+    assert backlog.message.endswith(" (after proof: no memory for a proof)")
+    assert "failed shares" not in results
 
 
 async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str =
         posted = make_posted_share(number, round_id=ROUND_ID)
         await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
     for queued in await harness.store.claim_due(now=NOW, limit=len(numbers), rounds=[ROUND_ID]):
-        await harness.store.fail(queued.id, stage=stage, note="no", spend_attempt=True)
+        await harness.store.fail(queued.id, stage=stage, note="no")
     return [entry.ref for entry in await harness.store.list_shares(QueueFilter(stage=stage), 99)]
 
 

@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from helper.core.share import ShareState
+from helper.doctor.daemon import parse_daemon
 from helper.errors import StoreCorrupt
 from helper.server import operator_json
-from helper.server.routes.operator import create_operator_app
+from helper.server.routes.operator import create_operator_app, retries_route
 from helper.store.action_models import PurgedFailures
 from helper.store.models import (
     DamagedShare,
@@ -18,6 +19,7 @@ from helper.store.models import (
     HistoryEntry,
     QueueEntry,
     QueueFilter,
+    RetryGroup,
     RevealFacts,
     ShareDetails,
 )
@@ -83,6 +85,10 @@ class FakeQueue(QueueReader):
     async def list_purged_failures(self) -> list[PurgedFailures]:
         return [PurgedFailures(20_000, "closed", "the round closed before the share was confirmed", 3)]
 
+    async def list_retries(self, *, now: float) -> list[RetryGroup]:
+        assert now == END - 120
+        return [RetryGroup(ROUND_ID, "proof", "no memory", 1, 3, (END - 30) * 1000 + 500)]
+
     async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
         return [ROUND_ID] if nullifier == SPENT else []
 
@@ -95,7 +101,11 @@ class OperatorClient:
 
     def __init__(self) -> None:
         self.queue = FakeQueue()
-        self.app = create_operator_app(self.queue, lambda: partial_state(paused=None, endpoints=[]))
+        self.app = create_operator_app(
+            self.queue,
+            lambda: partial_state(paused=None, endpoints=[]),
+            more_routes=[retries_route(self.queue, lambda: END - 120)],
+        )
 
     async def get(self, path: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=self.app)
@@ -106,6 +116,26 @@ class OperatorClient:
 @pytest.fixture
 def operator_client() -> OperatorClient:
     return OperatorClient()
+
+
+async def test_retries_are_grouped_and_read_by_doctor(operator_client: OperatorClient) -> None:
+    answer = await operator_client.get("/retries")
+
+    assert answer.json() == {
+        "source": "daemon",
+        "retries": [
+            {
+                "round": ROUND_ID.hex(),
+                "stage": "proof",
+                "reason": "no memory",
+                "minute": 1,
+                "count": 3,
+                "next": END - 29.5,
+            }
+        ],
+    }
+    daemon = parse_daemon({"total": {}, "damaged": []}, {}, answer.json())
+    assert list(daemon.retries) == await operator_client.queue.list_retries(now=END - 120)
 
 
 async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,7 +18,8 @@ from helper.core.share import ShareState
 from helper.errors import ShareRefused, StoreFull
 from helper.observability.queue_summary import QueueSummaries
 from helper.server.application import create_app
-from helper.store.models import DueBucket
+from helper.store.models import DamagedShare, DueBucket, QueueFilter
+from helper.store.sqlite.store import SqliteStore
 from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import (
     END,
@@ -37,6 +39,7 @@ from tests.unit.server.wallet_fixtures import (
     error_text,
     no_route_text,
 )
+from tests.unit.store.fixtures import open_closed_database
 
 pytestmark = pytest.mark.anyio
 
@@ -71,6 +74,37 @@ async def test_shares_refusal_names_field(wallets: WalletApp) -> None:
     assert error_text(wrong).startswith("proposal_id: ")
     assert error_text(identity) == "enc_share.c2: must not be the identity"
     assert wallets.store.shares == []
+
+
+@pytest.mark.rule("R10")
+async def test_shares_post_again_replaces_damaged_row_only_if_valid(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    store = SqliteStore(path)
+    await store.open()
+    async with WalletApp(store).create_client() as client:
+        assert (await client.post(SHARES_PATH, content=create_body())).json() == {"status": "queued"}
+    await store.close()
+    with open_closed_database(path) as conn:
+        conn.execute("UPDATE shares SET tree_position = tree_position + 1")
+    reported: list[DamagedShare] = []
+    store = SqliteStore(path, on_damaged=reported.append)
+    await store.open()
+    wallets = WalletApp(store)
+    async with wallets.create_client() as client:
+        wallets.checks.invalid = InvalidShare("enc_share.c2", "identity")
+        invalid = await client.post(SHARES_PATH, content=create_body())
+        wallets.checks.invalid = None
+        reported_before = list(reported)
+        again = await client.post(SHARES_PATH, content=create_body(submit_at=END - 5))
+        third = await client.post(SHARES_PATH, content=create_body())
+    (entry,) = await store.list_shares(QueueFilter(), 9)
+    await store.close()
+
+    assert (invalid.status_code, reported_before) == (400, [])
+    assert (again.status_code, again.json()) == (200, {"status": "queued"})
+    assert (third.status_code, third.json()) == (200, {"status": "duplicate"})
+    assert len(reported) == 1
+    assert (entry.submit_at, entry.damaged) == (END - 5, False)
 
 
 async def test_shares_full_disk_is_503(wallets: WalletApp) -> None:

@@ -11,6 +11,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
+from helper.store.store import Store
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeChecks, FakeClock, FakeStore
 
 SHARES_PATH = "/shielded-vote/v1/shares"
@@ -19,17 +20,23 @@ QUEUE_STATUS_PATH = "/shielded-vote/v1/queue-status"
 
 
 class WalletApp:
-    """An application with its dependencies."""
+    """An application with its dependencies.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        queue: an open store, None for a fake one.
+        settings: arguments of `create_app`.
+    """
+
+    def __init__(self, queue: Store | None = None, **settings: Any) -> None:
         self.clock = FakeClock()
         self.chain = FakeChain(self.clock)
         self.store = FakeStore()
         self.checks = FakeChecks()
         self.is_ready = True
         self.pause_reason: PauseReason | None = None
+        store = self.store if queue is None else queue
         intake = AdmissionController(
-            store=self.store,
+            store=store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
             validator=ShareValidator(self.checks),
@@ -40,7 +47,7 @@ class WalletApp:
         )
         self.view = WalletView(
             admission=intake,
-            store=self.store,
+            store=store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
             is_ready=lambda: self.is_ready,

@@ -148,7 +148,7 @@ async def test_claim_due_reports_and_skips_damaged_row(
     [
         lambda store: store.requeue(1, stage="t", note="n"),
         lambda store: store.retry(1, due_ms=0, stage="t", note="n"),
-        lambda store: store.fail(1, stage="t", note="n", spend_attempt=True),
+        lambda store: store.fail(1, stage="t", note="n"),
         lambda store: store.mark_sending(1, height=5, endpoint="one"),
         lambda store: store.get_sent_reveal(1),
         lambda store: store.list_unconfirmed(),
@@ -369,7 +369,7 @@ async def test_paging_through_damaged_index_completes(
         if sent:
             await store.prepare(queued.id, make_reveal(queued.id))
         else:
-            await store.fail(queued.id, stage="proof", note="for good", spend_attempt=True)
+            await store.fail(queued.id, stage="proof", note="for good")
     await store.close()
     entry = bytes([ShareState.BROADCAST.value if sent else ShareState.FAILED.value, 30, 30])
     data = bytearray(path.read_bytes())

@@ -76,7 +76,7 @@ async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> No
 
 async def test_refused_operation_does_not_affect_its_batch(store: SqliteStore) -> None:
     share_id = await enqueue_and_claim(store, 999)
-    await store.fail(share_id, stage="proof", note="no", spend_attempt=False)
+    await store.fail(share_id, stage="proof", note="no")
     good = [store.enqueue(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW) for n in range(20)]
     bad = store.requeue(share_id, stage="tree", note="it has failed")
 

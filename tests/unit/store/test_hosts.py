@@ -191,7 +191,7 @@ async def test_mark_sending_without_sender_lease_is_refused(join_host: JoinHost,
     assert not await host_b.mark_sending(share, height=1, endpoint="node")
     assert not await host_b.requeue(share, stage="broadcast", note="late")
     assert not await host_b.retry(share, due_ms=0, stage="broadcast", note="late")
-    assert not await host_b.fail(share, stage="broadcast", note="late", spend_attempt=True)
+    assert not await host_b.fail(share, stage="broadcast", note="late")
     assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == before
     assert await host_a.mark_sending(share, height=1, endpoint="node")
     await host_b.record_outcome(share, outcome="ACCEPTED")
@@ -349,7 +349,7 @@ LATE_CALLS: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
     "release": lambda store, share: store.release_claim(share),
     "record_crash": lambda store, share: store.record_crash(share, due_ms=0, note="late"),
     "retry": lambda store, share: store.retry(share, due_ms=0, stage="proof", note="late"),
-    "fail": lambda store, share: store.fail(share, stage="proof", note="late", spend_attempt=True),
+    "fail": lambda store, share: store.fail(share, stage="proof", note="late"),
 }
 
 
@@ -399,7 +399,7 @@ async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHo
     (queued_a,) = await claim_all_due(host_a)
     expire_claims(backend)
     (queued_b,) = await claim_all_due(host_b)
-    assert await host_b.fail(queued_b.id, stage="proof", note="for good", spend_attempt=True)
+    assert await host_b.fail(queued_b.id, stage="proof", note="for good")
 
     counts = await host_a.retry_failed([queued_a.id], QueueFilter(), closed=(), note="by ann", dry_run=False)
 

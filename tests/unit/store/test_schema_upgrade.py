@@ -39,7 +39,7 @@ async def fill(store: SqliteStore) -> int:
     await enqueue_and_prepare(store, 4)
     await enqueue_shares(store, 5)
     (failed,) = await claim_all_due(store)
-    await store.fail(failed.id, stage="proof", note="invalid", spend_attempt=True)
+    await store.fail(failed.id, stage="proof", note="invalid")
     await enqueue_shares(store, 1, 2)
     return failed.id
 

@@ -81,7 +81,16 @@ async def test_offline_reader_refuses_foreign_file(store: SqliteStore, path: Pat
 async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path: Path) -> None:
     await store.close()
     conn = sqlite3.connect(path)
-    hot = ("due_shares", "next_due", "find_taken", "unconfirmed", "follow_ups", "shares_of_nullifier", "share_by_id")
+    hot = (
+        "due_shares",
+        "next_due",
+        "find_taken",
+        "stored_shares",
+        "unconfirmed",
+        "follow_ups",
+        "shares_of_nullifier",
+        "share_by_id",
+    )
     for name in hot:
         sql = sqlite_statements()[name]
         names = {"round_no": 1, "now_ms": 1, "limit": 1, "mac": b"", "nullifier": b"", "after": 0, "height": 1}

@@ -210,7 +210,7 @@ async def test_fail_unspent_of_closed_round_fails_and_keeps_unconfirmed_shares(s
     for queued in await claim_all_due(store, limit=3):
         if queued.id % 2:
             await store.prepare(queued.id, make_reveal(1))
-    await store.fail(250, stage="proof", note="its own reason", spend_attempt=False)
+    await store.fail(250, stage="proof", note="its own reason")
     await store.apply_block(5, [(ROUND, make_posted_share(100).nullifier)], now=NOW)
     waiting = sum((await store.count_unconfirmed(ROUND)).values())
 

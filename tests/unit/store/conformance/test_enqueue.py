@@ -74,7 +74,7 @@ async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store, sta
     if state is ShareState.WITNESSED:
         await claim_all_due(store)
     elif state is ShareState.FAILED:
-        await store.fail(1, stage="proof", note="no", spend_attempt=True)
+        await store.fail(1, stage="proof", note="no")
     elif state is ShareState.BROADCAST:
         await enqueue_and_prepare(store, 1)
     else:

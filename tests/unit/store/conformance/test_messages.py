@@ -94,7 +94,7 @@ async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
     ids = [await enqueue_and_prepare(store, number) for number in range(5)]
     for share_id, height in zip(ids, (110, 107, 120, 109, 108), strict=True):
         await store.mark_sending(share_id, height=height, endpoint="one")
-    await store.fail(ids[4], stage="broadcast", note="refused", spend_attempt=True)
+    await store.fail(ids[4], stage="broadcast", note="refused")
 
     assert await store.list_follow_ups(height=115, limit=2) == [ids[1], ids[3]]
     assert await store.list_follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], (

@@ -236,12 +236,11 @@ class StoreModel(RuleBasedStateMachine):
                 model.attempts, model.due_ms = model.attempts + 1, due_ms
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), spends=st.booleans())
-    def fail(self, data: st.DataObject, spends: bool) -> None:
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            operation = self.store.fail(self.live[name].share_id, stage="proof", note="for good", spend_attempt=spends)
-            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.FAILED):
-                model.attempts += spends
+            operation = self.store.fail(self.live[name].share_id, stage="proof", note="for good")
+            self.apply_transition(name, operation, UNFINISHED, ShareState.FAILED)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -309,6 +308,7 @@ class StoreModel(RuleBasedStateMachine):
             early = early or model.submit_at * 1000 > self.now_ms
             model.state = state if state is ShareState.BROADCAST and not early else ShareState.RECEIVED
             model.attempts, model.crashes, model.is_moved = 0, 0, False
+            model.due_ms = min(model.due_ms, model.first_due_ms)
             model.sends = 2 if model.state is ShareState.BROADCAST else 0
         elif model is not None:
             assert result is (ImportResult.FAILED if model.state is ShareState.FAILED else ImportResult.QUEUED)

@@ -33,7 +33,7 @@ async def fail_share(store: Store, *numbers: int, stage: str = "proof", note: st
     await enqueue_shares(store, *numbers)
     claimed = await claim_all_due(store)
     for queued in claimed:
-        await store.fail(queued.id, stage=stage, note=note, spend_attempt=True)
+        await store.fail(queued.id, stage=stage, note=note)
     return [queued.id for queued in claimed]
 
 
@@ -111,7 +111,7 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
     await store.record_crash(queued.id, due_ms=queued.due_ms, note="killed")
     (queued,) = await claim_all_due(store)
     await store.prepare(queued.id, make_reveal(1))
-    await store.fail(queued.id, stage="broadcast", note="refused", spend_attempt=True)
+    await store.fail(queued.id, stage="broadcast", note="refused")
 
     assert await retry_matching(store, [queued.id], dry=True) == {"retried": 1}
     assert backend.query_rows("SELECT state FROM shares") == [(3,)], "a dry run changes nothing"
@@ -232,7 +232,7 @@ async def test_past_failures_of_future_days_are_deleted(store: Store, clock: Fak
 async def test_past_failures_per_day_are_bounded(store: Store) -> None:
     await enqueue_shares(store, *range(MAX_REASONS_PER_DAY + 3))
     for queued in await claim_all_due(store, limit=1000):
-        await store.fail(queued.id, stage="proof", note=f"reason {queued.id}", spend_attempt=True)
+        await store.fail(queued.id, stage="proof", note=f"reason {queued.id}")
     await store.purge(ROUND)
 
     counts = await store.list_purged_failures()

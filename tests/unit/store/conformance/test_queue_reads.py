@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helper.core.share import ShareState
-from helper.store.models import DueBucket, DueForecast, QueueFilter, RevealFacts
+from helper.store.models import DueBucket, DueForecast, QueueFilter, RetryGroup, RevealFacts
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
@@ -16,6 +16,7 @@ from tests.unit.store.fixtures import (
     enqueue_shares,
     make_posted_share,
     make_reveal,
+    retry_as_operator,
 )
 
 
@@ -95,7 +96,7 @@ async def test_list_shares_is_ordered_by_due_time_and_filtered(store: Store) -> 
     other = make_posted_share(9, submit_at=start + 2, round_id=OTHER_ROUND)
     await store.enqueue(other.share, other.nullifier, now=NOW)
     (first,) = await claim_all_due(store, limit=1)
-    await store.fail(first.id, stage="proof", note="no", spend_attempt=True)
+    await store.fail(first.id, stage="proof", note="no")
 
     async def listed(query: QueueFilter, limit: int = 99) -> list[int]:
         return [entry.submit_at - start for entry in await store.list_shares(query, limit)]
@@ -122,12 +123,33 @@ async def test_queue_counts_waiting_by_minute_and_failed_by_reason(store: Store)
 
     for queued in await claim_all_due(store, now=NOW + 60):
         reason = "refused" if queued.id % 2 else "no leaf"
-        await store.fail(queued.id, stage="proof", note=reason, spend_attempt=True)
+        await store.fail(queued.id, stage="proof", note=reason)
 
     assert await store.count_due_ahead(now=NOW) == {ROUND: DueForecast((0,) * 60, 2)}
     failures = {(group.stage, group.note, group.count) for group in await store.list_failures(limit=9)}
     assert failures == {("proof", "refused", 2), ("proof", "no leaf", 2)}
     assert len(await store.list_failures(limit=1)) == 1
+
+
+async def test_list_retries_groups_waiting_shares_by_failure_and_minute(store: Store) -> None:
+    await enqueue_shares(store, 1, 2, 3, 4, 5)
+    first, second, third, fourth, fifth = await claim_all_due(store)
+    now_ms = int(NOW * 1000)
+    for queued, delay_ms, note in ((first, 70_000, "no memory"), (second, 119_000, "no memory"), (third, 90_000, "x")):
+        await store.retry(queued.id, due_ms=now_ms + delay_ms, stage="proof", note=note)
+    await store.retry(fourth.id, due_ms=now_ms - 1, stage="proof", note="due now")
+    await store.requeue(fifth.id, due_ms=now_ms + 5_000, stage="tree", note="no attempt spent")
+
+    assert await store.list_retries(now=NOW) == [
+        RetryGroup(ROUND, "proof", "no memory", 1, 2, now_ms + 70_000),
+        RetryGroup(ROUND, "proof", "x", 1, 1, now_ms + 90_000),
+    ]
+    assert len(await retry_and_list(store, first.id)) == 2, "an operator's retry makes a share due at once"
+
+
+async def retry_and_list(store: Store, share_id: int) -> list[RetryGroup]:
+    await retry_as_operator(store, share_id)
+    return await store.list_retries(now=NOW)
 
 
 async def test_due_buckets_and_ready_counts(store: Store) -> None:
@@ -136,7 +158,7 @@ async def test_due_buckets_and_ready_counts(store: Store) -> None:
     await enqueue_shares(store, 4, submit_at=int(NOW) + 90)
     await enqueue_shares(store, 5, submit_at=int(NOW) + 150)
     first, second, _ = await claim_all_due(store)
-    await store.fail(first.id, stage="proof", note="no", spend_attempt=True)
+    await store.fail(first.id, stage="proof", note="no")
 
     assert await store.count_ready(now=NOW) == {ROUND: 0}
     assert await store.count_ready(now=NOW + 100) == {ROUND: 1}

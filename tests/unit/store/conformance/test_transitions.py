@@ -43,7 +43,7 @@ TRANSITION_CASES: dict[str, tuple[TransitionCall, set[ShareState], ShareState]] 
         ShareState.RECEIVED,
     ),
     "fail": (
-        lambda store: store.fail(1, stage="proof", note="for good", spend_attempt=True),
+        lambda store: store.fail(1, stage="proof", note="for good"),
         {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.FAILED,
     ),
@@ -55,7 +55,7 @@ async def create_share_in_state(store: Store, state: ShareState) -> None:
     """Bring share 1 to this state."""
     await enqueue_shares(store, 1)
     if state is ShareState.FAILED:
-        await store.fail(1, stage="proof", note="no", spend_attempt=False)
+        await store.fail(1, stage="proof", note="no")
     elif state is not ShareState.RECEIVED:
         await claim_all_due(store)
     if state is ShareState.BROADCAST:
@@ -189,7 +189,8 @@ async def test_release_claim_requeues_only_witnessed_share(store: Store) -> None
 @pytest.mark.rule("R15")
 async def test_failed_share_keeps_witness_and_reason_and_can_be_retried(store: Store, backend: StoreBackend) -> None:
     await create_share_in_state(store, ShareState.WITNESSED)
-    await store.fail(1, stage="broadcast", note="invalid field", spend_attempt=True)
+    await store.retry(1, due_ms=int(NOW * 1000), stage="proof", note="timed out")
+    await store.fail(1, stage="broadcast", note="invalid field")
 
     (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 10)
     assert (entry.stage, entry.note, entry.attempts) == ("broadcast", "invalid field", 1)
