@@ -40,10 +40,13 @@ RULES = {
     "N5": "Below `/shielded-vote/` every response is JSON and none is a redirect. A route that does not exist has 404 "
     "or 405 with only the field `error`.",
     "N6": "`status` responds within 2 s.",
+    "N7": "`share-status` responds `pending` or `confirmed` for any share of the chain, whoever held it, because two "
+    "helpers' word ends a wallet's care.",
     "N8": "Limits on concurrent work respond 429, pauses 503.",
     "N9": "A wallet may post 128 shares at once.",
     "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
-    "60 s for leaves, and never repeats a POST that may have been sent.",
+    "60 s for leaves, and never repeats a POST that may have been sent. One that a node refused because its verifying "
+    "keys are not ready goes to the next node.",
     "N14": "Errors of nodes with HTTP status 400, 404 and 500 are read alike, by their text.",
     "N15": "The result of a transaction is its code and height. Events of `GET tx` are not read, because nodes before "
     "v1.5.0 alter them; the message itself has round and nullifier.",
@@ -56,8 +59,10 @@ RULES = {
     "N21": "k10 is used for every chain version from v1.3.0 on, k11 before. A version after v1.7.0 is treated like "
     "v1.7.0, but one reveal is sent as a trial first. Refused valid proofs pause the queue and spend no attempt.",
     "N22": "Shares, validation, statement and proof of a circuit generation are behind one interface.",
+    "W1": "A wallet of library 5.3.0 that votes through a gateway and two helpers over links of 20 kB/s with 2 s delay "
+    "has no unknown outcome, except of a transaction whose response a node has lost.",
 }
-"""The rules that the service itself must follow. N: rules of newer chains and wallets."""
+"""The rules that the service itself must follow. N: rules of newer chains and wallets. W: whole votes."""
 
 
 def collect_marked_tests() -> dict[str, list[str]]:
