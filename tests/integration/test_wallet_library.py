@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -45,7 +44,8 @@ BATCH_BYTES = 785_000
 PROOF_BYTES = 11_460
 """Length of each proof in a batch, for `BATCH_BYTES`."""
 DISABLED = {"disable": True}
-CHAIN_FLAGS = ("--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1")
+POLLING = {"poll_seconds": 0.5}
+CHAIN_FLAGS = ("--block-seconds", "1", "--stand-in-proofs", "--extra-nodes", "1")
 
 
 @dataclass
@@ -73,12 +73,13 @@ class LargeBatch:
 
 async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.AsyncClient, chain: DevChain) -> Service:
     """Start the processes and their links; `stack` ends them."""
-    sections: list[dict[str, Any]] = [{}, {}, {"helper": DISABLED, "admin": DISABLED, "gateway": {"enable": True}}]
+    helper_sections = {"helper": {"max_concurrent_proofs": 1}}
+    gateway_sections = {"helper": DISABLED, "admin": DISABLED, "gateway": {"enable": True}}
     processes = []
-    for number, section in enumerate(sections):
+    for number, sections in enumerate((helper_sections, helper_sections, gateway_sections)):
         home = directory / f"host{number}"
         home.mkdir()
-        process = HelperProcess(home, http, chain, program=STAND_IN_PROGRAM, nodes=2, **section)
+        process = HelperProcess(home, http, chain, program=STAND_IN_PROGRAM, nodes=2, chain=POLLING, **sections)
         process.spawn()
         stack.push_async_callback(process.kill)
         processes.append(process)
@@ -148,12 +149,14 @@ async def vote_in_era(era: str, directory: Path, http: httpx.AsyncClient) -> Non
         await chain.set_faults(node=1, routes=[vote_route], status_502_after=1, times=1)
         await chain.set_faults(node=1, routes=["reveal-share"], status_502=1, times=3)
         batch = asyncio.create_task(post_large_batch(service, chain))
+        stack.callback(batch.cancel)
 
         _, round_ = await asyncio.gather(
             wallet.rank_helpers(), wallet.chain.load_round(round_id, created_at=created_at)
         )
         shares = await wallet.cast_votes(round_, choices)
         refusals = asyncio.create_task(end_refusals(chain))
+        stack.callback(refusals.cancel)
         await wallet.deliver(shares)
         confirmed = await asyncio.gather(*(wallet.watch(sent, round_.end) for sent in shares))
         await refusals
