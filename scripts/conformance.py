@@ -79,7 +79,8 @@ RULES = {
     "N24": "An export for svoted's helper has version 1 with all its fields "
     "([decision 26](decisions/0026-queues-of-svoteds-helper.md)).",
     "N25": "A row that cannot be read, or failed its check, is never acted on. It is reported, and other rows are not "
-    "affected.",
+    "affected. When its share is posted again and is valid, the new row replaces it "
+    "([decision 31](decisions/0031-replacing-damaged-rows.md)).",
     "N26": "Due shares of all rounds are claimed by due time, so that no round waits for another one's queue. Shares "
     "with the same due time are ordered by a keyed hash. A share without a time is due when it arrives.",
     "N27": "A share is retried until its round ends ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
@@ -88,7 +89,8 @@ RULES = {
     "N29": "Accepted shares and duplicates are not limited per address, because many wallets share a Tor exit. Refused "
     "requests, connections and the memory of bodies are. The service speaks HTTP/1.1; the proxy adds HTTP/2.",
     "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
-    "60 s for leaves, and never repeats a POST that may have been sent.",
+    "60 s for leaves, and never repeats a POST that may have been sent. One that a node refused because its verifying "
+    "keys are not ready goes to the next node.",
     "W1": "Readiness: `GET status` is JSON with `status` `ok`. While shares are refused it is 503.",
     "W2": "An accepted share: 200, `application/json`, `status` `queued` or `duplicate`, at most 256 KiB.",
     "W3": "A share has 10 fields and no `all_enc_shares`.",
@@ -106,6 +108,8 @@ RULES = {
     "W11": "A request has at most 1 MiB, and a page of leaves at most 8 MiB.",
     "W12": "A base URL may have a path, and URLs are compared after normalization.",
     "W13": "A POST is answered within 30 s, also while the chain state that decides about the share is not known yet.",
+    "W14": "A wallet that votes through a gateway and two helpers over links of 20 kB/s with 2 s delay has no unknown "
+    "outcome, except of a transaction whose response a node has lost.",
     "Q1": "The monitor reads `vote_servers` from `/api/voting-config`.",
     "Q2": "It asks each helper from the browser, without a token.",
     "Q3": "A helper is stale if `generated_at` is more than 300 s old.",

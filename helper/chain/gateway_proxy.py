@@ -9,17 +9,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final
 
+import anyio
 import httpx
 
 from helper.chain.node import Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, STREAM_LIMIT_BYTES, NodeHttp, NoResponse, StreamedResponse
 from helper.chain.node_pool import NodePool
+from helper.chain.readiness import reports_unready_keys
 from helper.errors import ChainError, ChainUnavailable
 
 _RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
 """Statuses after which a GET is sent to another node."""
+_POST_FAILURE_STATUSES: Final = frozenset({502, 503, 504})
+"""Statuses of a POST after which other nodes get the next POSTs."""
+POST_PAUSE_SECONDS: Final = 30.0
+"""Seconds for which a node that failed a POST is tried last. Wallets repeat a transaction within 4 s."""
 _RECEIVE_BUFFER_BYTES: Final = 128 << 10
 """Size of the kernel's receive buffer for a response. The kernel doubles it.
 
@@ -86,6 +93,7 @@ class GatewayProxy:
             )
             for node in node_pool.nodes
         }
+        self._post_failed_at: dict[Node, float] = {}  # in event loop time
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -97,7 +105,8 @@ class GatewayProxy:
         """Forward a request and stream the response.
 
         A GET is sent to the next node until one responds; the response of the last node is returned
-        regardless of its status. A POST is sent to another node only if nothing was sent yet.
+        regardless of its status. A POST is sent to another node only if nothing was sent yet, or if the node says that
+        it processed nothing because its verifying keys are not ready. Nodes that failed a POST get the next ones last.
 
         Raises:
             ChainUnavailable: no node is usable, or none responded; no byte of a POST was sent.
@@ -110,7 +119,8 @@ class GatewayProxy:
     async def _fetch_response(self, request: ProxyRequest, stack: AsyncExitStack) -> StreamedResponse:
         """Return the first usable response; `stack` closes it."""
         error: ChainError = ChainUnavailable("no chain node is in sync")
-        order = self._ordered_nodes()
+        is_post = request.method != "GET"
+        order = self._ordered_nodes(is_post=is_post)
         for node in order:
             await stack.aclose()
             is_last = node is order[-1]
@@ -120,25 +130,39 @@ class GatewayProxy:
                 request.body,
                 limit=self._limit,
                 headers=request.headers,
-                timeout=self._timeout if request.method == "GET" and not is_last else request.timeout,
+                timeout=request.timeout if is_post or is_last else self._timeout,
             )
             try:
                 response = await stack.enter_async_context(stream)
+                is_final = await self._is_final(node, response, is_post=is_post)
             except ChainError as caught:
                 error = caught
-                if _may_have_arrived(request, caught):
-                    raise PossiblySent(str(caught)) from None
+                if is_post:
+                    self._post_failed_at[node] = anyio.current_time()
+                    if not (isinstance(caught, NoResponse) and not caught.sent):
+                        raise PossiblySent(str(caught)) from None
                 continue
-            if request.method == "GET" and response.status in _RETRY_STATUSES and not is_last:
-                continue
-            return response
+            if is_final or is_last:
+                return response
         raise error
 
-    def _ordered_nodes(self) -> list[Node]:
-        """The usable nodes in order. Those with a slow request in progress come last."""
-        return sorted(self._node_pool.usable_nodes, key=lambda node: self._clients[node].is_slow)
+    async def _is_final(self, node: Node, response: StreamedResponse, *, is_post: bool) -> bool:
+        """Whether a response is returned even if there is another node to ask. Records failures of POSTs."""
+        if not is_post:
+            return response.status not in _RETRY_STATUSES
+        if response.status not in _POST_FAILURE_STATUSES:
+            self._post_failed_at.pop(node, None)
+            return True
+        self._post_failed_at[node] = anyio.current_time()
+        body = await response.read_short() if response.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        return body is None or not reports_unready_keys(body)
 
+    def _ordered_nodes(self, *, is_post: bool) -> list[Node]:
+        """The usable nodes in order. Those with a slow request in progress, or that failed a POST, come last."""
+        now = anyio.current_time()
 
-def _may_have_arrived(request: ProxyRequest, error: ChainError) -> bool:
-    """Whether a POST may have been sent, so that it must not go to another node."""
-    return request.method != "GET" and not (isinstance(error, NoResponse) and not error.sent)
+        def rank(node: Node) -> tuple[bool, bool]:
+            failed_at = self._post_failed_at.get(node) if is_post else None
+            return failed_at is not None and now - failed_at < POST_PAUSE_SECONDS, self._clients[node].is_slow
+
+        return sorted(self._node_pool.usable_nodes, key=rank)

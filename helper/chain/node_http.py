@@ -38,6 +38,9 @@ BLOCK_LIMIT_BYTES = 16 << 20
 STREAM_LIMIT_BYTES = 64 << 20
 """Size limit of streamed responses, in bytes. Streamed responses are never buffered in full."""
 
+SHORT_BODY_BYTES = 4 << 10
+"""Maximum length of a streamed response, in bytes, that is read before it is streamed."""
+
 CHUNKS_PER_CHECKPOINT = 64
 """Response chunks to read before yielding to the event loop."""
 
@@ -104,6 +107,7 @@ class StreamedResponse:
     def __init__(self, response: httpx.Response, limit: int) -> None:
         self._response = response
         self._limit = limit
+        self._body: bytes | None = None
         headers = response.headers
         self.status = response.status_code
         self.is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
@@ -113,8 +117,21 @@ class StreamedResponse:
         )
         self.retry_after = _parse_header_number(headers.get("retry-after", ""))
 
+    async def read_short(self) -> bytes | None:
+        """Read a body of at most `SHORT_BODY_BYTES` bytes; None without a declared length or if it is longer.
+
+        `iter_chunks` still returns it. Raises as `iter_chunks`.
+        """
+        if self._body is None and self.length is not None and self.length <= SHORT_BODY_BYTES:
+            self._body = b"".join([piece async for piece in self.iter_chunks()])
+        return self._body
+
     async def iter_chunks(self) -> AsyncIterator[bytes]:
         """Iterate over the body; see `_iter_chunks`. Raises `NoResponse` if the response is incomplete or stalls."""
+        if self._body is not None:
+            if self._body:
+                yield self._body
+            return
         try:
             async for piece in _iter_chunks(self._response, self._limit):
                 yield piece

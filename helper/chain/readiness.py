@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from helper.chain.json_fields import Fields
+from helper.chain.json_fields import Fields, loads
 from helper.chain.verdicts import sanitize_text
+from helper.errors import InvalidResponse
 
 _READY: Final = "ready"
 _UNREADY_REASONS: Final = {
@@ -28,3 +29,18 @@ def parse_readiness(answer: object) -> str | None:
     if status not in _UNREADY_REASONS:
         raise fields.invalid_field("status", "not a status of verifying keys")
     return _UNREADY_REASONS[status] + (f": {error}" if error else "")
+
+
+def reports_unready_keys(body: bytes) -> bool:
+    """Whether the body of a 503 says that the node's verifying keys are not ready, so that it processed nothing.
+
+    Nodes before v1.4 have no status and report it as an error.
+    """
+    try:
+        answer = loads(body, "readiness")
+        fields = Fields(answer, "readiness")
+        if fields.has("status"):
+            return parse_readiness(answer) is not None
+        return "warming up" in fields.text("error")
+    except InvalidResponse:
+        return False

@@ -107,8 +107,8 @@ class TcpGate:
             await self._flows.wait()
             node_reader, node_writer = await asyncio.open_connection(*self._target)
             pumps = [
-                asyncio.ensure_future(self._pump(reader, node_writer)),
-                asyncio.ensure_future(self._pump(node_reader, writer)),
+                asyncio.ensure_future(self._pump(reader, node_writer, is_request=True)),
+                asyncio.ensure_future(self._pump(node_reader, writer, is_request=False)),
             ]
             try:
                 # An abort of one side, unlike a normal end, must abort the other side.
@@ -118,7 +118,7 @@ class TcpGate:
                     pump.cancel()
                 node_writer.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_request: bool) -> None:
         while chunk := await source.read(CHUNK_BYTES):
             await self._flows.wait()
             target.write(chunk)

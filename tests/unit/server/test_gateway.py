@@ -9,6 +9,7 @@ import anyio
 import httpx
 import pytest
 
+from helper.chain.node_http import SHORT_BODY_BYTES
 from helper.server.client_address import identify_client
 from helper.server.routes.gateway import GET_PATHS, POST_PATHS, GatewayLimits
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded
@@ -231,10 +232,11 @@ async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[ht
         lost = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
         assert lost.status_code == 502
         assert "check for the transaction" in error_text(lost)
-        harness.first.faults.clear()
+        assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
+    async with running_gateway(post_seconds=0.3) as (harness, client):
         harness.first.hangs = True
         assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).status_code == 502
-        assert harness.requested_paths() == [[f"{API}/cast-vote"] * 2, []]
+        assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
 
 
 @pytest.mark.rule("N30", "W9")
@@ -271,15 +273,69 @@ async def test_gateway_returns_every_byte_of_a_node_response(method: str, path: 
         assert response.headers["content-type"] == "application/json"
 
 
+WARMING = {"status": "warming", "started_at": "2026-09-01T00:00:00Z"}
+
+
+def accept_vote(_: httpx.Request) -> httpx.Response:
+    return json_response(200, ACCEPTED_RESPONSE)
+
+
 @pytest.mark.rule("N30")
-async def test_gateway_forwards_a_node_that_is_starting_with_its_retry_after() -> None:
+async def test_gateway_forwards_nodes_that_are_starting_with_their_retry_after() -> None:
     async with running_gateway() as (harness, client):
-        warming = {"status": "warming", "started_at": "2026-09-01T00:00:00Z"}
-        refusal = httpx.Response(503, json=warming, headers={"Retry-After": "2"})
-        harness.set_response("/cast-vote", lambda _: refusal)
+        harness.set_response(
+            "/cast-vote",
+            lambda _: httpx.Response(503, json=WARMING, headers={"Retry-After": "2"}),
+            harness.first,
+            harness.second,
+        )
         refused = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
-        assert (refused.status_code, refused.json(), refused.headers["retry-after"]) == (503, warming, "2")
+        assert (refused.status_code, refused.json(), refused.headers["retry-after"]) == (503, WARMING, "2")
+        assert harness.requested_paths() == [[f"{API}/cast-vote"]] * 2
+
+
+@pytest.mark.rule("N30")
+@pytest.mark.parametrize("body", [WARMING, {"error": "verifying keys are warming up"}])
+async def test_gateway_vote_refused_by_starting_node_goes_to_next_node(body: dict[str, str]) -> None:
+    async with running_gateway() as (harness, client):
+        harness.set_response("/cast-vote", lambda _: json_response(503, body))
+        harness.set_response("/cast-vote", accept_vote, harness.second)
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).json() == ACCEPTED_RESPONSE
+        assert harness.requested_paths() == [[f"{API}/cast-vote"]] * 2
+
+
+@pytest.mark.rule("N30")
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(503, json={"status": "ready"}),
+        httpx.Response(503, json={"status": "error", "error": "overloaded"}),
+        httpx.Response(503, json=["warming"]),
+        httpx.Response(503, json={**WARMING, "error": "x" * SHORT_BODY_BYTES}),
+        httpx.Response(502, json=WARMING),
+    ],
+)
+async def test_gateway_vote_with_other_failure_is_not_sent_to_next_node(response: httpx.Response) -> None:
+    async with running_gateway() as (harness, client):
+        harness.set_response("/cast-vote", lambda _: response)
+        failed = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
+        assert (failed.status_code, failed.content) == (response.status_code, response.content)
         assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
+
+
+async def test_gateway_vote_repeated_after_failure_goes_to_other_node_first() -> None:
+    async with running_gateway() as (harness, client):
+        harness.set_response("/cast-vote", lambda _: json_response(502, {"error": "engine lost"}))
+        harness.set_response("/cast-vote", accept_vote, harness.second)
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).status_code == 502
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).json() == ACCEPTED_RESPONSE
+        assert (await client.get(f"{API}/rounds")).status_code == 200
+        assert harness.requested_paths() == [[f"{API}/cast-vote", f"{API}/rounds"], [f"{API}/cast-vote"]]
+        harness.set_response("/cast-vote", break_connection, harness.second)
+        harness.set_response("/cast-vote", accept_vote)
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).status_code == 502
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).json() == ACCEPTED_RESPONSE
+        assert harness.requested_paths() == [[f"{API}/cast-vote"], [f"{API}/cast-vote"]]
 
 
 @pytest.mark.rule("N30", "W9", "W11")

@@ -47,7 +47,7 @@ async def send_message(store: Store, number: int) -> None:
     await store.record_outcome(share_id, outcome="ACCEPTED")
 
 
-@pytest.mark.rule("R10")
+@pytest.mark.rule("R10", "N25")
 @pytest.mark.parametrize("is_quarantined", [False, True])
 async def test_post_of_share_with_damaged_row_replaces_it(
     store: Store, backend: StoreBackend, reopen: Reopen, reported: list[DamagedShare], *, is_quarantined: bool
