@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -73,8 +74,8 @@ class LargeBatch:
 
 async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.AsyncClient, chain: DevChain) -> Service:
     """Start the processes and their links; `stack` ends them."""
-    helper_sections = {"helper": {"max_concurrent_proofs": 1}}
-    gateway_sections = {"helper": DISABLED, "admin": DISABLED, "gateway": {"enable": True}}
+    helper_sections: dict[str, Any] = {"helper": {"max_concurrent_proofs": 1}}
+    gateway_sections: dict[str, Any] = {"helper": DISABLED, "admin": DISABLED, "gateway": {"enable": True}}
     processes = []
     for number, sections in enumerate((helper_sections, helper_sections, gateway_sections)):
         home = directory / f"host{number}"
