@@ -45,11 +45,16 @@ class ProofRate:
         return MAX_REVEALS_PER_BLOCK / max(self.block_seconds, 0.001)
 
     @property
+    def provers_per_second(self) -> float:
+        """Proofs per second of all provers; infinite if the time of a proof is not measured."""
+        if self.seconds_per_proof is None:
+            return math.inf
+        return max(1, self.slots) / max(self.seconds_per_proof, 0.001)
+
+    @property
     def per_second(self) -> float:
         """Reveals per second."""
-        if self.seconds_per_proof is None:
-            return self.chain_per_second
-        return min(self.chain_per_second, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
+        return min(self.chain_per_second, self.provers_per_second)
 
 
 DueGroup = tuple[float, float]
@@ -100,7 +105,7 @@ class DrainResult:
         unfinished: number of shares left at the end of the round.
         slack_seconds: longest pause, beginning now, after which all shares are still revealed before the end. If the
             result is negative, it is too late: minus the seconds that are missing.
-        max_backlog: highest number of shares that are due and not revealed, at any time.
+        max_backlog: highest number of shares that still wait when the next ones become due.
     """
 
     work_seconds: float
@@ -138,8 +143,8 @@ def simulate_drain(rounds: Sequence[RoundWork], per_second: float, now: float) -
         arrivals.setdefault(max(now, item.work.end), [])
     for begin, finish in pairwise([*sorted(arrivals), float("inf")]):
         for item, count in arrivals[begin]:
-            item.left += count
             item.max_backlog = max(item.max_backlog, item.left)
+            item.left += count
         _reveal(by_end, begin, finish, per_second)
     results, shares_before = {}, 0.0
     for item in by_end:

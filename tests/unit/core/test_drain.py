@@ -19,9 +19,9 @@ def test_proof_rate_is_limited_by_block_capacity() -> None:
 
 
 def test_overdue_shares_drain_at_the_rate() -> None:
-    (result,) = simulate_drain([RoundWork(NOW + 100, [(NOW - 50, 60)])], 2.0, NOW)
-    assert (result.work_seconds, result.done_at, result.slack_seconds) == (30, NOW + 30, 70)
-    assert (result.unfinished, result.max_backlog) == (0, 60)
+    (result,) = simulate_drain([RoundWork(NOW + 100, [(NOW - 50, 60), (NOW + 10, 20)])], 2.0, NOW)
+    assert (result.work_seconds, result.done_at, result.slack_seconds) == (40, NOW + 40, 60)
+    assert (result.unfinished, result.max_backlog) == (0, 40)
 
 
 def test_round_that_ends_first_is_revealed_first() -> None:
