@@ -112,7 +112,7 @@ def get_proof_seconds(circuit: str, cores: int, *, measure: bool) -> float:
 
     if cores > len(os.sched_getaffinity(0)):
         fail("--measure needs a core for each prover: this machine has fewer than --cores", ExitCode.USAGE)
-    print_message(f"measuring {circuit} with {cores} provers")
+    print_message(f"measuring {circuit} with a prover per core, {cores} in total")
     try:
         return asyncio.run(measure_proof_seconds(circuit, provers=cores, nice=Config().prover.nice))
     except ProverError as error:
