@@ -77,6 +77,9 @@ class RoundWork:
 def forecast_work(end: float, unproven: int, minutes: Sequence[int], later: int, now: float) -> RoundWork:
     """Return the work of a round from the forecast of its due times (`helper.store.models.DueForecast`).
 
+    Shares that are being proven are due now. So are, as an upper limit of the work, those due after the end: their last
+    attempt has failed, and faster proofs do not help them.
+
     Args:
         end: the round's `vote_end_time`, Unix seconds.
         unproven: all shares that are not proven yet, including those being proven.
@@ -84,14 +87,16 @@ def forecast_work(end: float, unproven: int, minutes: Sequence[int], later: int,
         later: number of shares due after these minutes. They are spread evenly until the end of the round.
         now: Unix seconds.
     """
-    due = [(now + minute * _MINUTE_SECONDS, float(count)) for minute, count in enumerate(minutes) if count]
+    starts = [now + minute * _MINUTE_SECONDS for minute in range(len(minutes) + 1)]
+    by_minute = [(time, count) for time, count in zip(starts, minutes, strict=False) if count and time < end]
+    later = later if starts[-1] < end else 0
+    at_once = unproven - sum(count for _, count in by_minute) - later
+    due: list[DueGroup] = [(now, max(0, at_once)), *by_minute]
     if later:
-        first = now + len(minutes) * _MINUTE_SECONDS
-        groups = max(1, min(_LATER_GROUPS, int((end - first) / _MINUTE_SECONDS)))
-        step = max(0.0, end - first) / groups
-        due += [(first + number * step, later / groups) for number in range(groups)]
-    being_proven = unproven - sum(minutes) - later
-    return RoundWork(end, [(now, float(max(0, being_proven))), *due])
+        groups = max(1, min(_LATER_GROUPS, int((end - starts[-1]) / _MINUTE_SECONDS)))
+        step = (end - starts[-1]) / groups
+        due += [(starts[-1] + number * step, later / groups) for number in range(groups)]
+    return RoundWork(end, due)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,14 +147,14 @@ async def test_metrics_export_time_to_drain_the_due_shares() -> None:
 
 
 async def test_round_slack_is_negative_45_minutes_ahead_of_a_flood_at_the_end() -> None:
-    """11,900 shares are due in the last 44 minutes, at 4 per second: 10,560 can be proven then."""
+    """10,700 shares are due in the last 44 minutes, at 4 per second: 10,560 can be proven then."""
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 3700, (), 1)]
-    counts = {ROUND: {ShareState.RECEIVED: 11_900}}
-    ahead = {ROUND: DueForecast((*[0] * 16, 11_900, *[0] * 43), 0)}
-    calm = {**FACTS, "proof": {"p50_ms": 500.0}}
-    samples = await scrape(figures(rounds=rounds, counts=counts, due_ahead=ahead, service_status=calm))
-    assert samples["helper_round_slack_seconds", ()] == -(11_900 - 2640 * 4) / 4
-    assert samples["helper_backlog_slack_seconds", ()] == 2700 - 11_900 / 4
+    counts = {ROUND: {ShareState.RECEIVED: 10_700}}
+    ahead = {ROUND: DueForecast((0, 10_700, *[0] * 58), 0)}
+    samples = await scrape(figures(rounds=rounds, counts=counts, due_ahead=ahead))
+    assert samples["helper_round_slack_seconds", ()] == -(10_700 - 2640 * 4) / 4
+    assert samples["helper_round_left_seconds", ()] == 2700
+    assert samples["helper_backlog_slack_seconds", ()] == 2700 - 10_700 / 4
     assert samples["helper_backlog_drain_seconds", ()] == 0
 
 
@@ -163,6 +163,8 @@ async def test_metrics_export_least_slack_across_rounds() -> None:
     counts = {ROUND: {ShareState.RECEIVED: 40}, LATER_ROUND: {ShareState.RECEIVED: 400}}
     samples = await scrape(figures(rounds=rounds, counts=counts))
     assert samples["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
+    assert samples["helper_round_slack_seconds", ()] == 101 - 440 * 0.25
+    assert samples["helper_round_left_seconds", ()] == 101, "of the round with the least slack"
     facts = {**FACTS, "proof": {"p50_ms": None}}
     assert (await scrape(figures(service_status=facts)))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
     samples = await scrape(figures(counts={}))
