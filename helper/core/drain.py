@@ -151,7 +151,8 @@ def simulate_drain(rounds: Sequence[RoundWork], per_second: float, now: float) -
             item.max_backlog = max(item.max_backlog, item.left)
             item.left += count
         _reveal(by_end, begin, finish, per_second)
-    results, shares_before = {}, 0.0
+    results: dict[int, DrainResult] = {}
+    shares_before = 0.0
     for item in by_end:
         shares = item.work.shares + (shares_before if item.work.end > now else 0)
         slack = item.work.end - now - shares / per_second

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from helper.cli import plan as plan_module
 from helper.doctor import proving
 from helper.errors import ProverError
 from tests.support.schemas import assert_conforms
@@ -92,7 +91,7 @@ def test_plan_measures_with_a_prover_per_core(
         return 0.8
 
     monkeypatch.setattr(proving, "measure_proof_seconds", measure)
-    monkeypatch.setattr(plan_module.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     result = run_json(capsys, "--measure")
     assert (result["seconds_per_proof"], result["measured"], result["proofs_per_second"]) == (0.8, True, 2.5)
     assert asked == [("k10", 2)]

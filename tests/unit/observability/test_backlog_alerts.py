@@ -34,11 +34,14 @@ def seconds_ahead(load: float, window: int, *, before: float = 0.0) -> int | Non
     # for one series, this subset of PromQL is Python
     expression, count = re.subn(rf"helper_backlog_drain_seconds\[{RANGE_SECONDS // 60}m\]", "history", rule["expr"])
     assert count == 1
-    drain, since, history = before, None, list[tuple[float, float]]()
+    drain = before
+    since: int | None = None
+    history: list[tuple[float, float]] = []
 
     def deriv(points: list[tuple[float, float]]) -> float:
         points = points[-RANGE_SECONDS // SCRAPE_SECONDS :]
-        return linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else 0.0
+        times, values = [time for time, _ in points], [value for _, value in points]
+        return linear_regression(times, values).slope if len(points) > 1 else 0.0
 
     for time in range(0, window, SCRAPE_SECONDS):
         history.append((time, drain))
