@@ -1,32 +1,24 @@
-"""Checks whether waiting shares can be revealed before their rounds end. Pure.
+"""Checks whether waiting shares can be revealed before their rounds end, by `helper.core.drain`. Pure.
 
-Two limits apply: the rate of the provers, and the number of reveals that the chain includes in a block. All rounds
-share both, so a round waits for the rounds that end before it. Due times matter as well: shares that are due in the
-last minutes of a round can only be revealed in those minutes, even if the end of the round is hours ahead. Shares that
-wait for a retry are not a backlog: the time of each retry is chosen, and the last one is near the end of the round.
+Shares that wait for a retry are work, but not late: the time of each retry is chosen, and the last one is near the end
+of the round.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
+from helper.core.drain import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
 from helper.core.time_text import format_duration
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.store.models import RetryGroup
 
-MAX_REVEALS_PER_BLOCK: Final = 256
-"""Reveals that newer chains include in one block (protocol)."""
-MAX_BLOCK_SECONDS: Final = 6.0
-"""Seconds between two blocks if not measured: the longest interval of the chain."""
 TIGHT_FRACTION: Final = 0.8
 """Fraction of the remaining time above which a round is reported as tight."""
-SPEED_ADVICE: Final = (
-    "Reduce other load on this machine; if cores are idle, raise [helper] max_concurrent_proofs and restart. Wallets"
-    " send each share to several helpers, so another helper may still reveal the rest."
-)
-_MINUTE_SECONDS: Final = 60.0
+_OTHER_HELPERS: Final = "Wallets send each share to several helpers, so another helper may still reveal the rest."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +42,6 @@ class WaitingShares:
     later: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProofRate:
-    """Rate at which shares can be revealed.
-
-    Attributes:
-        seconds_per_proof: of one prover; None if not measured.
-        slots: number of provers.
-        block_seconds: interval between two blocks.
-    """
-
-    seconds_per_proof: float | None
-    slots: int
-    block_seconds: float = MAX_BLOCK_SECONDS
-
-    @property
-    def per_second(self) -> float:
-        """Reveals per second."""
-        chain = MAX_REVEALS_PER_BLOCK / max(self.block_seconds, 0.001)
-        if self.seconds_per_proof is None:
-            return chain
-        return min(chain, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
-
-
 def evaluate_backlog(
     waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float, retries: Sequence[RetryGroup] = ()
 ) -> list[CheckResult]:
@@ -84,29 +53,52 @@ def evaluate_backlog(
         now: Unix seconds.
         retries: shares of `waiting` that wait for a retry.
     """
-    results, earlier_shares = [], 0
     rounds = [waiting_round for waiting_round in waiting if waiting_round.unproven or waiting_round.unconfirmed]
-    for waiting_round in sorted(rounds, key=lambda waiting_round: waiting_round.end):
-        groups = [group for group in retries if group.round_id.hex() == waiting_round.round_id]
-        results.append(_evaluate_round(waiting_round, proof_rate, now, earlier_shares, groups))
-        earlier_shares += waiting_round.unproven
+    rounds.sort(key=lambda waiting_round: waiting_round.end)
+    groups = [[group for group in retries if group.round_id.hex() == row.round_id] for row in rounds]
+    work = [_forecast_without_retries(row, own, now) for row, own in zip(rounds, groups, strict=True)]
+    drained = simulate_drain(work, proof_rate.per_second, now)
+    results = []
+    for number, (waiting_round, result) in enumerate(zip(rounds, drained, strict=True)):
+        advice = _speed_advice(waiting_round.round_id, work[: number + 1], proof_rate, now)
+        results.append(_evaluate_round(waiting_round, result, proof_rate, now, advice, groups[number]))
     return results or [ok("backlog", "no shares are waiting")]
 
 
+def _speed_advice(round_id: str, work: Sequence[RoundWork], proof_rate: ProofRate, now: float) -> str:
+    """Return what to do so that the last of these rounds is finished in time."""
+    needed = find_slots(work, proof_rate, now)
+    if needed is None:
+        more = "Reduce other load on this machine. More provers than the chain's 256 reveals per block do not help."
+        return f"{more} {_OTHER_HELPERS}"
+    slots = proof_rate.slots
+    state = f"{needed} provers are needed, {slots} run." if needed > slots else f"{slots} provers are just enough."
+    return (
+        f"{state} Reduce other load on this machine. If it has cores for more provers, set [helper]"
+        f" max_concurrent_proofs = {max(needed, slots + 1)} and restart. Otherwise give a second host a copy:"
+        f" `svote-helper queue export --round {round_id} --output FILE`, and there `svote-helper queue import FILE`."
+        f" {_OTHER_HELPERS}"
+    )
+
+
 def _evaluate_round(
-    waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int, retries: Sequence[RetryGroup]
+    waiting: WaitingShares,
+    drained: DrainResult,
+    proof_rate: ProofRate,
+    now: float,
+    speed_advice: str,
+    retries: Sequence[RetryGroup],
 ) -> CheckResult:
-    """Evaluate one round. `earlier_shares` is the number of shares in rounds that end earlier."""
     subject = f"round {waiting.round_id[:8]}"
-    rate, seconds_left = proof_rate.per_second, waiting.end - now
-    seconds_needed = (earlier_shares + waiting.unproven) / rate
+    seconds_left, seconds_needed = waiting.end - now, drained.work_seconds
     facts: dict[str, Any] = {
         "round": waiting.round_id,
         "shares_left": waiting.unproven,
         "unconfirmed": waiting.unconfirmed,
         "seconds_needed": round(seconds_needed, 1),
         "seconds_left": round(seconds_left, 1),
-        "per_second": round(rate, 3),
+        "slack_seconds": round(drained.slack_seconds, 1),
+        "per_second": round(proof_rate.per_second, 3),
     }
     if seconds_left <= 0:
         advice = (
@@ -124,15 +116,14 @@ def _evaluate_round(
     if retries:
         facts["retrying"] = sum(group.count for group in retries)
         text += f"; {_describe_retries(retries, now)}"
-    if seconds_needed > seconds_left:
-        return fail(subject, text, SPEED_ADVICE, **facts)
-    excess, minutes = _excess_at_end(_without_retries(waiting, retries), rate, seconds_left)
-    if excess:
-        interval = format_duration(minutes * _MINUTE_SECONDS)
-        text += f"; {excess} shares more than can be processed are due in the last {interval}"
-        return fail(subject, text, SPEED_ADVICE, **facts, too_many_at_the_end=excess)
+    excess = math.ceil(drained.unfinished)
+    if excess and seconds_needed <= seconds_left:
+        text += f"; {excess} shares more than can be processed are due shortly before the end"
+        return fail(subject, text, speed_advice, **facts, too_many_at_the_end=excess)
+    if drained.slack_seconds < 0:
+        return fail(subject, f"{text}; about {excess} will not be revealed", speed_advice, **facts)
     if seconds_needed > TIGHT_FRACTION * seconds_left:
-        return warn(subject, text, f"The round ends soon. {SPEED_ADVICE}", **facts)
+        return warn(subject, text, f"The round ends soon. {speed_advice}", **facts)
     return ok(subject, text, **facts)
 
 
@@ -146,30 +137,12 @@ def _describe_retries(retries: Sequence[RetryGroup], now: float) -> str:
     return f"{number} of them waiting for a retry, the next in {next_in} (after {first.stage}: {first.note}{more})"
 
 
-def _without_retries(waiting: WaitingShares, retries: Sequence[RetryGroup]) -> WaitingShares:
-    """Return the round without the due times of shares that wait for a retry."""
+def _forecast_without_retries(waiting: WaitingShares, retries: Sequence[RetryGroup], now: float) -> RoundWork:
+    """Return the work of a round. Shares that wait for a retry count as due now, an upper limit of the work."""
     minutes, later = list(waiting.minutes), waiting.later
     for group in retries:
         if group.minute < len(minutes):
             minutes[group.minute] = max(0, minutes[group.minute] - group.count)
         else:
             later = max(0, later - group.count)
-    return replace(waiting, minutes=minutes, later=later)
-
-
-def _excess_at_end(waiting: WaitingShares, rate: float, seconds_left: float) -> tuple[int, float]:
-    """Number of shares due in the last minutes that cannot be proven in time.
-
-    Returns the worst of all intervals that end with the round: the number of shares, and the length of the interval in
-    minutes. If the round ends after the known minutes, the result is zero.
-    """
-    worst, interval, due = 0, 0.0, 0
-    if waiting.later:
-        return worst, interval
-    for minute in range(len(waiting.minutes) - 1, 0, -1):
-        seconds = seconds_left - minute * _MINUTE_SECONDS
-        due += waiting.minutes[minute]
-        missing = int(due - max(0.0, seconds) * rate)
-        if missing > worst:
-            worst, interval = missing, max(0.0, seconds) / _MINUTE_SECONDS
-    return worst, interval
+    return forecast_work(waiting.end, waiting.unproven, minutes, later, now)
