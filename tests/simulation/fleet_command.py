@@ -1,0 +1,161 @@
+"""Command line of the fleet: `python -m tests.simulation --fleet --helpers 10 --per-share 5 --overdue 10000 --json`.
+
+With `--overdue`, all shares wait when the first prover is ready. With `--voters`, wallets vote throughout a round and
+choose due times by their own rule. `--scale` divides the voters and the speed of the provers by the same factor, so
+that a large round has the same load in a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+from tests.simulation.fleet import FleetResult, run_fleet
+from tests.simulation.fleet_plan import (
+    BACKLOG_PROVES_FROM,
+    BACKLOG_ROUND_SECONDS,
+    DEADLINE_FRACTION,
+    FleetHelper,
+    FleetPlan,
+    default_per_share,
+    draw_backlog,
+    draw_round,
+    last_moment_start,
+)
+from tests.simulation.world import seeded_random
+
+K10_PROOF_SECONDS = 0.42
+"""Seconds of a k10 proof on one of two provers of the reference machine (docs/performance.md)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the fleet."""
+    fleet = parser.add_argument_group("fleet", "several helpers on one chain, instead of seeds")
+    fleet.add_argument("--fleet", action="store_true", help="run a fleet; --seed selects its seed (default: 1)")
+    fleet.add_argument("--helpers", type=int, default=10, help="number of helpers (default: 10)")
+    fleet.add_argument("--per-share", type=int, help="helpers of each share (default: half of all, at most 10)")
+    fleet.add_argument("--overdue", type=int, help="shares that are overdue at the start; or use --voters")
+    fleet.add_argument("--voters", type=int, help="voters of a round that is simulated from its start to its end")
+    fleet.add_argument("--proposals", type=int, default=1, help="proposals on which each voter votes (default: 1)")
+    fleet.add_argument("--round-hours", type=float, default=72.0, help="length of the round (default: 72)")
+    fleet.add_argument(
+        "--deadline",
+        type=float,
+        default=DEADLINE_FRACTION,
+        metavar="FRACTION",
+        help=f"fraction of the voters that vote in the last-moment window (default: {DEADLINE_FRACTION:g})",
+    )
+    fleet.add_argument("--scale", type=float, default=1.0, help="divide the voters and the speed of the provers")
+    fleet.add_argument("--oldest-first", type=int, default=0, help="helpers that prove a backlog oldest first")
+    fleet.add_argument("--dead", type=int, default=0, help="helpers that die when half of the time has passed")
+    fleet.add_argument("--late", type=int, default=0, help="helpers that prove only after a quarter of the time")
+    fleet.add_argument("--provers", type=int, default=2, help="provers of each helper (default: 2)")
+    fleet.add_argument(
+        "--proof-seconds",
+        type=float,
+        default=K10_PROOF_SECONDS,
+        help=f"seconds of a proof (default: {K10_PROOF_SECONDS:g}, k10)",
+    )
+    fleet.add_argument("--block-seconds", type=float, default=1.5, help="seconds between blocks (default: 1.5)")
+    fleet.add_argument(
+        "--marginal",
+        action="store_true",
+        help="measure what the last helper adds to the fleet, with its own order and oldest first",
+    )
+    fleet.add_argument("--json", action="store_true", help="print only one line of JSON")
+
+
+def create_plan(options: argparse.Namespace) -> FleetPlan:
+    """Create the plan of the options.
+
+    Raises:
+        ValueError: the options contradict each other.
+    """
+    if (options.overdue is None) == (options.voters is None):
+        raise ValueError("a fleet needs either --overdue or --voters")
+    for name in ("oldest_first", "dead", "late"):
+        if not 0 <= getattr(options, name) <= options.helpers:
+            raise ValueError(f"--{name.replace('_', '-')} must be from 0 to the number of helpers")
+    if options.dead + options.late >= options.helpers:
+        raise ValueError("one helper must be neither --dead nor --late")
+    rng = seeded_random(options.seed or 1, "fleet plan")
+    proof_seconds = options.proof_seconds * options.scale
+    if options.overdue is not None:
+        start, end = BACKLOG_PROVES_FROM, BACKLOG_ROUND_SECONDS
+        votes = draw_backlog(options.overdue, rng)
+        duration = options.overdue * proof_seconds / (options.provers * options.helpers)
+        late_at, dead_at = start + duration / 4, start + duration / 2
+    else:
+        start, end = 0.0, int(options.round_hours * 3600)
+        voters = max(1, round(options.voters / options.scale))
+        votes = draw_round(voters, options.proposals, end, rng, deadline_fraction=options.deadline)
+        late_at, dead_at = end / 4, last_moment_start(end)
+    helpers = [FleetHelper(proves_from=start) for _ in range(options.helpers)]
+    for number in range(options.oldest_first):
+        helpers[number] = replace(helpers[number], is_oldest_first=True)
+    for number in range(options.dead):
+        helpers[-1 - number] = replace(helpers[-1 - number], dies_at=dead_at)
+    for number in range(options.dead, options.dead + options.late):
+        helpers[-1 - number] = replace(helpers[-1 - number], proves_from=late_at)
+    return FleetPlan(
+        helpers=tuple(helpers),
+        per_share=options.per_share or default_per_share(options.helpers),
+        provers=options.provers,
+        proof_seconds=proof_seconds,
+        block_seconds=options.block_seconds,
+        round_seconds=end,
+        votes=votes,
+    )
+
+
+def measure_marginal(seed: int, plan: FleetPlan) -> tuple[dict[str, float], list[str]]:
+    """Measure what the last helper adds to the rate at which a fleet drains its backlog.
+
+    Three runs have the same shares and the same other helpers: the last helper has its own order, is oldest first, or
+    dies before it proves. A figure of 1 means that the fleet is faster by everything that this helper can prove.
+    """
+    *others, last = plan.helpers
+    variants = {
+        "own_order": replace(last, is_oldest_first=False),
+        "oldest_first": replace(last, is_oldest_first=True),
+        "without": replace(last, dies_at=plan.proving_starts_at - 0.5),
+    }
+    results: dict[str, FleetResult] = {}
+    violations: list[str] = []
+    for name, helper in variants.items():
+        results[name], errors = run_fleet(seed, replace(plan, helpers=(*others, helper)))
+        violations += errors
+    rates = {name: result.counted / result.drained_seconds for name, result in results.items()}
+    capacity = plan.provers / plan.proof_seconds
+    figures = {f"drained_seconds_{name}": result.drained_seconds for name, result in results.items()}
+    for name in ("own_order", "oldest_first"):
+        figures[f"added_{name}"] = (rates[name] - rates["without"]) / capacity
+    return {name: round(value, 3) for name, value in figures.items()}, violations
+
+
+def run_fleet_command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run the fleet of the options and print its figures; the exit status is 1 if a promise was broken."""
+    try:
+        plan = create_plan(options)
+    except ValueError as error:
+        parser.error(str(error))
+    seed = options.seed or 1
+    figures: dict[str, float]
+    if options.marginal:
+        figures, violations = measure_marginal(seed, plan)
+    else:
+        result, violations = run_fleet(seed, plan)
+        figures = result.as_json()
+        if result.early:
+            violations.append(f"{result.early} reveals were sent before their due time")
+        if result.feasible_lost:
+            violations.append(f"{result.feasible_lost} shares that could have been counted were lost")
+    print(*violations, sep="\n", end="\n" if violations else "", file=sys.stderr)
+    facts = {"helpers": len(plan.helpers), "per_share": plan.per_share, "seed": seed, "scale": options.scale}
+    if not options.json:
+        for name, value in (facts | figures).items():
+            print(f"{name:24} {value:>12g}", file=sys.stderr)
+    print(json.dumps(facts | figures))
+    return 1 if violations else 0
