@@ -16,8 +16,8 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-REVEALS_PER_BLOCK: Final = 256
-"""Maximum reveals per block."""
+from helper.core.drain import MAX_REVEALS_PER_BLOCK
+
 HOST_CORES: Final = 2
 SERVER_CORES: Final = 2
 CLAIMS_PER_CORE: Final = 2
@@ -219,10 +219,10 @@ class ClusterModel:
         self._send_prepared()
 
     def _produce_block(self) -> None:
-        count = min(REVEALS_PER_BLOCK, self._mempool)
+        count = min(MAX_REVEALS_PER_BLOCK, self._mempool)
         self._mempool -= count
         self.confirmed += count
-        self.full_blocks += count == REVEALS_PER_BLOCK
+        self.full_blocks += count == MAX_REVEALS_PER_BLOCK
         self._read_block(count * self._costs.first_read, count * self._costs.first_read_database)
         for _ in range(self._provers):  # all other hosts: the provers and the sender, except the first reader
             self._read_block(count * self._costs.other_read, count * self._costs.other_read_database)

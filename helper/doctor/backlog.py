@@ -1,30 +1,19 @@
-"""Checks whether waiting shares can be revealed before their rounds end. Pure.
-
-Two limits apply: the rate of the provers, and the number of reveals that the chain includes in a block. All rounds
-share both, so a round waits for the rounds that end before it. Due times matter as well: shares that are due in the
-last minutes of a round can only be revealed in those minutes, even if the end of the round is hours ahead.
-"""
+"""Checks whether waiting shares can be revealed before their rounds end, by `helper.core.drain`. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from helper.core.drain import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
 from helper.core.time_text import format_duration
 from helper.doctor.result import CheckResult, fail, ok, warn
 
-MAX_REVEALS_PER_BLOCK: Final = 256
-"""Reveals that newer chains include in one block (protocol)."""
-MAX_BLOCK_SECONDS: Final = 6.0
-"""Seconds between two blocks if not measured: the longest interval of the chain."""
 TIGHT_FRACTION: Final = 0.8
 """Fraction of the remaining time above which a round is reported as tight."""
-SPEED_ADVICE: Final = (
-    "Reduce other load on this machine; if cores are idle, raise [helper] max_concurrent_proofs and restart. Wallets"
-    " send each share to several helpers, so another helper may still reveal the rest."
-)
-_MINUTE_SECONDS: Final = 60.0
+_OTHER_HELPERS: Final = "Wallets send each share to several helpers, so another helper may still reveal the rest."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,51 +37,46 @@ class WaitingShares:
     later: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProofRate:
-    """Rate at which shares can be revealed.
-
-    Attributes:
-        seconds_per_proof: of one prover; None if not measured.
-        slots: number of provers.
-        block_seconds: interval between two blocks.
-    """
-
-    seconds_per_proof: float | None
-    slots: int
-    block_seconds: float = MAX_BLOCK_SECONDS
-
-    @property
-    def per_second(self) -> float:
-        """Reveals per second."""
-        chain = MAX_REVEALS_PER_BLOCK / max(self.block_seconds, 0.001)
-        if self.seconds_per_proof is None:
-            return chain
-        return min(chain, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
-
-
 def evaluate_backlog(waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float) -> list[CheckResult]:
     """Return one result for each round with waiting shares, in the order in which the rounds end."""
-    results, earlier_shares = [], 0
     rounds = [waiting_round for waiting_round in waiting if waiting_round.unproven or waiting_round.unconfirmed]
-    for waiting_round in sorted(rounds, key=lambda waiting_round: waiting_round.end):
-        results.append(_evaluate_round(waiting_round, proof_rate, now, earlier_shares))
-        earlier_shares += waiting_round.unproven
+    rounds.sort(key=lambda waiting_round: waiting_round.end)
+    work = [forecast_work(row.end, row.unproven, row.minutes, row.later, now) for row in rounds]
+    drained = simulate_drain(work, proof_rate.per_second, now)
+    results = []
+    for number, (waiting_round, result) in enumerate(zip(rounds, drained, strict=True)):
+        advice = _speed_advice(waiting_round.round_id, work[: number + 1], proof_rate, now)
+        results.append(_evaluate_round(waiting_round, result, proof_rate, now, advice))
     return results or [ok("backlog", "no shares are waiting")]
 
 
-def _evaluate_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int) -> CheckResult:
-    """Evaluate one round. `earlier_shares` is the number of shares in rounds that end earlier."""
+def _speed_advice(round_id: str, work: Sequence[RoundWork], proof_rate: ProofRate, now: float) -> str:
+    """Return what to do so that the last of these rounds is finished in time."""
+    needed = find_slots(work, proof_rate, now)
+    if needed is None:
+        more = "Reduce other load on this machine. More provers than the chain's 256 reveals per block do not help."
+        return f"{more} {_OTHER_HELPERS}"
+    return (
+        f"{needed} provers are needed, {proof_rate.slots} run. Reduce other load on this machine. If it has cores for"
+        f" them, set [helper] max_concurrent_proofs = {needed} and restart. Otherwise give a second host a copy:"
+        f" `svote-helper queue export --round {round_id} --output FILE`, and there `svote-helper queue import FILE`."
+        f" {_OTHER_HELPERS}"
+    )
+
+
+def _evaluate_round(
+    waiting: WaitingShares, drained: DrainResult, proof_rate: ProofRate, now: float, speed_advice: str
+) -> CheckResult:
     subject = f"round {waiting.round_id[:8]}"
-    rate, seconds_left = proof_rate.per_second, waiting.end - now
-    seconds_needed = (earlier_shares + waiting.unproven) / rate
+    seconds_left, seconds_needed = waiting.end - now, drained.work_seconds
     facts: dict[str, Any] = {
         "round": waiting.round_id,
         "shares_left": waiting.unproven,
         "unconfirmed": waiting.unconfirmed,
         "seconds_needed": round(seconds_needed, 1),
         "seconds_left": round(seconds_left, 1),
-        "per_second": round(rate, 3),
+        "slack_seconds": round(drained.slack_seconds, 1),
+        "per_second": round(proof_rate.per_second, 3),
     }
     if seconds_left <= 0:
         advice = (
@@ -107,31 +91,12 @@ def _evaluate_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, e
         text += " (limited by block capacity only: proof time was not measured)"
     if waiting.unconfirmed:
         text += f"; {waiting.unconfirmed} sent and not confirmed"
-    if seconds_needed > seconds_left:
-        return fail(subject, text, SPEED_ADVICE, **facts)
-    excess, minutes = _excess_at_end(waiting, rate, seconds_left)
-    if excess:
-        interval = format_duration(minutes * _MINUTE_SECONDS)
-        text += f"; {excess} shares more than can be processed are due in the last {interval}"
-        return fail(subject, text, SPEED_ADVICE, **facts, too_many_at_the_end=excess)
+    excess = math.ceil(drained.unfinished)
+    if excess and seconds_needed <= seconds_left:
+        text += f"; {excess} shares more than can be processed are due shortly before the end"
+        return fail(subject, text, speed_advice, **facts, too_many_at_the_end=excess)
+    if drained.slack_seconds < 0:
+        return fail(subject, f"{text}; about {excess} will not be revealed", speed_advice, **facts)
     if seconds_needed > TIGHT_FRACTION * seconds_left:
-        return warn(subject, text, f"The round ends soon. {SPEED_ADVICE}", **facts)
+        return warn(subject, text, f"The round ends soon. {speed_advice}", **facts)
     return ok(subject, text, **facts)
-
-
-def _excess_at_end(waiting: WaitingShares, rate: float, seconds_left: float) -> tuple[int, float]:
-    """Number of shares due in the last minutes that cannot be proven in time.
-
-    Returns the worst of all intervals that end with the round: the number of shares, and the length of the interval in
-    minutes. If the round ends after the known minutes, the result is zero.
-    """
-    worst, interval, due = 0, 0.0, 0
-    if waiting.later:
-        return worst, interval
-    for minute in range(len(waiting.minutes) - 1, 0, -1):
-        seconds = seconds_left - minute * _MINUTE_SECONDS
-        due += waiting.minutes[minute]
-        missing = int(due - max(0.0, seconds) * rate)
-        if missing > worst:
-            worst, interval = missing, max(0.0, seconds) / _MINUTE_SECONDS
-    return worst, interval

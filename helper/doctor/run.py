@@ -20,6 +20,7 @@ from helper.app.listeners import BUILT_PAGE_DIR
 from helper.circuits.registry import default_circuit
 from helper.clock import Clock
 from helper.config import Config
+from helper.core.drain import ProofRate
 from helper.doctor import backlog, chain, database, disk, machine, page, proving
 from helper.doctor import daemon as daemons
 from helper.doctor import settings as configuration
@@ -303,7 +304,7 @@ class _Doctor:
         if waiting is None:
             waiting = database.waiting_shares_from_outlook(self.file_report.outlook)
         blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]
-        rate = backlog.ProofRate(self._seconds_per_proof(), self.config.proof_slots)
+        rate = ProofRate(self._seconds_per_proof(), self.config.proof_slots)
         if blocks:
             rate = replace(rate, block_seconds=max(blocks))
         return backlog.evaluate_backlog(waiting, rate, self.clock.now())

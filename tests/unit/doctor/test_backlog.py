@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helper.doctor.backlog import MAX_REVEALS_PER_BLOCK, ProofRate, WaitingShares, evaluate_backlog
+from helper.core.drain import ProofRate
+from helper.doctor.backlog import WaitingShares, evaluate_backlog
 from helper.doctor.result import Level
 
 NOW = 1_000_000.0
@@ -57,11 +58,29 @@ def test_backlog_fails_on_excess_shares_due_in_last_minutes() -> None:
     (result,) = evaluate_backlog([waiting_round(100, 30, at_end=100)], ONE_PER_SECOND, NOW)
     assert result.level is Level.FAIL
     assert result.facts["too_many_at_the_end"] == 40
-    assert "40 shares more than can be processed are due in the last 60 s" in result.message
+    assert "40 shares more than can be processed are due shortly before the end" in result.message
     (result,) = evaluate_backlog([waiting_round(60, 30, at_end=60)], ONE_PER_SECOND, NOW)
     assert result.level is Level.OK
-    (result,) = evaluate_backlog([waiting_round(101, 30, at_end=100, later=1)], ONE_PER_SECOND, NOW)
-    assert result.level is Level.OK, "the end of the round is after the known minutes"
+    (result,) = evaluate_backlog([waiting_round(100, 90, later=100)], ONE_PER_SECOND, NOW)
+    assert result.level is Level.OK, "the due times after the known minutes are spread"
+
+
+def test_backlog_advice_names_provers_and_commands() -> None:
+    (result,) = evaluate_backlog([waiting_round(6000, 50)], ONE_PER_SECOND, NOW)
+    assert "about 3000 will not be revealed" in result.message
+    assert result.facts["slack_seconds"] == -3000
+    assert "4 provers are needed, 2 run" in result.advice
+    assert "max_concurrent_proofs = 4" in result.advice
+    assert f"svote-helper queue export --round {'aa' * 32} --output FILE" in result.advice
+    (result,) = evaluate_backlog([waiting_round(256 * 3001, 50)], ONE_PER_SECOND, NOW)
+    assert "256 reveals per block" in result.advice
+
+
+def test_backlog_advice_counts_only_rounds_up_to_this_one() -> None:
+    later, earlier = waiting_round(50_000, 60, name="bb"), waiting_round(1900, 40)
+    first, second = evaluate_backlog([later, earlier], ProofRate(2.0, 1, 1.0), NOW)
+    assert "2 provers are needed, 1 run" in first.advice
+    assert "29 provers are needed, 1 run" in second.advice
 
 
 def test_backlog_fails_for_ended_round_with_unconfirmed_shares() -> None:
@@ -70,13 +89,9 @@ def test_backlog_fails_for_ended_round_with_unconfirmed_shares() -> None:
     assert (result.level, result.message) == (Level.FAIL, "3 shares left after the round ended")
 
 
-def test_proof_rate_is_limited_by_block_capacity() -> None:
-    fast = ProofRate(seconds_per_proof=0.001, slots=64, block_seconds=5.0)
-    assert fast.per_second == MAX_REVEALS_PER_BLOCK / 5
-    assert ProofRate(None, 2, 5.0).per_second == MAX_REVEALS_PER_BLOCK / 5
+def test_backlog_without_proof_time_uses_block_capacity() -> None:
     (result,) = evaluate_backlog([waiting_round(10, 10)], ProofRate(None, 2), NOW)
     assert "proof time was not measured" in result.message
-    assert ProofRate(2.0, 4, 1.0).per_second == 2.0
 
 
 @pytest.mark.parametrize(
