@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
+from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.core.share import Share
+from helper.core.wallet_schedule import choose_helpers
 from helper.errors import ShareRefused
 from tests.simulation.chain import EPOCH, SimChain, SimRound
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import Ballot
 from tests.simulation.fleet_plan import (
-    MAX_BLOCK_REVEALS,
     OVERDUE_SECONDS,
     FleetHelper,
     FleetPlan,
@@ -85,7 +86,7 @@ class FleetWorld:
         self.event_log = EventLog(loop)
         interval = (plan.block_seconds, plan.block_seconds)
         self._chain = SimChain(seeded_random(seed, "chain"), self.event_log, interval=interval, circuit="k10")
-        self._chain.max_block_reveals = MAX_BLOCK_REVEALS
+        self._chain.max_block_reveals = MAX_REVEALS_PER_BLOCK
         self._round = SimRound(self._rng.randbytes(32), int(EPOCH) + plan.round_seconds, (Proposal(1, (0, 1)),))
         self._hosts = [self._create_host(seed, number, helper) for number, helper in enumerate(plan.helpers)]
         self._acknowledged: dict[bytes, float] = {}  # by nullifier: loop second from which the share is due
@@ -151,47 +152,64 @@ class FleetWorld:
         await asyncio.sleep(vote.cast_at)
         ballot = Ballot(self._rng, self._round.round_id, 1, self._rng.choice((0, 1)))
         position = await self._chain.cast_vote(self._round, ballot.commitment)
+        running = self._running_hosts()
+        chosen = choose_helpers(len(running), self._rng, per_share=min(self._plan.per_share, len(running)))
         for index, (post_at, submit_at) in enumerate(vote.posts):
+            hosts = [running[number] for number in chosen[index]]
             share = ballot.share(index, position, 0 if submit_at is None else int(EPOCH) + submit_at)
-            self._wallets.append(asyncio.ensure_future(self._post_share(share, ballot.nullifier(index), post_at)))
+            self._wallets.append(
+                asyncio.ensure_future(self._post_share(share, ballot.nullifier(index), post_at, hosts))
+            )
 
-    async def _post_share(self, share: Share, nullifier: bytes, post_at: float) -> None:
-        """Give a share to some of the running helpers, and later to another one if it is overdue."""
+    def _running_hosts(self) -> list[ServiceHost]:
+        return [host for host in self._hosts if host.service is not None]
+
+    async def _post_share(self, share: Share, nullifier: bytes, post_at: float, hosts: list[ServiceHost]) -> None:
+        """Give a share to its helpers, and later to another one if it is overdue."""
         await asyncio.sleep(max(0.0, post_at - self._loop.time()))
         self._due_times[nullifier] = share.submit_at
-        running = [host for host in self._hosts if host.service is not None]
-        chosen = self._rng.sample(running, min(self._plan.per_share, len(running)))
-        await asyncio.gather(*(self._deliver(host, share, nullifier) for host in chosen))
+        tried = set(hosts)
+        for is_accepted in await asyncio.gather(*(self._deliver(host, share, nullifier) for host in hosts)):
+            if not is_accepted:
+                await self._deliver_to_another(share, nullifier, tried)
         self._remaining_posts -= 1
-        await self._recover(share, nullifier, chosen)
+        await self._recover(share, nullifier, tried)
 
-    async def _recover(self, share: Share, nullifier: bytes, tried: list[ServiceHost]) -> None:
+    async def _recover(self, share: Share, nullifier: bytes, tried: set[ServiceHost]) -> None:
         """Give a share that is not counted long after its due time to one more helper."""
         now, end = self._loop.time(), float(self._plan.round_seconds)
         due = max(now, share.submit_at - EPOCH)
         shortest, longest = OVERDUE_SECONDS
         await asyncio.sleep(due + min(longest, max(shortest, (end - due) / 4)) - now)
-        untried = [host for host in self._hosts if host.service is not None and host not in tried]
-        if untried and (share.round_id, nullifier) not in self._chain.confirmed:
+        if (share.round_id, nullifier) not in self._chain.confirmed:
             # The due time has passed, so that this is not an early reveal.
-            await self._deliver(self._rng.choice(untried), share._replace(submit_at=0), nullifier)
+            await self._deliver_to_another(replace(share, submit_at=0), nullifier, tried)
 
-    async def _deliver(self, host: ServiceHost, share: Share, nullifier: bytes) -> None:
+    async def _deliver_to_another(self, share: Share, nullifier: bytes, tried: set[ServiceHost]) -> None:
+        untried = [host for host in self._running_hosts() if host not in tried]
+        self._rng.shuffle(untried)
+        for host in untried:
+            tried.add(host)
+            if await self._deliver(host, share, nullifier):
+                return
+
+    async def _deliver(self, host: ServiceHost, share: Share, nullifier: bytes) -> bool:
+        """Post a share to a helper, as often as it asks for it. Returns whether it was accepted."""
         await asyncio.sleep(self._rng.random() * MAX_DELIVERY_SECONDS)
         body = share_body(share)
         while True:
             try:
                 await host.send_request(lambda service: service.admission.admit(body))
             except UnreachableError:
-                return
+                return False
             except ShareRefused as refusal:
                 if refusal.status == 400:  # wallets do not retry it
                     self.event_log.record_violation("a valid share was refused", nullifier, refusal)
-                    return
+                    return False
                 await asyncio.sleep(1.0)
             else:
                 self._acknowledged.setdefault(nullifier, max(self._loop.time(), share.submit_at - EPOCH))
-                return
+                return True
 
     # Observations
 
@@ -227,7 +245,7 @@ def _create_scenario(plan: FleetPlan) -> Scenario:
     """Return the settings of a helper and its node, without any fault."""
     return Scenario(
         duration=float(plan.round_seconds),
-        poll_seconds=1.0,
+        poll_seconds=max(1.0, plan.block_seconds / 2),
         block_interval=(plan.block_seconds, plan.block_seconds),
         nodes_with_rpc=(True,),
         healthy_node=0,

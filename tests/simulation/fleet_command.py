@@ -12,6 +12,7 @@ import json
 import sys
 from dataclasses import replace
 
+from helper.core.wallet_schedule import helpers_per_share, last_moment_start
 from tests.simulation.fleet import FleetResult, run_fleet
 from tests.simulation.fleet_plan import (
     BACKLOG_PROVES_FROM,
@@ -19,10 +20,8 @@ from tests.simulation.fleet_plan import (
     DEADLINE_FRACTION,
     FleetHelper,
     FleetPlan,
-    default_per_share,
     draw_backlog,
     draw_round,
-    last_moment_start,
 )
 from tests.simulation.world import seeded_random
 
@@ -91,7 +90,7 @@ def create_plan(options: argparse.Namespace) -> FleetPlan:
         start, end = 0.0, int(options.round_hours * 3600)
         voters = max(1, round(options.voters / options.scale))
         votes = draw_round(voters, options.proposals, end, rng, deadline_fraction=options.deadline)
-        late_at, dead_at = end / 4, last_moment_start(end)
+        late_at, dead_at = end / 4, last_moment_start(0, end)
     helpers = [FleetHelper(proves_from=start) for _ in range(options.helpers)]
     for number in range(options.oldest_first):
         helpers[number] = replace(helpers[number], is_oldest_first=True)
@@ -101,7 +100,7 @@ def create_plan(options: argparse.Namespace) -> FleetPlan:
         helpers[-1 - number] = replace(helpers[-1 - number], proves_from=late_at)
     return FleetPlan(
         helpers=tuple(helpers),
-        per_share=options.per_share or default_per_share(options.helpers),
+        per_share=options.per_share or helpers_per_share(options.helpers),
         provers=options.provers,
         proof_seconds=proof_seconds,
         block_seconds=options.block_seconds,

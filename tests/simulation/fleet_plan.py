@@ -10,10 +10,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-MAX_SHARES_PER_VOTE = 16
-MAX_HELPERS_PER_SHARE = 10
-MAX_BLOCK_REVEALS = 256
-"""Maximum number of reveals in a block of the chain."""
+from helper.core.drain import MAX_REVEALS_PER_BLOCK
+from helper.core.share import SHARE_COUNT
+from helper.core.wallet_schedule import Distribution, choose_submit_at, choose_vote_time
+
 BACKLOG_STARTS_AT = 10.0
 """Loop second at which the first share of a backlog is posted."""
 BACKLOG_ARRIVAL_SECONDS = 120.0
@@ -22,12 +22,8 @@ BACKLOG_PROVES_FROM = BACKLOG_STARTS_AT + BACKLOG_ARRIVAL_SECONDS + 2.0
 """Loop second at which the provers are ready: after the last share of a backlog has arrived."""
 BACKLOG_ROUND_SECONDS = 30 * 86_400
 """Seconds of the round of a backlog, which ends long after the backlog is drained."""
-LAST_MOMENT_SECONDS = 6 * 3600
-"""Longest last-moment window before the end of a round, in which wallets send shares without a due time."""
-MAX_SPREAD_SECONDS = 100 * 3600
-"""Seconds from a vote within which wallets choose the due times of its shares."""
 DEADLINE_FRACTION = 0.3
-"""Fraction of the voters of a deadline-heavy round that vote in its last-moment window."""
+"""Fraction of the voters of a deadline-heavy round that are added to its last-moment window."""
 ROUND_STARTS_AT = 10.0
 """Loop second at which the first vote of a round can be cast."""
 OVERDUE_SECONDS = (30.0, 3600.0)
@@ -103,7 +99,7 @@ class FleetPlan:
     def reveal_rate(self, at: float) -> float:
         """Return the most reveals per second of the fleet at a time, within the limit of the chain's blocks."""
         proving = sum(helper.can_prove(at) for helper in self.helpers)
-        return min(proving * self.provers / self.proof_seconds, MAX_BLOCK_REVEALS / self.block_seconds)
+        return min(proving * self.provers / self.proof_seconds, MAX_REVEALS_PER_BLOCK / self.block_seconds)
 
 
 @dataclass(frozen=True)
@@ -136,33 +132,20 @@ def simulate_ideal_fleet(plan: FleetPlan, due_times: Sequence[float]) -> IdealRu
     return IdealRun(round(revealed), finished_at)
 
 
-def default_per_share(helpers: int) -> int:
-    """Return the number of helpers to which wallets give each share: half of all, at most ten."""
-    return min(-(-helpers // 2), MAX_HELPERS_PER_SHARE)
-
-
 def draw_backlog(shares: int, rng: random.Random) -> tuple[FleetVote, ...]:
     """Return votes whose shares all arrive, immediately due, before any prover is ready."""
     times = sorted(BACKLOG_STARTS_AT + rng.random() * BACKLOG_ARRIVAL_SECONDS for _ in range(shares))
     rng.shuffle(times)
     return tuple(
-        FleetVote(1.0, tuple((at, None) for at in times[first : first + MAX_SHARES_PER_VOTE]))
-        for first in range(0, shares, MAX_SHARES_PER_VOTE)
+        FleetVote(1.0, tuple((at, None) for at in times[first : first + SHARE_COUNT]))
+        for first in range(0, shares, SHARE_COUNT)
     )
-
-
-def last_moment_start(end: float) -> float:
-    """Return when the last-moment window of a round that lasts from 0 to `end` begins."""
-    return end - min(-(-end * 2 // 5), LAST_MOMENT_SECONDS)
 
 
 def draw_round(
     voters: int, proposals: int, end: int, rng: random.Random, *, deadline_fraction: float
 ) -> tuple[FleetVote, ...]:
-    """Return the votes of a round that ends at `end`, with due times by the wallets' rule.
-
-    A share is due at a uniformly distributed time before the last-moment window, at most `MAX_SPREAD_SECONDS` after the
-    vote. A share of a vote inside the window is due immediately.
+    """Return the votes of a round from loop second 0 to `end`, with due times by the wallets' rule.
 
     Args:
         voters: number of voters; each votes on every proposal at once.
@@ -170,7 +153,7 @@ def draw_round(
         end: loop second of the end of the round.
         rng: draws the times.
         deadline_fraction: fraction of the voters that vote inside the last-moment window; the others vote at any time
-            before it.
+            of the round.
     """
     return tuple(_draw_votes(voters, proposals, end, rng, deadline_fraction))
 
@@ -178,12 +161,9 @@ def draw_round(
 def _draw_votes(
     voters: int, proposals: int, end: int, rng: random.Random, deadline_fraction: float
 ) -> Iterator[FleetVote]:
-    window = last_moment_start(end)
     for voter in range(voters):
-        is_late = voter < voters * deadline_fraction
-        # A wallet needs a minute to cast its votes and post their shares.
-        at = rng.uniform(window, end - 60) if is_late else rng.uniform(ROUND_STARTS_AT, window)
-        last = min(window, at + MAX_SPREAD_SECONDS)
+        kind = Distribution.DEADLINE if voter < voters * deadline_fraction else Distribution.WALLET
+        at = max(ROUND_STARTS_AT, choose_vote_time(kind, 0, end, rng))
         for _ in range(proposals):
-            times = [None if is_late else int(rng.uniform(at, last)) for _ in range(MAX_SHARES_PER_VOTE)]
+            times = [choose_submit_at(int(at), 0, end, rng) or None for _ in range(SHARE_COUNT)]
             yield FleetVote(at, tuple((at, due) for due in times))
