@@ -26,11 +26,14 @@ import psycopg
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.clock import SystemClock
+from helper.core.dispatch_order import BacklogLimits
 from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats
+from helper.reveal.backlog import Backlog
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
+from helper.reveal.proof_times import ProofTimes
 from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.keyring import Keyring
@@ -128,7 +131,7 @@ class FakeRevealer:
         self._store = store
         self._cores = asyncio.Semaphore(CORE_COUNT)
 
-    async def prove(self, queued: QueuedShare) -> bool:
+    async def prove(self, queued: QueuedShare, *, goes_first: bool) -> bool:  # noqa: ARG002 - all proofs are equal
         """Create the message and store it."""
         async with self._cores:
             await asyncio.sleep(PROOF_SECONDS)
@@ -138,15 +141,24 @@ class FakeRevealer:
 async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     """Process the queue between two lines on standard input."""
     revealer: Any = FakeRevealer(store)
+    clock, stats = SystemClock(), Stats()
+    backlog = Backlog(
+        store=store,
+        proof_times=ProofTimes(CORE_COUNT, lambda: PROOF_SECONDS),
+        limits=BacklogLimits(due_shares=CORE_COUNT),
+        clock=clock,
+        stats=stats,
+    )
     dispatcher = Dispatcher(
         store=store,
         revealer=revealer,
         broadcaster=None,
         retention=None,
         get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
+        backlog=backlog,
         slots=CORE_COUNT,
-        clock=SystemClock(),
-        stats=Stats(),
+        clock=clock,
+        stats=stats,
         max_sleep=1.0,
     )
     await asyncio.to_thread(sys.stdin.readline)

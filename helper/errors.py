@@ -269,6 +269,10 @@ class ProofFailed(ProverError):
     """The prover could not make a proof from the witness."""
 
 
+class ProofNotNeeded(ProverError):
+    """A proof was not begun, because it is no longer needed."""
+
+
 class ShareRefused(HelperError):
     """A wallet's share was rejected.
 

@@ -16,6 +16,7 @@ from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import DispatchGate
+from helper.reveal.proof_times import ProofTimes
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.store import Store
 
@@ -45,6 +46,7 @@ class Gates:
         chain_sync: ChainSync,
         block_follower: BlockFollower,
         circuit_selector: CircuitSelector,
+        proof_times: ProofTimes,
         clock: Clock,
         stale_after: float,
         max_ahead: float,
@@ -57,6 +59,7 @@ class Gates:
         self._chain_sync = chain_sync
         self._block_follower = block_follower
         self._circuit_selector = circuit_selector
+        self._proof_times = proof_times
         self._clock = clock
         self._stale_after = stale_after
         self._max_ahead = max_ahead
@@ -120,18 +123,21 @@ class Gates:
         )
         if reason is not None or head is None:
             return DispatchGate(frozenset(), 0.0, reason)
-        rounds = frozenset(
-            known.round_id
+        ends = {
+            known.round_id: float(self._round_registry.latest_end(known))
             for known in self._round_registry.active_rounds()
-            if head.time < self._round_registry.latest_end(known) and self._tree_sync.anchor(known.round_id) is not None
+            if self._tree_sync.anchor(known.round_id) is not None
             if self._tree_sync.contradiction_reason(known.round_id) is None
-        )
+        }
+        ends = {round_id: end for round_id, end in ends.items() if self._proof_times.can_finish_proof(end, head.time)}
         return DispatchGate(
-            rounds,
+            frozenset(ends),
             head.time + self._max_ahead,
             self._circuit_selector.blocked_reason or self.all_rounds_pause_reason(),
             is_one_at_a_time=self._circuit_selector.is_current_unproven
             or self._circuit_selector.pause_reason is not None,
+            ends=ends,
+            chain_time=head.time,
         )
 
     def store_fault(self) -> PauseReason | None:

@@ -30,6 +30,7 @@ from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
 from helper.config import Config
+from helper.core.dispatch_order import BacklogLimits
 from helper.core.pause import PauseReason, text_of
 from helper.core.roles import ROLES
 from helper.errors import HelperError
@@ -43,9 +44,11 @@ from helper.observability.stats import Stats
 from helper.operations.actions import Operations
 from helper.operations.archive.factory import create_archive_writer
 from helper.reveal.attempt_budget import AttemptBudget
+from helper.reveal.backlog import Backlog
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Dispatcher
+from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
 from helper.reveal.retention import Retention
@@ -113,6 +116,10 @@ class Service:
             command=prover_command,
             spawn=spawn_worker,
         )
+        self.proof_times = ProofTimes(
+            self.prover_pool.workers,
+            lambda: self.prover_pool.estimated_seconds(self.circuit_selector.current),
+        )
         self._share_checks = share_checks
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
@@ -156,6 +163,7 @@ class Service:
             chain_sync=self.chain_sync,
             block_follower=self.block_follower,
             circuit_selector=self.circuit_selector,
+            proof_times=self.proof_times,
             clock=self.clock,
             stale_after=self.config.chain.stale_seconds,
             max_ahead=self.config.chain.clock_skew_seconds,
@@ -199,7 +207,9 @@ class Service:
             node_pool=self.node_pool,
             circuits=self.circuit_selector,
             attempts=attempts,
+            rounds=self.round_registry,
             prover=self.prover_pool,
+            proof_times=self.proof_times,
             clock=self.clock,
             stats=self.stats,
         )
@@ -217,6 +227,7 @@ class Service:
             broadcaster=self.broadcaster if self.role.can_send else None,
             retention=retention if self.cluster is None else None,
             get_gate=self.gates.get_dispatch_gate,
+            backlog=self._create_backlog(),
             slots=self.prover_pool.workers,
             clock=self.clock,
             stats=self.stats,
@@ -268,6 +279,19 @@ class Service:
             else None,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
+        )
+
+    def _create_backlog(self) -> Backlog:
+        settings = self.config.helper
+        return Backlog(
+            store=self.store,
+            proof_times=self.proof_times,
+            limits=BacklogLimits(
+                due_shares=settings.backlog_min_shares or self.prover_pool.workers,
+                overdue_seconds=settings.backlog_after_seconds,
+            ),
+            clock=self.clock,
+            stats=self.stats,
         )
 
     def stop(self) -> None:

@@ -100,6 +100,20 @@ class HelperSection(Section):
     max_concurrent_proofs: IntegerField = Field(
         0, ge=0, le=1024, description="Maximum number of concurrent proofs; 0 means one per processor core."
     )
+    backlog_after_seconds: Number = Field(
+        2,
+        ge=0,
+        le=3600,
+        description="Seconds from which due shares are overdue. With a backlog of overdue shares, the helper proves "
+        "them in an order of its own, not oldest first, so that several helpers do not prove the same shares; rounds "
+        "take turns.",
+    )
+    backlog_min_shares: IntegerField = Field(
+        0,
+        ge=0,
+        le=10**6,
+        description="A backlog has more due shares than this; 0 means more than concurrent proofs.",
+    )
     sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")
     max_attempts: IntegerField = Field(
         5,

@@ -67,6 +67,16 @@ COUNTERS: Final = (
         {outcome: f"post_{outcome}" for outcome in POST_OUTCOMES},
     ),
     CounterDefinition("helper_proofs", "Completed proofs.", sources={"": "proven"}),
+    CounterDefinition(
+        "helper_proofs_skipped",
+        "Proofs that were not begun, because another helper's reveal was in a block.",
+        sources={"": "proof_skipped"},
+    ),
+    CounterDefinition(
+        "helper_proofs_unused",
+        "Completed proofs whose share was confirmed or closed in the meantime.",
+        sources={"": "proof_unused"},
+    ),
     CounterDefinition("helper_reveals", "Reveals broadcast, without resends.", sources={"": "broadcast"}),
     CounterDefinition(
         "helper_broadcasts",

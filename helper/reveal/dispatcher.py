@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -18,6 +18,7 @@ from helper.core.pause import PauseCause, PauseReason
 from helper.core.schedule import retry_delay
 from helper.observability.error_log import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
+from helper.reveal.backlog import Backlog
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS
 from helper.reveal.retention import Retention
@@ -33,6 +34,10 @@ DUE_TIME_RESOLUTION_SECONDS = 0.001
 """Resolution of stored due times, in seconds."""
 CLAIMS_PER_PROVER = 2
 """Shares claimed per prover: the one it is proving and the next one."""
+FIRST_CLAIMS_PER_PROVER = 1
+"""Additional shares claimed per prover that go before claimed shares of a backlog."""
+FIRST_CHECK_SECONDS = 0.1
+"""Minimum seconds between two checks for shares that go first while all claims are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,16 @@ class DispatchGate:
         pause_reason: why dispatch is paused, or None.
         is_one_at_a_time: whether each share waits up to `TRIAL_WAIT_SECONDS` for the node's response to the previous
             one. True until the chain has accepted the circuit, because otherwise all proofs could be wasted.
+        ends: ends of these rounds, in Unix seconds.
+        chain_time: time of the newest block, in Unix seconds.
     """
 
     round_ids: frozenset[bytes]
     max_due_time: float
     pause_reason: PauseReason | None = None
     is_one_at_a_time: bool = False
+    ends: Mapping[bytes, float] = field(default_factory=dict)
+    chain_time: float = 0.0
 
 
 class Dispatcher:
@@ -59,6 +68,7 @@ class Dispatcher:
     Args:
         broadcaster: sends each prepared share; None if another host sends.
         retention: handles closed rounds before each dispatch; None if the send loop does this.
+        backlog: claims shares in a backlog.
         max_sleep: maximum sleep in seconds. Other hosts may enqueue or release shares without waking this one.
 
     Attributes:
@@ -74,6 +84,7 @@ class Dispatcher:
         broadcaster: Broadcaster | None,
         retention: Retention | None,
         get_gate: Callable[[], DispatchGate],
+        backlog: Backlog,
         slots: int,
         clock: Clock,
         stats: Stats,
@@ -85,6 +96,7 @@ class Dispatcher:
         self._retention = retention
         self._max_sleep = max_sleep
         self._get_gate = get_gate
+        self._backlog = backlog
         self._slots = slots
         self._clock = clock
         self._stats = stats
@@ -94,6 +106,8 @@ class Dispatcher:
         self._claims_to_release: dict[int, float] = {}  # by share: monotonic time at which its claim is released
         self._error_counts: dict[int, int] = {}  # by share: consecutive internal errors
         self._errors = RecurringErrorLog(log, failed="dispatch_failed", recovered="dispatch_recovered")
+        self._backlog_claims = 0  # claimed shares before which others may go
+        self._next_first_check = -math.inf  # monotonic
         self._next_trial = -math.inf  # monotonic time from which another share may try the circuit
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
         self.pause_reason: PauseReason | None = PauseCause.STARTING.reason()
@@ -156,31 +170,67 @@ class Dispatcher:
 
         Returns the wall time of the next dispatch, infinity if unknown.
         """
-        while True:
+        deadline: float | None = None
+        while deadline is None:
             gate = self._get_gate()
             self._note_pause(gate.pause_reason)
             free = self._slots * CLAIMS_PER_PROVER - self.claimed_count
-            if gate.pause_reason is not None or not gate.round_ids or free <= 0:
+            can_overtake = self._backlog_claims and len(gate.round_ids) > 1 and not gate.is_one_at_a_time
+            first_free = free + self._slots * FIRST_CLAIMS_PER_PROVER if can_overtake else free
+            if gate.pause_reason is not None or not gate.round_ids or first_free <= 0:
                 return math.inf
+            wait = self._seconds_to_wait(gate, free)
+            if wait > 0:
+                return self._clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)
             if gate.is_one_at_a_time:
-                wait = self._next_trial - self._clock.monotonic()
-                if wait > 0 and (self._tasks or self._broadcaster is None):
-                    return self._clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)
-                free = 1
-            due_ms = await self._store.next_due_ms(gate.round_ids)
-            now = min(self._clock.now(), gate.max_due_time)
-            if due_ms is None or due_ms > int(now * 1000):
-                return self._deadline(gate, due_ms, claimed_ms=0)
-            claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.round_ids)
-            if claimed:
-                self._stats.queue_age.add_sample(max(0.0, self._clock.now() - claimed[0].due_ms / 1000))
-            if claimed and gate.is_one_at_a_time:
-                self._next_trial = self._clock.monotonic() + TRIAL_WAIT_SECONDS
-            for queued in claimed:
-                self._start_reveal(queued)
-            if len(claimed) < free:
-                due_ms = await self._store.next_due_ms(gate.round_ids)
-                return self._deadline(gate, due_ms, claimed_ms=int(now * 1000))
+                free = first_free = 1
+            deadline = await self._claim(gate, free, first_free)
+        return deadline
+
+    def _seconds_to_wait(self, gate: DispatchGate, free: int) -> float:
+        """Seconds until shares may be claimed, not positive if they may be claimed now."""
+        if gate.is_one_at_a_time:
+            return self._next_trial - self._clock.monotonic() if self._tasks or self._broadcaster is None else 0.0
+        return self._next_first_check - self._clock.monotonic() if free <= 0 else 0.0
+
+    async def _claim(self, gate: DispatchGate, free: int, first_free: int) -> float | None:
+        """Claim due shares, at most `free`, and up to `first_free` if those above `free` go first.
+
+        Returns the wall time of the next dispatch, infinity if unknown, None if there may be more to claim now.
+        """
+        if free <= 0:
+            self._next_first_check = self._clock.monotonic() + FIRST_CHECK_SECONDS
+        due_ms = await self._store.next_due_ms(gate.round_ids)
+        now = min(self._clock.now(), gate.max_due_time)
+        if due_ms is None or due_ms > int(now * 1000):
+            return self._deadline(gate, due_ms, claimed_ms=0)
+        if self._backlog.is_overdue(due_ms, now):
+            ends = {round_id: gate.ends.get(round_id, math.inf) for round_id in gate.round_ids}
+            claim = await self._backlog.claim(
+                ends, now=now, chain_time=gate.chain_time, limit=free, first_limit=first_free
+            )
+            if claim is not None:
+                self._start_claimed(claim.shares, due_ms, gate)
+                if len(claim.shares) < free:
+                    return None
+                return self._deadline(gate, claim.next_due_ms, claimed_ms=int(now * 1000))
+        if free <= 0:
+            return math.inf
+        claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.round_ids)
+        self._start_claimed([(queued, True) for queued in claimed], due_ms, gate)
+        if len(claimed) == free:
+            return None
+        return self._deadline(gate, await self._store.next_due_ms(gate.round_ids), claimed_ms=int(now * 1000))
+
+    def _start_claimed(self, claimed: Sequence[tuple[QueuedShare, bool]], oldest_ms: int, gate: DispatchGate) -> None:
+        """Start proving claimed shares, each with whether it goes first."""
+        if not claimed:
+            return
+        self._stats.queue_age.add_sample(max(0.0, self._clock.now() - oldest_ms / 1000))
+        if gate.is_one_at_a_time:
+            self._next_trial = self._clock.monotonic() + TRIAL_WAIT_SECONDS
+        for queued, goes_first in claimed:
+            self._start_reveal(queued, goes_first=goes_first)
 
     def _deadline(self, gate: DispatchGate, due_ms: int | None, claimed_ms: int) -> float:
         """Wall time of the next dispatch, after all shares due by `claimed_ms` were claimed."""
@@ -201,9 +251,10 @@ class Dispatcher:
                 log.warning("dispatch_paused", reason=str(reason))
             self.pause_reason = reason
 
-    def _start_reveal(self, queued: QueuedShare) -> None:
+    def _start_reveal(self, queued: QueuedShare, *, goes_first: bool) -> None:
         self.claimed_count += 1
-        task = asyncio.create_task(self._reveal(queued))
+        self._backlog_claims += not goes_first
+        task = asyncio.create_task(self._reveal(queued, goes_first=goes_first))
         self._tasks.add(task)
         task.add_done_callback(self._on_reveal_end)
 
@@ -212,13 +263,14 @@ class Dispatcher:
         if self._clock.monotonic() < self._next_trial:
             self.wake()  # the next share may be waiting for this result
 
-    async def _reveal(self, queued: QueuedShare) -> None:
+    async def _reveal(self, queued: QueuedShare, *, goes_first: bool) -> None:
         """Prove and send one share. On any error the share stays in the queue."""
         try:
             try:
-                prepared = await self._revealer.prove(queued)
+                prepared = await self._revealer.prove(queued, goes_first=goes_first)
             finally:
                 self.claimed_count -= 1
+                self._backlog_claims -= not goes_first
                 self.wake()
             if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import structlog
 
 from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import get_generation
 from helper.clock import Clock
-from helper.errors import ProofFailed, ProverCrashed, ProverTimeout
+from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import Proof, ProverPool
 from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.store import Store
@@ -32,7 +36,9 @@ class Revealer:
         store: Store,
         trees: CommitmentTreeSync,
         node_pool: NodePool,
+        rounds: RoundRegistry,
         prover: ProverPool,
+        proof_times: ProofTimes,
         circuits: CircuitSelector,
         attempts: AttemptBudget,
         clock: Clock,
@@ -41,14 +47,20 @@ class Revealer:
         self._store = store
         self._trees = trees
         self._node_pool = node_pool
+        self._rounds = rounds
         self._prover = prover
+        self._proof_times = proof_times
         self._circuits = circuits
         self._attempts = attempts
         self._clock = clock
         self._stats = stats
 
-    async def prove(self, queued: QueuedShare) -> bool:
+    async def prove(self, queued: QueuedShare, *, goes_first: bool = True) -> bool:
         """Prove the share and store its message (fsync).
+
+        Args:
+            queued: the claimed share.
+            goes_first: whether its proof precedes queued proofs that do not go first.
 
         Returns:
             True if a message is ready to be sent; False if the share was requeued, failed, or was confirmed in
@@ -61,15 +73,18 @@ class Revealer:
             return False
         circuit = self._circuits.circuit_for(share.kind)
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
-        proof = await self._make_proof(queued, circuit, path)
+        proof = await self._make_proof(queued, circuit, path, goes_first=goes_first)
         if proof is None:
             return False
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
             await self._spend_attempt(queued, "proof has unexpected public inputs")
             return False
-        return await self._store.prepare(queued.id, self._create_prepared(queued, circuit, anchor, proof))
+        is_prepared = await self._store.prepare(queued.id, self._create_prepared(queued, circuit, anchor, proof))
+        if not is_prepared:
+            self._stats.count("proof_unused")
+        return is_prepared
 
-    async def _make_proof(self, queued: QueuedShare, circuit: str, path: bytes) -> Proof | None:
+    async def _make_proof(self, queued: QueuedShare, circuit: str, path: bytes, *, goes_first: bool) -> Proof | None:
         is_proving = False
 
         def on_start() -> None:
@@ -78,7 +93,16 @@ class Revealer:
             self._note_start(queued)
 
         try:
-            proof = await self._prover.prove(circuit, queued.share, path, on_start=on_start)
+            proof = await self._prover.prove(
+                circuit,
+                queued.share,
+                path,
+                on_start=on_start,
+                is_needed=partial(self._is_proof_needed, queued),
+                goes_first=goes_first,
+            )
+        except ProofNotNeeded:
+            return None
         except ProverCrashed as error:
             await self._attempts.record_crash(queued, str(error))
             return None
@@ -90,7 +114,22 @@ class Revealer:
                 self._stats.proving.end(self._clock.monotonic())
         self._stats.count("proven")
         self._stats.proof_seconds.add_sample(proof.seconds)
+        self._proof_times.record(proof.seconds)
         return proof
+
+    async def _is_proof_needed(self, queued: QueuedShare) -> bool:
+        """Return whether a proof that begins now can count. If it would be too late, the share is released."""
+        if await self._store.is_spent(queued.round_id, queued.nullifier):
+            self._stats.count("proof_skipped")
+            return False
+        known, head = self._rounds.get(queued.round_id), self._node_pool.head
+        if known is None or head is None:
+            return True
+        if self._proof_times.can_finish_proof(self._rounds.latest_end(known), head.time):
+            return True
+        note = "the round ends before a proof would be done"
+        await self._store.requeue(queued.id, stage="proof", note=note)
+        return False
 
     def _note_start(self, queued: QueuedShare) -> None:
         self._stats.proving.begin(self._clock.monotonic())

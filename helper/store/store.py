@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import structlog
 
 from helper.clock import Clock
+from helper.core.dispatch_order import DueShare
 from helper.core.share import Share, ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.action_models import Actor, ImportedShare, RowVersion, ValidatedShare
@@ -72,6 +73,9 @@ class Store(QueueReader, ABC):
         reader: runs the service's own reads.
         operator_reader: runs the reads of operators, which may take long.
     """
+
+    _first_rank = 0
+    """Rank at which this host's order of overdue shares begins."""
 
     def __init__(self, clock: Clock, writer: WriterThread[Any], reader: RowReader, operator_reader: RowReader) -> None:
         super().__init__(operator_reader)
@@ -202,6 +206,41 @@ class Store(QueueReader, ABC):
         Rows that fail their check are quarantined and never returned.
         """
         return await self._run(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds))
+
+    async def claim_listed(self, ids: Sequence[int], *, now: float) -> list[QueuedShare]:
+        """Claim shares returned by `list_due`, RECEIVED -> WITNESSED, in this order.
+
+        Shares that are no longer due are omitted: they may have been confirmed, or claimed by another host.
+        """
+        return await self._run(shares.claim_listed, now=now, ids=tuple(ids))
+
+    async def list_due(self, round_id: bytes, *, now: float, limit: int, by_rank: bool) -> list[DueShare]:
+        """Return the first due shares of a round, without claiming them.
+
+        Args:
+            round_id: 32 bytes.
+            now: Unix seconds.
+            limit: maximum number.
+            by_rank: in this helper's own order, else by due time and rank. Hosts begin at different ranks, so that
+                they do not claim the same shares. All due shares of the round are read, about 10 ms per 100,000.
+        """
+        params: dict[str, Any] = {"round_id": round_id, "now_ms": int(now * 1000), "limit": limit}
+        rows = (
+            await self._reader.fetch("due_by_rank", {**params, "start": self._first_rank})
+            if by_rank
+            else await self._reader.fetch("due_by_time", params)
+        )
+        # A damaged index may contain anything; `claim_due` handles it.
+        return [DueShare(*row) for row in rows if all(isinstance(value, int) for value in row)]
+
+    async def count_waiting(self) -> dict[bytes, int]:
+        """Return the number of shares in RECEIVED by round, due or not; rounds without any are omitted."""
+        rows = await self._reader.fetch("counts")
+        return {round_id: number for round_id, state, number in rows if state == ShareState.RECEIVED}
+
+    async def count_claiming_hosts(self) -> int:
+        """Return the number of hosts that hold claims on shares, at least 1."""
+        return 1
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         """Return the earliest due time (unix ms) of the pending shares of `rounds`, None if there are none."""

@@ -18,6 +18,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason
 from helper.core.share import Share
+from helper.errors import ProofNotNeeded
 from helper.reveal.prover.pool import Proof, ProverPool
 from tests.support.clock import FakeClock
 
@@ -114,10 +115,19 @@ class FakeProver(ProverPool):
         return self.blocked.setdefault(position, asyncio.Event())
 
     async def prove(
-        self, circuit: str, share: Share, path: bytes, *, on_start: Callable[[], None] = lambda: None
+        self,
+        circuit: str,
+        share: Share,
+        path: bytes,
+        *,
+        on_start: Callable[[], None] = lambda: None,
+        is_needed: Callable[[], Awaitable[bool]] | None = None,
+        goes_first: bool = True,
     ) -> Proof:
         position = share.tree_position
         async with self._free:
+            if is_needed is not None and not await is_needed():
+                raise ProofNotNeeded("the proof is no longer needed")
             self.running += 1
             self.max_running = max(self.max_running, self.running)
             self.started_proofs.append((position, self._clock.now()))

@@ -16,12 +16,15 @@ from helper.chain.block_follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.round_and_tree_sync import ChainSync
+from helper.core.dispatch_order import BacklogLimits
 from helper.errors import StoreError
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
+from helper.reveal.backlog import Backlog
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
+from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
@@ -132,6 +135,7 @@ class Pipeline:
             stats=self.stats,
             quick_retries=quick_retries,
         )
+        self.proof_times = ProofTimes(slots, lambda: 0.1)
         reveal_parts: dict[str, Any] = {
             **common_parts,
             "trees": self.trees,
@@ -139,7 +143,9 @@ class Pipeline:
             "circuits": self.circuits,
             "attempts": self.attempts,
         }
-        self.revealer = Revealer(**reveal_parts, prover=prover or self.prover)
+        self.revealer = Revealer(
+            **reveal_parts, rounds=self.rounds, prover=prover or self.prover, proof_times=self.proof_times
+        )
         self.make_broadcaster = partial(Broadcaster, **reveal_parts, verifier=prover or self.prover)
         self.broadcaster = self.make_broadcaster()
         self.retention = Retention(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
@@ -154,6 +160,7 @@ class Pipeline:
             chain_sync=cast(ChainSync, None),
             block_follower=cast(BlockFollower, self.listener),
             circuit_selector=self.circuits,
+            proof_times=self.proof_times,
             clock=clock,
             stale_after=90,
             max_ahead=120,
@@ -165,6 +172,13 @@ class Pipeline:
             broadcaster=self.broadcaster,
             retention=self.retention,
             get_gate=self.gate,
+            backlog=Backlog(
+                store=self.store,
+                proof_times=self.proof_times,
+                limits=BacklogLimits(due_shares=slots),
+                clock=clock,
+                stats=self.stats,
+            ),
             slots=slots,
             clock=clock,
             stats=self.stats,

@@ -9,8 +9,9 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import structlog
 from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
-from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
+from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
 
@@ -55,6 +56,11 @@ class _Task:
     frame: Frame
     future: asyncio.Future[Frame]
     on_start: Callable[[], None]
+    is_needed: Callable[[], Awaitable[bool]]
+
+
+async def _always_needed() -> bool:
+    return True
 
 
 class ProverPool:
@@ -94,7 +100,9 @@ class ProverPool:
         self._timeout = timeout
         self._command = tuple(command)
         self._spawn = spawn
-        self._queue: asyncio.Queue[_Task] = asyncio.Queue()
+        # Jobs that go first, then the others, each in order of submission.
+        self._queue: asyncio.PriorityQueue[tuple[bool, int, _Task]] = asyncio.PriorityQueue()
+        self._numbers = count()
         self._ready_slots: set[int] = set()
         self._self_tests: dict[int, float] = {}
         self._first_ready = asyncio.Event()
@@ -165,7 +173,14 @@ class ProverPool:
             self._cancel_queued()
 
     async def prove(
-        self, circuit: str, share: Share, path: bytes, *, on_start: Callable[[], None] = lambda: None
+        self,
+        circuit: str,
+        share: Share,
+        path: bytes,
+        *,
+        on_start: Callable[[], None] = lambda: None,
+        is_needed: Callable[[], Awaitable[bool]] = _always_needed,
+        goes_first: bool = True,
     ) -> Proof:
         """Create one proof.
 
@@ -174,8 +189,11 @@ class ProverPool:
             share: the witness and the public inputs.
             path: the 24 siblings of the share's leaf, leaf level first.
             on_start: called when a worker starts the job (not when it is queued).
+            is_needed: called when a worker is free, immediately before it starts the job.
+            goes_first: whether the job precedes queued jobs that do not go first.
 
         Raises:
+            ProofNotNeeded: `is_needed` returned False; no proof was begun.
             ProverTimeout: it took longer than `timeout`; the worker was killed.
             ProverCrashed: the worker exited unexpectedly.
             ProofFailed: the prover rejected the witness.
@@ -188,7 +206,7 @@ class ProverPool:
             on_start()
 
         request = {"op": "prove", "circuit": circuit, **get_generation(circuit).create_job(share, path)}
-        reply = await self._request(request, note_start)
+        reply = await self._request(request, note_start, is_needed, goes_first=goes_first)
         return Proof(
             proof=bytes.fromhex(reply["proof"]),
             nullifier=bytes.fromhex(reply["nullifier"]),
@@ -202,9 +220,16 @@ class ProverPool:
         reply = await self._request(request, lambda: None)
         return bool(reply["ok"])
 
-    async def _request(self, frame: Frame, on_start: Callable[[], None]) -> Frame:
+    async def _request(
+        self,
+        frame: Frame,
+        on_start: Callable[[], None],
+        is_needed: Callable[[], Awaitable[bool]] = _always_needed,
+        *,
+        goes_first: bool = True,
+    ) -> Frame:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        await self._queue.put(_Task(frame, future, on_start))
+        await self._queue.put((not goes_first, next(self._numbers), _Task(frame, future, on_start, is_needed)))
         reply = await future
         if "error" in reply:
             raise ProofFailed(f"{reply['error']}: {reply['message']}")
@@ -277,6 +302,16 @@ class ProverPool:
         if task.future.cancelled():
             return
         try:
+            if not await task.is_needed():
+                raise ProofNotNeeded("the proof is no longer needed")
+        except Exception as error:  # of this job, not of the worker
+            if not task.future.done():
+                task.future.set_exception(error)
+            return
+        except BaseException:
+            task.future.cancel()
+            raise
+        try:
             task.on_start()
             reply = await process.exchange(task.frame, self.proof_timeout(task.frame["circuit"]))
         except ProverError as error:
@@ -299,14 +334,14 @@ class ProverPool:
                 if getter.done() and not getter.cancelled():
                     self._queue.put_nowait(getter.result())
                 raise ProverCrashed(f"worker exited while idle (status {ended.result()})")
-            return getter.result()
+            return getter.result()[2]
         finally:
             getter.cancel()
             ended.cancel()
 
     def _cancel_queued(self) -> None:
         while not self._queue.empty():
-            self._queue.get_nowait().future.cancel()
+            self._queue.get_nowait()[2].future.cancel()
 
 
 async def _wait_all(tasks: Sequence[asyncio.Task[None]]) -> None:

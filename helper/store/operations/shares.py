@@ -140,6 +140,16 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
     return claimed
 
 
+def claim_listed(tx: Transaction, *, now: float, ids: Sequence[int]) -> list[QueuedShare]:
+    """Claim those of these shares that are still due, in this order."""
+    now_ms = int(now * 1000)
+    _requeue_expired(tx, now_ms, len(ids))
+    # Read in order of id, so that hosts that claim the same shares do not wait for each other's row locks in a cycle.
+    rows = {share_id: load_row(tx, share_id, now_ms) for share_id in sorted(ids)}
+    due = [row for share_id in ids if (row := rows.get(share_id)) is not None and row.due_ms <= now_ms]
+    return [_claim_row(tx, row) for row in due if row.state == ShareState.RECEIVED]
+
+
 def _requeue_expired(tx: Transaction, at_ms: int, limit: int) -> None:
     """Return shares with an expired claim to RECEIVED, with their own due times."""
     note = "the claim of its host expired"

@@ -174,6 +174,23 @@ SELECT least(
      AND c.share_id NOT IN (SELECT share_id FROM damaged)))
 FROM round_keys k WHERE k.round_id = %s;
 
+-- Unlike `due_shares`, these take no locks: another host may claim the shares first.
+
+-- name: due_by_time
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0 AND due_ms <= %(now_ms)s
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY due_ms, rank LIMIT %(limit)s;
+
+-- name: due_by_rank
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0 AND due_ms <= %(now_ms)s
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY rank < %(start)s, rank LIMIT %(limit)s;
+
+-- name: claiming_hosts
+SELECT count(DISTINCT host) FROM claims WHERE until > clock_timestamp();
+
 -- name: shares_in_state
 SELECT id FROM shares
 WHERE state = %(state)s AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)

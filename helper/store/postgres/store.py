@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock, SystemClock
+from helper.core.schedule import rank
 from helper.errors import StoreError
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import create_connection_settings
@@ -68,6 +69,7 @@ class PostgresStore(Store):
         self._reader: PostgresReader = PostgresReader(settings, RowEncryption(keyring))
         self._operator_reader: PostgresReader = self._reader
         super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operator_reader)
+        self._first_rank = rank(b"first rank of a host", host.encode())
         self._listener = NotificationListener(settings)
         self._renewal_task: asyncio.Task[None] | None = None
         self._listener_task: asyncio.Task[None] | None = None
@@ -179,6 +181,11 @@ class PostgresStore(Store):
     def is_shared(self) -> bool:
         """True: other hosts may use the same queue."""
         return True
+
+    async def count_claiming_hosts(self) -> int:
+        """Return the number of hosts with unexpired claims, at least 1."""
+        ((number,),) = await self._reader.fetch("claiming_hosts")
+        return max(1, int(number))
 
     def listen(self, callback: Callable[[str], None]) -> None:
         """Register a callback before `open`. It is called with "" if notifications may have been lost."""

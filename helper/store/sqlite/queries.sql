@@ -80,6 +80,20 @@ WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = ?) AND state = 0
   AND due_ms IS NOT NULL
 ORDER BY due_ms LIMIT 1;
 
+-- name: due_by_time
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0 AND due_ms <= :now_ms
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY due_ms, rank LIMIT :limit;
+
+-- Reads all due shares of the round, in the index `shares_due`.
+
+-- name: due_by_rank
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0 AND due_ms <= :now_ms
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY rank < :start, rank LIMIT :limit;
+
 -- name: shares_in_state
 SELECT id FROM shares
 WHERE state = :state AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
