@@ -1,12 +1,16 @@
 """Three independent helpers with a backlog of the same shares, killed at random moments.
 
-Method. Each share is at all three daemons, as it is after wallets have posted overdue shares again. The shares come due
-while all three are down, so that each starts with a backlog. Then daemons are killed with SIGKILL at random moments and
-restarted, until the chain has counted every share. A fake prover counts each proof that it begins.
+Method. Each share is at all three daemons, as it is after wallets have posted overdue shares again. First no proof
+ends, so that all shares become overdue. Then all three are killed and start with this backlog and a prover that works.
+At random moments one of them is killed with SIGKILL and restarted, until the chain has counted every share. The fake
+prover counts each proof that it begins.
 
 Requirements. No acknowledged share is lost, early or counted twice. A backlog costs at most 1.5 proofs per reveal,
 although no helper knows of the others: each has its own order and skips what the chain has counted. No helper keeps a
 share that the chain has counted.
+
+Injected fault: `[helper] backlog_min_shares = 1000000`, so that all helpers proved the backlog oldest first. The short
+form reported: "proofs per reveal: 1.6979 (≤ 1.5)".
 """
 
 from __future__ import annotations
@@ -29,12 +33,14 @@ from tests.support.process import find_free_port
 
 HELPER_COUNT = 3
 WORKER_COUNT = 2
-PROOF_SECONDS = 0.25
+PROOF_SECONDS = 0.5
 MAX_PROOFS_PER_REVEAL = 1.5
+BLOCKED_SECONDS = 3600.0
+"""Seconds of a proof that does not end during the campaign."""
+DUE_SECONDS = 3
+"""Seconds from the post of a share within which it is due."""
 MAX_PAUSE_SECONDS = 1.0
 """Maximum seconds for which a killed helper is down, and between two kills."""
-POST_SECONDS = 60.0
-"""Seconds within which all shares must be acknowledged, before the first of them is due."""
 
 
 @dataclass(slots=True)
@@ -45,9 +51,9 @@ class FleetMember:
     url: str
     proof_log: Path
 
-    def spawn(self) -> None:
-        """Start a run."""
-        self.helper.spawn(STANDIN_SECONDS=str(PROOF_SECONDS), STANDIN_TALLY=str(self.proof_log))
+    def spawn(self, proof_seconds: float = PROOF_SECONDS) -> None:
+        """Start a run with proofs of this duration."""
+        self.helper.spawn(STANDIN_SECONDS=str(proof_seconds), STANDIN_TALLY=str(self.proof_log))
 
     async def wait_until_ready(self) -> None:
         """Wait until this run processes its queue."""
@@ -63,7 +69,7 @@ class FleetMember:
 async def run(setting: CampaignRun) -> Findings:
     """Run the helpers, kill them, and check the promises."""
     findings, rng = Findings(), setting.seeded_random("kills")
-    vote_count, kills = setting.scale(125, 12), setting.scale(60, 3)
+    vote_count, kills = setting.scale(125, 12), setting.scale(60, 2)
     async with _create_fleet(setting) as (chain, members):
         round_id = await chain.open_round()
         wallets = WalletGroup(
@@ -74,17 +80,13 @@ async def run(setting: CampaignRun) -> Findings:
         )
         votes = await wallets.cast_votes(round_id, vote_count)
         for member in members:
-            member.spawn()
+            member.spawn(BLOCKED_SECONDS)
         await asyncio.gather(*(member.wait_until_ready() for member in members))
-        span = setting.scale(30, 5)
-        first_due = int(time.time()) + setting.scale(40, 6)
-        await wallets.post_shares(votes, lambda: first_due + rng.randrange(span), timeout_seconds=POST_SECONDS)
-        findings.record_figure("seconds from the last acknowledgment to the first due time", first_due - time.time())
+        await wallets.post_shares(votes, lambda: int(time.time()) + rng.randint(0, DUE_SECONDS))
         for member in members:
             await member.helper.kill()
-        proofs_before = sum(member.started_proofs for member in members)
-        counted_before = (await count_confirmed(chain, [round_id])).total()
-        await asyncio.sleep(max(0.0, first_due + span - time.time()))
+        blocked_proofs = sum(member.started_proofs for member in members)
+        await asyncio.sleep(max(0.0, max(share.submit_at for share in wallets.ledger.posted.values()) - time.time()))
         for member in members:
             member.spawn()
         for number in range(kills):
@@ -101,12 +103,11 @@ async def run(setting: CampaignRun) -> Findings:
         findings.require_equal(
             "shares posted and not acknowledged", len(wallets.ledger.posted) - len(wallets.ledger.acknowledged_at), 0
         )
-        counted = (await count_confirmed(chain, [round_id])).total() - counted_before
-        proofs = sum(member.started_proofs for member in members) - proofs_before
+        counted = len(await count_confirmed(chain, [round_id]))
+        proofs = sum(member.started_proofs for member in members) - blocked_proofs
         findings.record_figure("kills in the backlog", kills)
         findings.record_figure("proofs", proofs)
-        findings.require_at_least("reveals in the backlog", counted, len(wallets.ledger.posted) / 2)
-        findings.require_at_most("proofs per reveal in the backlog", proofs / max(1, counted), MAX_PROOFS_PER_REVEAL)
+        findings.require_at_most("proofs per reveal", proofs / max(1, counted), MAX_PROOFS_PER_REVEAL)
         await _check_queues(findings, members)
     return findings
 

