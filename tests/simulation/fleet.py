@@ -21,7 +21,7 @@ from tests.simulation.chain import EPOCH, SimChain, SimRound
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import Ballot
 from tests.simulation.fleet_plan import (
-    OVERDUE_SECONDS,
+    RECOVERY_SECONDS,
     FleetHelper,
     FleetPlan,
     FleetVote,
@@ -112,7 +112,9 @@ class FleetWorld:
             SimDisk(seeded_random(seed, f"disk {number}")),
             provers,
             name=f"helper {number}",
-            settings=OLDEST_FIRST if helper.is_oldest_first else None,
+            settings=OLDEST_FIRST
+            if helper.is_oldest_first
+            else {"helper": {"backlog_after_seconds": plan.backlog_after_seconds}},
         )
 
     async def run(self) -> None:
@@ -179,7 +181,7 @@ class FleetWorld:
         """Give a share that is not counted long after its due time to one more helper."""
         now, end = self._loop.time(), float(self._plan.round_seconds)
         due = max(now, share.submit_at - EPOCH)
-        shortest, longest = OVERDUE_SECONDS
+        shortest, longest = RECOVERY_SECONDS
         await asyncio.sleep(due + min(longest, max(shortest, (end - due) / 4)) - now)
         if (share.round_id, nullifier) not in self._chain.confirmed:
             # The due time has passed, so that this is not an early reveal.

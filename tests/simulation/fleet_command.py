@@ -2,7 +2,7 @@
 
 With `--overdue`, all shares wait when the first prover is ready. With `--voters`, wallets vote throughout a round and
 choose due times by their own rule. `--scale` divides the votes and the speed of the provers by the same factor, so that
-a large round has the same load in a fraction of the time.
+a large round has the same load in a fraction of the time. The lateness of a backlog is scaled with the proofs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 from dataclasses import replace
 
+from helper.core.dispatch_order import OVERDUE_SECONDS
 from helper.core.wallet_schedule import helpers_per_share, last_moment_start
 from tests.simulation.fleet import FleetResult, run_fleet
 from tests.simulation.fleet_plan import (
@@ -109,6 +110,7 @@ def create_plan(options: argparse.Namespace) -> FleetPlan:
         block_seconds=options.block_seconds,
         round_seconds=end,
         votes=votes,
+        backlog_after_seconds=OVERDUE_SECONDS * options.scale,
     )
 
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from helper.core.dispatch_order import OVERDUE_SECONDS
 from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.core.share import SHARE_COUNT
 from helper.core.wallet_schedule import Distribution, choose_submit_at, choose_vote_time
@@ -26,7 +27,7 @@ DEADLINE_FRACTION = 0.3
 """Fraction of the voters of a deadline-heavy round that are added to its last-moment window."""
 ROUND_STARTS_AT = 10.0
 """Loop second at which the first vote of a round can be cast."""
-OVERDUE_SECONDS = (30.0, 3600.0)
+RECOVERY_SECONDS = (30.0, 3600.0)
 """Minimum and maximum seconds after a share's due time at which its wallet posts it again."""
 
 
@@ -75,6 +76,7 @@ class FleetPlan:
         proof_seconds: mean seconds of a proof on one prover.
         block_seconds: seconds between blocks.
         round_seconds: loop second at which the round ends.
+        backlog_after_seconds: lateness from which a helper with its own order has a backlog.
         votes: the votes.
     """
 
@@ -85,6 +87,7 @@ class FleetPlan:
     block_seconds: float
     round_seconds: int
     votes: tuple[FleetVote, ...]
+    backlog_after_seconds: float = OVERDUE_SECONDS
 
     @property
     def share_count(self) -> int:
@@ -106,7 +109,7 @@ class FleetPlan:
 class IdealRun:
     """What an ideal fleet of the same provers does.
 
-    It proves each share once, as soon as the share is due and a prover is free, and the chain counts it at once.
+    It proves each share once, as soon as the share is due and a prover is free, and the next block counts it.
 
     Attributes:
         revealed: shares that it reveals before the end of the round.
@@ -120,8 +123,9 @@ class IdealRun:
 def simulate_ideal_fleet(plan: FleetPlan, due_times: Sequence[float]) -> IdealRun:
     """Return what an ideal fleet does with shares that are due at these loop seconds."""
     changes = {at for helper in plan.helpers for at in (helper.starts_at, helper.proves_from, helper.dies_at)}
-    end = float(plan.round_seconds)
-    events = [(at, 0) for at in changes if at < end] + [(at, 1) for at in due_times if at < end] + [(end, 0)]
+    end = plan.round_seconds - plan.block_seconds
+    done_times = [at + plan.proof_seconds for at in due_times]  # at the earliest
+    events = [(at, 0) for at in changes if at < end] + [(at, 1) for at in done_times if at < end] + [(end, 0)]
     now = pending = revealed = finished_at = 0.0
     for at, arrived in sorted(events):
         rate = plan.reveal_rate(now)
