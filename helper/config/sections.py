@@ -111,7 +111,7 @@ class HelperSection(Section):
     backlog_min_shares: IntegerField = Field(
         0,
         ge=0,
-        le=10**6,
+        le=10_000,
         description="A backlog has more due shares than this; 0 means more than concurrent proofs.",
     )
     sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")

@@ -244,6 +244,15 @@ async def test_already_spent_response_does_not_confirm(pipeline: Pipeline) -> No
 
 
 @pytest.mark.rule("R12")
+async def test_share_confirmed_before_its_send_is_not_sent(pipeline: Pipeline) -> None:
+    share_id = await pipeline.prepare_message(1)
+    await pipeline.count_on_chain(1)
+    await pipeline.broadcaster.send(share_id)
+    assert pipeline.nodes.posts == []
+    assert pipeline.read_share(1) is None
+
+
+@pytest.mark.rule("R12")
 async def test_share_confirmed_during_send_is_done(pipeline: Pipeline) -> None:
     async def count(body: dict[str, Any]) -> httpx.Response:
         await pipeline.count_on_chain(1)

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 import proofs
 from devnet.stand_in_proofs import STAND_IN_PREFIX
 from helper.clock import SystemClock
-from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
+from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout, StoreError
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.pool import Proof, ProverPool
 from helper.reveal.prover.process import WorkerCommand, WorkerProcess
@@ -81,6 +81,57 @@ async def test_prove_returns_statement_of_witness() -> None:
 
         assert await accepted(1)
         assert not await accepted(0)
+
+
+@pytest.mark.anyio
+async def test_prove_is_not_begun_when_no_longer_needed() -> None:
+    started: list[bool] = []
+
+    async def is_needed() -> bool:
+        return False
+
+    async def fail() -> bool:
+        raise StoreError("unreadable")
+
+    async with run_pool() as pool:
+        pids = pool.pids
+        share, path = create_provable_share()
+        with pytest.raises(ProofNotNeeded):
+            await pool.prove("k10", share, path, on_start=lambda: started.append(True), is_needed=is_needed)
+        with pytest.raises(StoreError, match="unreadable"):
+            await pool.prove("k10", share, path, on_start=lambda: started.append(True), is_needed=fail)
+        assert started == []
+        await make_proof(pool)
+        assert pool.pids == pids, "the worker goes on"
+
+
+@pytest.mark.anyio
+async def test_jobs_that_go_first_precede_queued_ones() -> None:
+    started: list[int] = []
+    is_waiting, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> bool:
+        is_waiting.set()
+        await may_go_on.wait()
+        return True
+
+    async with run_pool() as pool:
+        share, path = create_provable_share()
+
+        async def prove(number: int, *, goes_first: bool) -> None:
+            await pool.prove(
+                "k10", share, path, on_start=lambda: started.append(number), is_needed=wait, goes_first=goes_first
+            )
+
+        proving = [asyncio.create_task(prove(0, goes_first=False))]
+        await is_waiting.wait()
+        proving += [asyncio.create_task(prove(number, goes_first=number > 2)) for number in (1, 2, 3, 4)]
+        while pool._queue.qsize() < 4:
+            await asyncio.sleep(0)
+        may_go_on.set()
+        await asyncio.gather(*proving)
+
+    assert started == [0, 3, 4, 1, 2]
 
 
 @pytest.mark.anyio

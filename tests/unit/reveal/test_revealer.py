@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -114,11 +115,40 @@ async def test_share_of_crashed_worker_is_not_claimed_before_attempt_is_recorded
 
 @pytest.mark.rule("R12")
 async def test_share_confirmed_during_proof_is_not_prepared(pipeline: Pipeline) -> None:
+    proof_may_end = pipeline.prover.block(1)
+    await pipeline.enqueue(1)
+    proving = asyncio.create_task(pipeline.revealer.prove(await pipeline.claim_due_share()))
+    await wait_until(lambda: pipeline.prover.started_proofs)
+    await pipeline.count_on_chain(1)
+    proof_may_end.set()
+    assert not await proving
+    assert pipeline.read_share(1) is None
+    assert (pipeline.stats.counts["proof_unused"], pipeline.stats.counts["proof_skipped"]) == (1, 0)
+
+
+@pytest.mark.rule("R12")
+async def test_share_confirmed_before_its_proof_begins_is_not_proven(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     queued = await pipeline.claim_due_share()
     await pipeline.count_on_chain(1)
     assert not await pipeline.revealer.prove(queued)
+    assert pipeline.prover.started_proofs == []
     assert pipeline.read_share(1) is None
+    assert (pipeline.stats.counts["proof_unused"], pipeline.stats.counts["proof_skipped"]) == (0, 1)
+
+
+async def test_proof_that_would_end_after_the_round_is_not_begun(pipeline: Pipeline) -> None:
+    pipeline.proof_times.record(60.0)
+    pipeline.rounds.end = START_TIME + 48
+    await pipeline.enqueue(1)
+    queued = await pipeline.claim_due_share()
+    assert not await pipeline.revealer.prove(queued)
+    assert pipeline.prover.started_proofs == []
+    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 0, START_TIME * 1000)
+    async with pipeline.run_dispatcher():
+        assert await pipeline.count_idle_turns() == 0, "its round is no longer dispatched"
+    pipeline.rounds.end = START_TIME + 49
+    assert await pipeline.revealer.prove(await pipeline.claim_due_share()), "it may be done in time"
 
 
 async def test_lateness_is_measured_from_submit_at_once(pipeline: Pipeline) -> None:

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -33,8 +35,17 @@ from tests.support.postgres import Cluster, find_binaries
 from tests.support.process import TIMEOUT_SECONDS
 from tests.unit.lease.test_s3 import create_released_bucket, lease_for_host
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend
+from tests.unit.store.conformance.test_backlog import create_backlog
 from tests.unit.store.conformance.test_chain_data import ChainRound
-from tests.unit.store.fixtures import NOW, ROUND, claim_all_due, enqueue_shares, make_posted_share, make_reveal
+from tests.unit.store.fixtures import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    claim_all_due,
+    enqueue_shares,
+    make_posted_share,
+    make_reveal,
+)
 
 CLUSTER_FIXTURES = ["cluster"] if find_binaries() is not None else []
 pytestmark = pytest.mark.parametrize("backend", CLUSTER_FIXTURES, indirect=True)
@@ -322,6 +333,41 @@ async def test_notifications_reach_all_hosts(
         await expect_received("", "due")
     finally:
         await listening.close()
+
+
+async def test_hosts_claim_backlog_of_both_rounds_without_collisions(join_host: JoinHost, clock: FakeClock) -> None:
+    hosts = [await join_host("one"), await join_host("two")]
+    await enqueue_shares(hosts[0], *range(30))
+    for number in range(30, 60):
+        posted = make_posted_share(number, round_id=OTHER_ROUND)
+        await hosts[0].enqueue(posted.share, posted.nullifier, now=NOW)
+    ends, late = {ROUND: math.inf, OTHER_ROUND: math.inf}, NOW + 60
+    own_orders = [await host.list_due(ROUND, now=late, limit=30, by_rank=True) for host in hosts]
+    assert own_orders[0][0] != own_orders[1][0], "hosts begin at different places of one order"
+    assert sorted(own_orders[0]) == sorted(own_orders[1])
+    backlogs = [create_backlog(host, clock) for host in hosts]
+
+    claims = []
+    for _ in range(8):
+        for backlog in backlogs:
+            claims.append(await backlog.claim(ends, now=late, chain_time=late, limit=2, first_limit=2))
+
+    claimed = [queued for claim in claims if claim is not None for queued, _ in claim.shares]
+    assert len({queued.id for queued in claimed}) == len(claimed) == 32
+    assert Counter(queued.round_id for queued in claimed) == {ROUND: 16, OTHER_ROUND: 16}
+    assert await hosts[0].count_claiming_hosts() == 2
+
+
+async def test_claim_listed_by_two_hosts_at_once_claims_share_once(join_host: JoinHost) -> None:
+    hosts = [await join_host("one"), await join_host("two")]
+    await enqueue_shares(hosts[0], *range(40))
+    ids = [share.id for share in await hosts[0].list_due(ROUND, now=NOW + 60, limit=40, by_rank=True)]
+
+    claims = await asyncio.gather(
+        hosts[0].claim_listed(ids, now=NOW + 60), hosts[1].claim_listed(ids[::-1], now=NOW + 60)
+    )
+
+    assert sorted(queued.id for claimed in claims for queued in claimed) == sorted(ids)
 
 
 # ---------------------------------------------------------------------- leases and fencing tokens

@@ -1,0 +1,173 @@
+"""Claims in a backlog: own order, turns of rounds, and shares that are gone."""
+
+from __future__ import annotations
+
+import math
+
+from helper.core.dispatch_order import BacklogLimits
+from helper.core.share import ShareState
+from helper.observability.stats import Stats
+from helper.reveal.backlog import Backlog, BacklogClaim
+from helper.reveal.proof_times import ProofTimes
+from helper.store.models import QueuedShare
+from helper.store.store import Store
+from tests.support.clock import FakeClock
+from tests.unit.store.fixtures import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    claim_all_due,
+    enqueue_shares,
+    make_posted_share,
+)
+
+LATE = NOW + 60
+BOTH_ROUNDS = {ROUND: math.inf, OTHER_ROUND: math.inf}
+
+
+def create_backlog(store: Store, clock: FakeClock) -> Backlog:
+    return Backlog(
+        store=store,
+        proof_times=ProofTimes(2, lambda: 1.0),
+        limits=BacklogLimits(due_shares=2),
+        clock=clock,
+        stats=Stats(),
+    )
+
+
+async def enqueue_in_other_round(store: Store, *numbers: int, now: float = NOW) -> None:
+    for number in numbers:
+        posted = make_posted_share(number, round_id=OTHER_ROUND)
+        await store.enqueue(posted.share, posted.nullifier, now=now)
+
+
+async def claim(
+    backlog: Backlog,
+    limit: int,
+    *,
+    ends: dict[bytes, float] = BOTH_ROUNDS,
+    now: float = LATE,
+    first_limit: int = 0,
+) -> BacklogClaim:
+    found = await backlog.claim(ends, now=now, chain_time=now, limit=limit, first_limit=max(limit, first_limit))
+    assert found is not None
+    return found
+
+
+def numbers_of(claimed: list[QueuedShare]) -> list[int]:
+    return [queued.share.tree_position - 70_000 for queued in claimed]
+
+
+async def test_list_due_is_by_due_time_or_own_order_of_due_shares(store: Store) -> None:
+    for number in range(40):
+        await enqueue_shares(store, number, now=NOW + number)
+    await enqueue_shares(store, 99, submit_at=int(NOW) + 1000)
+
+    by_time = await store.list_due(ROUND, now=NOW + 39, limit=100, by_rank=False)
+    by_rank = await store.list_due(ROUND, now=NOW + 39, limit=100, by_rank=True)
+
+    assert [share.due_ms for share in by_time] == [int(NOW + number) * 1000 for number in range(40)]
+    assert sorted(by_rank) == by_time != by_rank
+    assert by_rank == sorted(by_rank, key=lambda share: (share.rank < store._first_rank, share.rank))
+    assert await store.list_due(ROUND, now=NOW + 39, limit=5, by_rank=True) == by_rank[:5]
+    assert await store.list_due(b"?" * 32, now=LATE, limit=5, by_rank=True) == []
+
+
+async def test_claim_listed_omits_shares_that_are_gone_claimed_or_not_due(store: Store) -> None:
+    await enqueue_shares(store, 1, 2, 3)
+    await enqueue_shares(store, 4, submit_at=int(NOW) + 50)
+    ids = [share.id for share in await store.list_due(ROUND, now=LATE, limit=9, by_rank=False)]
+    await store.add_spent([(ROUND, make_posted_share(2).nullifier)])
+    await store.claim_listed([ids[2]], now=NOW + 10)
+
+    claimed = await store.claim_listed([ids[3], *reversed(ids[:3]), 12345], now=NOW + 10)
+
+    assert [(queued.id, queued.state) for queued in claimed] == [(ids[0], ShareState.WITNESSED)]
+    assert await store.count_waiting() == {ROUND: 1}
+
+
+async def test_backlog_claims_all_due_shares_in_own_order(store: Store, clock: FakeClock) -> None:
+    for number in range(30):
+        await enqueue_shares(store, number, now=NOW + number)
+    listed = await store.list_due(ROUND, now=LATE, limit=30, by_rank=True)
+    backlog = create_backlog(store, clock)
+
+    claimed = [queued for _ in range(15) for queued, _ in (await claim(backlog, 2)).shares]
+
+    assert [queued.id for queued in claimed] == [share.id for share in listed]
+    assert numbers_of(claimed) != sorted(numbers_of(claimed))
+    assert await backlog.claim(BOTH_ROUNDS, now=LATE, chain_time=LATE, limit=2, first_limit=2) is None
+
+
+async def test_backlog_is_none_without_enough_or_late_shares(store: Store, clock: FakeClock) -> None:
+    backlog = create_backlog(store, clock)
+    await enqueue_shares(store, 1, 2)
+    assert await backlog.claim(BOTH_ROUNDS, now=LATE, chain_time=LATE, limit=2, first_limit=2) is None
+    await enqueue_shares(store, 3)
+    assert await backlog.claim(BOTH_ROUNDS, now=NOW + 2, chain_time=NOW, limit=2, first_limit=2) is None
+    assert len((await claim(backlog, 2, now=NOW + 2.5)).shares) == 2
+
+
+async def test_backlog_of_two_rounds_takes_turns(store: Store, clock: FakeClock) -> None:
+    await enqueue_shares(store, *range(20))
+    await enqueue_in_other_round(store, 20, 21, 22)
+    backlog = create_backlog(store, clock)
+
+    rounds = [queued.round_id for _ in range(4) for queued, _ in (await claim(backlog, 2)).shares]
+
+    assert sorted(rounds[:2]) == sorted(rounds[2:4]) == sorted(rounds[4:6]) == sorted([ROUND, OTHER_ROUND])
+    assert rounds[6:] == [ROUND, ROUND]
+
+
+async def test_backlog_of_round_at_risk_goes_first(store: Store, clock: FakeClock) -> None:
+    await enqueue_shares(store, *range(40))
+    await enqueue_in_other_round(store, *range(40, 80))
+
+    claimed = await claim(create_backlog(store, clock), 6, ends={ROUND: math.inf, OTHER_ROUND: LATE + 40})
+
+    assert [(queued.round_id, is_first) for queued, is_first in claimed.shares] == [(OTHER_ROUND, True)] * 6
+
+
+async def test_share_on_time_exceeds_limit_of_a_backlog_in_another_round(store: Store, clock: FakeClock) -> None:
+    await enqueue_shares(store, *range(20))
+    await enqueue_in_other_round(store, 20, now=LATE - 0.5)
+    posted = make_posted_share(21, submit_at=int(LATE) + 7, round_id=OTHER_ROUND)
+    await store.enqueue(posted.share, posted.nullifier, now=NOW)
+
+    claimed = await claim(create_backlog(store, clock), 0, first_limit=2)
+
+    assert [(queued.round_id, is_first) for queued, is_first in claimed.shares] == [(OTHER_ROUND, True)]
+    assert claimed.next_due_ms == (int(LATE) + 7) * 1000
+
+
+async def test_backlog_omits_shares_confirmed_since_they_were_listed(store: Store, clock: FakeClock) -> None:
+    await enqueue_shares(store, *range(30))
+    backlog = create_backlog(store, clock)
+    await claim(backlog, 1)
+    spent = [(ROUND, make_posted_share(number).nullifier) for number in range(25)]
+    await store.add_spent(spent)
+
+    claimed = await claim(backlog, 2)
+
+    assert claimed.shares
+    assert min(numbers_of([queued for queued, _ in claimed.shares])) >= 25
+
+
+async def test_shares_due_later_take_their_place_when_round_is_listed_again(store: Store, clock: FakeClock) -> None:
+    await enqueue_shares(store, *range(10))
+    backlog = create_backlog(store, clock)
+    await claim(backlog, 1)
+    await enqueue_shares(store, *range(10, 60))
+    expected = await store.list_due(ROUND, now=LATE, limit=1, by_rank=True)
+    clock.advance(11)
+
+    claimed = await claim(backlog, 1)
+
+    assert [queued.id for queued, _ in claimed.shares] == [share.id for share in expected]
+
+
+async def test_claim_all_due_after_backlog_finds_the_others(store: Store, clock: FakeClock) -> None:
+    await enqueue_shares(store, *range(5))
+    await claim(create_backlog(store, clock), 2)
+
+    assert len(await claim_all_due(store, now=LATE)) == 3
