@@ -27,6 +27,7 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.clock import SystemClock
 from helper.core.dispatch_order import BacklogLimits
+from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats
@@ -45,8 +46,6 @@ CORE_COUNT = 2
 PROOF_SECONDS = 0.18
 NODE_SECONDS = 0.01
 """Response time of the fake node, in seconds."""
-REVEALS_PER_BLOCK = 256
-"""Maximum reveals per block."""
 PROOF_BYTES = 4_000
 NANOSECONDS_PER_SECOND = 1e9
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -229,8 +228,8 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
 async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, bytes]]) -> int:
     """Apply blocks with these reveals. Returns the number of confirmed shares."""
     confirmed = 0
-    for height, at in enumerate(range(0, len(spent), REVEALS_PER_BLOCK), 101):
-        confirmed += len(await store.apply_block(height, spent[at : at + REVEALS_PER_BLOCK], now=time.time()))
+    for height, at in enumerate(range(0, len(spent), MAX_REVEALS_PER_BLOCK), 101):
+        confirmed += len(await store.apply_block(height, spent[at : at + MAX_REVEALS_PER_BLOCK], now=time.time()))
     return confirmed
 
 

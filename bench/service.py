@@ -92,7 +92,7 @@ async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
             if late > 0:
                 raise SystemExit(f"posting took {late:.1f} s too long")
             before = await chain.get("/devnet/stats")
-            await _wait_until_confirmed(helper, shares, rate_before)
+            await wait_until_confirmed(helper, shares, rate_before)
             seconds = time.time() - due
             after = await chain.get("/devnet/stats")
     rate = (rate_before + await measure_raw_rate(circuit, raw)) / 2
@@ -107,7 +107,7 @@ async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
     }
 
 
-async def _wait_until_confirmed(helper: HelperProcess, shares: int, rate: float) -> None:
+async def wait_until_confirmed(helper: HelperProcess, shares: int, rate: float) -> None:
     """Wait until this many shares are confirmed.
 
     Polling costs the provers a few milliseconds. Until all shares are proven, the interval is half of the expected

@@ -48,7 +48,7 @@ RefsArgument = Annotated[
 
 _MIN_PREFIX_CHARS: Final = 6
 _OFFSET: Final = re.compile(r"\+([0-9]{1,9})(s|min|m|h|d)")
-_UNIT_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+UNIT_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 def build_filter_query(api: OperatorApi, round_id: str, state: str, due_before: str, stage: str) -> dict[str, str]:
@@ -102,7 +102,7 @@ def parse_due_before(text: str, now: float) -> str:
     if not text or text.isdecimal():
         return text
     if offset := _OFFSET.fullmatch(text):
-        return str(int(now) + int(offset[1]) * _UNIT_SECONDS[offset[2]])
+        return str(int(now) + int(offset[1]) * UNIT_SECONDS[offset[2]])
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

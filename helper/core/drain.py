@@ -45,11 +45,16 @@ class ProofRate:
         return MAX_REVEALS_PER_BLOCK / max(self.block_seconds, 0.001)
 
     @property
+    def provers_per_second(self) -> float:
+        """Proofs per second of all provers; infinite if the time of a proof is not measured."""
+        if self.seconds_per_proof is None:
+            return math.inf
+        return max(1, self.slots) / max(self.seconds_per_proof, 0.001)
+
+    @property
     def per_second(self) -> float:
         """Reveals per second."""
-        if self.seconds_per_proof is None:
-            return self.chain_per_second
-        return min(self.chain_per_second, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
+        return min(self.chain_per_second, self.provers_per_second)
 
 
 DueGroup = tuple[float, float]
@@ -72,6 +77,9 @@ class RoundWork:
 def forecast_work(end: float, unproven: int, minutes: Sequence[int], later: int, now: float) -> RoundWork:
     """Return the work of a round from the forecast of its due times (`helper.store.models.DueForecast`).
 
+    Shares that are being proven are due now. So are, as an upper limit of the work, those due after the end: their last
+    attempt has failed, and faster proofs do not help them.
+
     Args:
         end: the round's `vote_end_time`, Unix seconds.
         unproven: all shares that are not proven yet, including those being proven.
@@ -79,14 +87,16 @@ def forecast_work(end: float, unproven: int, minutes: Sequence[int], later: int,
         later: number of shares due after these minutes. They are spread evenly until the end of the round.
         now: Unix seconds.
     """
-    due = [(now + minute * _MINUTE_SECONDS, float(count)) for minute, count in enumerate(minutes) if count]
+    starts = [now + minute * _MINUTE_SECONDS for minute in range(len(minutes) + 1)]
+    by_minute = [(time, count) for time, count in zip(starts, minutes, strict=False) if count and time < end]
+    later = later if starts[-1] < end else 0
+    at_once = unproven - sum(count for _, count in by_minute) - later
+    due: list[DueGroup] = [(now, max(0, at_once)), *by_minute]
     if later:
-        first = now + len(minutes) * _MINUTE_SECONDS
-        groups = max(1, min(_LATER_GROUPS, int((end - first) / _MINUTE_SECONDS)))
-        step = max(0.0, end - first) / groups
-        due += [(first + number * step, later / groups) for number in range(groups)]
-    being_proven = unproven - sum(minutes) - later
-    return RoundWork(end, [(now, float(max(0, being_proven))), *due])
+        groups = max(1, min(_LATER_GROUPS, int((end - starts[-1]) / _MINUTE_SECONDS)))
+        step = (end - starts[-1]) / groups
+        due += [(starts[-1] + number * step, later / groups) for number in range(groups)]
+    return RoundWork(end, due)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class DrainResult:
         unfinished: number of shares left at the end of the round.
         slack_seconds: longest pause, beginning now, after which all shares are still revealed before the end. If the
             result is negative, it is too late: minus the seconds that are missing.
-        max_backlog: highest number of shares that are due and not revealed, at any time.
+        max_backlog: highest number of shares that still wait when the next ones become due.
     """
 
     work_seconds: float
@@ -138,10 +148,11 @@ def simulate_drain(rounds: Sequence[RoundWork], per_second: float, now: float) -
         arrivals.setdefault(max(now, item.work.end), [])
     for begin, finish in pairwise([*sorted(arrivals), float("inf")]):
         for item, count in arrivals[begin]:
-            item.left += count
             item.max_backlog = max(item.max_backlog, item.left)
+            item.left += count
         _reveal(by_end, begin, finish, per_second)
-    results, shares_before = {}, 0.0
+    results: dict[int, DrainResult] = {}
+    shares_before = 0.0
     for item in by_end:
         shares = item.work.shares + (shares_before if item.work.end > now else 0)
         slack = item.work.end - now - shares / per_second

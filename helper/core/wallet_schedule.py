@@ -7,7 +7,7 @@ functions with a `random` argument draw one wallet's choices; `fraction_due` is 
 from __future__ import annotations
 
 import math
-from enum import Enum
+from enum import StrEnum
 from random import Random
 from typing import Final
 
@@ -26,7 +26,7 @@ CLOSING_SECONDS: Final = 60
 A vote is first included in a block, and its shares are revealed in another one."""
 
 
-class Distribution(Enum):
+class Distribution(StrEnum):
     """When the shares of a round become due.
 
     Attributes:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from helper.core.round_plan import PROVER_BYTES
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.runtime.hardening import ProcessLimits
 
@@ -16,8 +17,6 @@ DATABASE_SUFFIXES: Final = ("", "-wal", "-shm", ".lock")
 _OTHER_USERS_MODE: Final = stat.S_IRWXG | stat.S_IRWXO
 CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
 MEMORY_INFO: Final = Path("/proc/meminfo")
-PROVER_BYTES: Final = 128 << 20
-"""Bytes of memory of one prover with the keys of both circuits; 65 MB were measured for one circuit."""
 
 
 # ---------------------------------------------------------------- files and addresses

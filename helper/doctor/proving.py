@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,11 @@ from helper.reveal.prover.process import Spawn, WorkerProcess
 
 SELF_TEST_TIMEOUT_SECONDS: Final = 12.0
 """Time limit in seconds for the keys and one proof: about 3 s of CPU for the slower circuit."""
+
+MEASURE_SECONDS: Final = 120.0
+"""Time limit in seconds for one step of a measurement: the keys and a proof of each worker."""
+MEASURED_PROOFS: Final = 8
+"""Proofs per worker in a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,40 @@ async def run_self_test(
     if "error" in reply:
         return SelfTestResult(problem=str(reply["message"]))
     return SelfTestResult(seconds=float(reply["self_test_seconds"]), start_seconds=clock.monotonic() - started_at)
+
+
+async def measure_proof_seconds(
+    circuit: str, *, provers: int, nice: int, spawn: Spawn = WorkerProcess.spawn, timeout: float = MEASURE_SECONDS
+) -> float:
+    """Measure the mean time of a proof in seconds, while all provers prove concurrently.
+
+    Each worker makes `MEASURED_PROOFS` proofs after a first one, which fills caches.
+
+    Raises:
+        ProverError: a worker could not be started, failed, or did not finish in time.
+    """
+    workers: list[WorkerProcess] = []
+    times: list[float] = []
+
+    async def prove(worker: WorkerProcess, niceness: int) -> float:
+        reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": niceness}, timeout)
+        if "error" in reply:
+            raise ProverError(str(reply["message"]))
+        return float(reply["self_test_seconds"])
+
+    async def prove_repeatedly(worker: WorkerProcess) -> None:
+        times.extend([await prove(worker, 0) for _ in range(MEASURED_PROOFS)])
+
+    try:
+        for _ in range(provers):
+            workers.append(await spawn(DEFAULT_COMMAND, threads=1))
+        await asyncio.gather(*(prove(worker, nice) for worker in workers))
+        await asyncio.gather(*map(prove_repeatedly, workers))
+    except OSError as error:
+        raise ProverError(f"prover could not be started: {error.strerror}") from None
+    finally:
+        await asyncio.gather(*(worker.kill() for worker in workers))
+    return sum(times) / len(times)
 
 
 def evaluate_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckResult:

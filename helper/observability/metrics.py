@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Final
 
@@ -21,12 +21,14 @@ from prometheus_client.registry import Collector
 from helper.chain.models import Round, RoundStatus
 from helper.clock import Clock
 from helper.core.share import ShareState
+from helper.observability.backlog_forecast import Counts, count_unproven, forecast_rounds, measured_rate
 from helper.observability.log_config import count_dropped_fields
 from helper.observability.metric_aliases import collect_aliases
 from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, LABELLED_STATUSES
 from helper.observability.queue_observer import QueueFigures
 from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats, Timings
+from helper.store.models import DueForecast
 
 REUSE_SECONDS: Final = 0.5
 """Seconds for which a reading is reused."""
@@ -164,26 +166,35 @@ def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
     due_ms = figures.oldest_due_ms
     overdue = 0.0 if due_ms is None else max(0.0, figures.now - due_ms / 1000)
     yield _gauge("helper_oldest_due_seconds", "Time since the due time of the oldest due share.", overdue)
-    slack = _backlog_slack(figures, active)
-    if slack is not None:
-        about = "Minimum over rounds of time left minus proving time needed; absent if no share is waiting."
-        yield _gauge("helper_backlog_slack_seconds", about, slack)
+    yield from _forecast_metrics(figures, figures.counts, active)
 
 
-def _backlog_slack(figures: QueueFigures, active: Iterable[Round]) -> float | None:
-    """The minimum over rounds of time left minus time needed. Rounds that end earlier are proven first."""
-    if figures.service_status is None:
-        return None
-    median_ms, provers = figures.service_status["proof"]["p50_ms"], figures.service_status["provers"]
-    seconds_per_proof = provers["self_test_seconds"] if median_ms is None else median_ms / 1000
-    slacks, before = [], 0
-    for known in sorted(active, key=lambda known: known.vote_end_time):
-        states = (figures.counts or {}).get(known.round_id, {})
-        left = states.get(ShareState.RECEIVED, 0) + states.get(ShareState.WITNESSED, 0)
-        before += left
-        if left and seconds_per_proof is not None:
-            slacks.append(known.vote_end_time - figures.now - before * seconds_per_proof / max(1, provers["workers"]))
-    return min(slacks, default=None)
+def _forecast_metrics(figures: QueueFigures, counts: Counts, active: Sequence[Round]) -> Iterator[Metric]:
+    """Whether rounds will be finished at the measured rate; absent before the first proof."""
+    rate = None if figures.service_status is None else measured_rate(figures.service_status)
+    if rate is None or rate.seconds_per_proof is None:
+        return
+    rounds = [known for known in active if count_unproven(counts.get(known.round_id, {}))]
+    due = 0
+    for known in rounds:
+        ahead = figures.due_ahead.get(known.round_id, DueForecast((), 0))
+        due += count_unproven(counts[known.round_id]) - sum(ahead.minutes[1:]) - ahead.later
+    about = "Time to prove the shares that are due by the end of this minute, at the measured rate."
+    yield _gauge("helper_backlog_drain_seconds", about, max(0, due) / rate.per_second)
+    if not rounds:
+        return
+    forecasts = forecast_rounds(rounds, counts, figures.due_ahead, rate, figures.now)
+    about = "Minimum over rounds of time left minus proving time needed; absent if no share is waiting."
+    left = [known.vote_end_time - figures.now - forecasts[known.round_id].work_seconds for known in rounds]
+    yield _gauge("helper_backlog_slack_seconds", about, min(left))
+    about = (
+        "Minimum over rounds of the longest pause after which all shares are still revealed in time, with their due"
+        " times; below 0, a round will not be finished at the measured rate; absent if no share is waiting."
+    )
+    tightest = min(rounds, key=lambda known: forecasts[known.round_id].slack_seconds)
+    yield _gauge("helper_round_slack_seconds", about, forecasts[tightest.round_id].slack_seconds)
+    about = "Time until the end of the round with that slack."
+    yield _gauge("helper_round_left_seconds", about, max(0.0, tightest.vote_end_time - figures.now))
 
 
 def _counter(name: str, about: str, label: str, counts: Mapping[str, float]) -> Metric:

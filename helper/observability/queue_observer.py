@@ -13,8 +13,10 @@ from helper.chain.models import Round
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.errors import HelperError
-from helper.observability.queue_overview import Counts, Overview, build_overview
+from helper.observability.backlog_forecast import Counts
+from helper.observability.queue_overview import Overview, build_overview
 from helper.observability.service_state import ServiceState, StatusSource
+from helper.store.models import DueForecast
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.observability")
@@ -33,6 +35,7 @@ class QueueFigures:
         service_status: state of the running service; None without a queue.
         rounds: all known rounds.
         counts: shares by round and state; None if the store could not be read.
+        due_ahead: waiting shares by round and minute.
         oldest_due_ms: earliest due time of all waiting shares, None if none waits.
         damaged: number of quarantined rows.
         refusals: responses of the wallet API with status 400 or above, by status.
@@ -42,6 +45,7 @@ class QueueFigures:
     service_status: ServiceState | None = None
     rounds: Sequence[Round] = ()
     counts: Counts | None = None
+    due_ahead: Mapping[bytes, DueForecast] = field(default_factory=dict)
     oldest_due_ms: int | None = None
     damaged: int = 0
     refusals: Mapping[int, int] = field(default_factory=dict)
@@ -91,22 +95,25 @@ class QueueObserver:
 
     async def read_figures(self) -> QueueFigures:
         """Return the figures of a scrape, without those of the store if it cannot be read."""
-        rounds = self._round_registry.all_rounds()
+        rounds, now = self._round_registry.all_rounds(), self._clock.now()
         counts: Counts | None = None
+        due_ahead: Mapping[bytes, DueForecast] = {}
         oldest, damaged = None, 0
         try:
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 counts = await self._store.count_shares()
+                due_ahead = await self._store.count_due_ahead(now=now)
                 oldest = await self._store.next_due_ms([known.round_id for known in rounds])
                 damaged = len(await self._store.list_damaged())
         except (HelperError, TimeoutError) as error:
             counts = None
             log.warning("metrics_store_read_failed", error=str(error) or "timed out")
         return QueueFigures(
-            now=self._clock.now(),
+            now=now,
             service_status=self._read_status(),
             rounds=rounds,
             counts=counts,
+            due_ahead=due_ahead,
             oldest_due_ms=oldest,
             damaged=damaged,
             refusals=self._refusals,

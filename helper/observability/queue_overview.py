@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from helper.chain.models import Round
+from helper.core.drain import DrainResult
 from helper.core.share import ShareState
+from helper.observability.backlog_forecast import Counts, forecast_rounds, measured_rate
 from helper.observability.service_state import ServiceState, TimingSummary
 from helper.store.models import DueForecast, FailureGroup
-
-Counts = Mapping[bytes, Mapping[ShareState, int]]
 
 
 class Percentiles(TypedDict):
@@ -56,7 +56,11 @@ class FailureOverview(TypedDict):
 
 
 class RoundOverview(TypedDict):
-    """Shares of a round: counts by state, and due counts for each of the next 60 minutes and later."""
+    """Shares of a round: counts by state, and due counts for each of the next 60 minutes and later.
+
+    `seconds_needed` is the time to the end of the round minus the slack of `helper.core.drain`: above the time that is
+    left if the shares cannot be proven before the end. None while the time of a proof is not known.
+    """
 
     round_id: str
     vote_end_time: int
@@ -108,6 +112,8 @@ def build_overview(
     provers = status["provers"]
     seconds = status["proof"]["p50_ms"]
     per_proof = None if seconds is None else seconds / 1000
+    rate = measured_rate(status)
+    forecasts = {} if rate.seconds_per_proof is None else forecast_rounds(rounds, counts, due_ahead, rate, now)
     return {
         "at": now,
         "height": status["height"],
@@ -116,7 +122,11 @@ def build_overview(
         "paused": status["intake_paused"] or status["paused"],
         "rounds": [
             _round_overview(
-                known, counts.get(known.round_id, {}), due_ahead.get(known.round_id), per_proof, provers["workers"]
+                known,
+                counts.get(known.round_id, {}),
+                due_ahead.get(known.round_id),
+                forecasts.get(known.round_id),
+                now,
             )
             for known in sorted(rounds, key=lambda known: -known.vote_end_time)
         ],
@@ -145,8 +155,8 @@ def _round_overview(
     known: Round,
     counts: Mapping[ShareState, int],
     due_ahead: DueForecast | None,
-    per_proof: float | None,
-    slots: int,
+    forecast: DrainResult | None,
+    now: float,
 ) -> RoundOverview:
     waiting, proving = counts.get(ShareState.RECEIVED, 0), counts.get(ShareState.WITNESSED, 0)
     return {
@@ -160,7 +170,7 @@ def _round_overview(
         "failed": counts.get(ShareState.FAILED, 0),
         "due_per_minute": list(due_ahead.minutes) if due_ahead else [0] * 60,
         "later": due_ahead.later if due_ahead else 0,
-        "seconds_needed": None if per_proof is None else round((waiting + proving) * per_proof / max(1, slots), 1),
+        "seconds_needed": None if forecast is None else round(known.vote_end_time - now - forecast.slack_seconds, 1),
     }
 
 

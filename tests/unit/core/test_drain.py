@@ -19,9 +19,9 @@ def test_proof_rate_is_limited_by_block_capacity() -> None:
 
 
 def test_overdue_shares_drain_at_the_rate() -> None:
-    (result,) = simulate_drain([RoundWork(NOW + 100, [(NOW - 50, 60)])], 2.0, NOW)
-    assert (result.work_seconds, result.done_at, result.slack_seconds) == (30, NOW + 30, 70)
-    assert (result.unfinished, result.max_backlog) == (0, 60)
+    (result,) = simulate_drain([RoundWork(NOW + 100, [(NOW - 50, 60), (NOW + 10, 20)])], 2.0, NOW)
+    assert (result.work_seconds, result.done_at, result.slack_seconds) == (40, NOW + 40, 60)
+    assert (result.unfinished, result.max_backlog) == (0, 40)
 
 
 def test_round_that_ends_first_is_revealed_first() -> None:
@@ -54,20 +54,20 @@ def test_shares_left_at_the_end_do_not_delay_other_rounds() -> None:
 work = st.lists(
     st.builds(
         RoundWork,
-        st.floats(NOW + 1, NOW + 500),
-        st.lists(st.tuples(st.floats(NOW - 100, NOW + 500), st.floats(0, 200)), max_size=5),
+        st.integers(1001, 1500),
+        st.lists(st.tuples(st.integers(900, 1500), st.integers(0, 200)), max_size=5),
     ),
     max_size=4,
 )
 
 
-@given(work, st.floats(0.1, 50))
+@given(work, st.sampled_from([0.125, 0.5, 1.0, 2.0, 8.0]))  # exact in binary
 def test_slack_is_negative_exactly_if_shares_are_left(rounds: list[RoundWork], per_second: float) -> None:
     results = simulate_drain(rounds, per_second, NOW)
     left = sum(result.unfinished for result in results)
-    assert (min([result.slack_seconds for result in results], default=0) < -1e-6) == (left > 1e-5)
-    again = simulate_drain(rounds, per_second * 2, NOW)
-    assert sum(result.unfinished for result in again) <= left + 1e-6
+    assert any(result.slack_seconds < 0 for result in results) == (left > 0)
+    faster = simulate_drain(rounds, per_second * 2, NOW)
+    assert sum(result.unfinished for result in faster) <= left
 
 
 def test_find_slots_is_the_smallest_number_of_provers() -> None:
@@ -87,7 +87,7 @@ def test_forecast_work_groups_shares_by_due_time() -> None:
     assert work.shares == pytest.approx(20)
 
 
-def test_forecast_work_after_the_end_is_one_group() -> None:
-    work = forecast_work(NOW + 60, unproven=2, minutes=(0, 0), later=2, now=NOW)
-    assert work.due[-1] == (NOW + 120, 2.0)
-    assert simulate_drain([work], 1.0, NOW)[0].unfinished == 2
+def test_forecast_work_counts_shares_due_after_the_end_as_due_now() -> None:
+    work = forecast_work(NOW + 60, unproven=5, minutes=(1, 2), later=2, now=NOW)
+    assert work.due == [(NOW, 4.0), (NOW, 1.0)]
+    assert simulate_drain([work], 1.0, NOW)[0].unfinished == 0

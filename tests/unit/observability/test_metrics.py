@@ -136,15 +136,41 @@ async def test_metrics_export_sender_and_archive_where_configured() -> None:
     assert (samples["helper_archive_height", ()], samples["helper_archive_lag_blocks", ()]) == (399, 1)
 
 
+async def test_metrics_export_time_to_drain_the_due_shares() -> None:
+    ahead = {ROUND: DueForecast((4, 1, *[0] * 58), 5)}
+    samples = await scrape(figures(due_ahead=ahead))
+    assert samples["helper_backlog_drain_seconds", ()] == (4 + 2) * 0.5 / 2, "2 are being proven"
+    assert samples["helper_round_slack_seconds", ()] == samples["helper_backlog_slack_seconds", ()] == 997
+    facts = {**FACTS, "proof": {"p50_ms": None}, "provers": {**FACTS["provers"], "self_test_seconds": None}}
+    samples = await scrape(figures(due_ahead=ahead, service_status=facts))
+    assert not {name for name, _ in samples} & {"helper_backlog_drain_seconds", "helper_round_slack_seconds"}
+
+
+async def test_round_slack_is_negative_45_minutes_ahead_of_a_flood_at_the_end() -> None:
+    """10,700 shares are due in the last 44 minutes, at 4 per second: 10,560 can be proven then."""
+    rounds = [Round(ROUND, RoundStatus.ACTIVE, 3700, (), 1)]
+    counts = {ROUND: {ShareState.RECEIVED: 10_700}}
+    ahead = {ROUND: DueForecast((0, 10_700, *[0] * 58), 0)}
+    samples = await scrape(figures(rounds=rounds, counts=counts, due_ahead=ahead))
+    assert samples["helper_round_slack_seconds", ()] == -(10_700 - 2640 * 4) / 4
+    assert samples["helper_round_left_seconds", ()] == 2700
+    assert samples["helper_backlog_slack_seconds", ()] == 2700 - 10_700 / 4
+    assert samples["helper_backlog_drain_seconds", ()] == 0
+
+
 async def test_metrics_export_least_slack_across_rounds() -> None:
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER_ROUND, RoundStatus.ACTIVE, 1101, (), 2)]
     counts = {ROUND: {ShareState.RECEIVED: 40}, LATER_ROUND: {ShareState.RECEIVED: 400}}
     samples = await scrape(figures(rounds=rounds, counts=counts))
     assert samples["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
+    assert samples["helper_round_slack_seconds", ()] == 101 - 440 * 0.25
+    assert samples["helper_round_left_seconds", ()] == 101, "of the round with the least slack"
     facts = {**FACTS, "proof": {"p50_ms": None}}
     assert (await scrape(figures(service_status=facts)))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
     samples = await scrape(figures(counts={}))
     assert ("helper_backlog_slack_seconds", ()) not in samples
+    assert ("helper_round_slack_seconds", ()) not in samples
+    assert samples["helper_backlog_drain_seconds", ()] == 0
     samples = await scrape(figures(oldest_due_ms=None))
     assert samples["helper_oldest_due_seconds", ()] == 0
 
@@ -355,6 +381,7 @@ async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytes
         5000,
         1,
     )
+    assert figures_read.due_ahead == {ROUND: DueForecast((1, *[0] * 59), 0)}
     store.error = StoreError("the disk is gone")
     figures_read = await reading.read_figures()
     assert (

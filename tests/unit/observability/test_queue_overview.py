@@ -24,7 +24,7 @@ FACTS: Any = {
     "proof": {"p50_ms": 200.0},
     "lateness_start": TIMING,
     "lateness_broadcast": TIMING,
-    "provers": {"workers": 2, "pids": [1, 2]},
+    "provers": {"workers": 2, "pids": [1, 2], "self_test_seconds": None},
     "endpoints": [{"name": "a:80", "reason": None}, {"name": "b:80", "reason": "stale"}],
 }
 
@@ -75,3 +75,22 @@ def test_overview_before_first_proof_omits_time_needed() -> None:
     )
     assert overview["rounds"][0]["seconds_needed"] is None
     assert overview["rounds"][0]["due_per_minute"] == [0] * 60
+
+
+def test_overview_time_needed_includes_rounds_that_end_earlier() -> None:
+    known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.ACTIVE, 3000, (), 2)]
+    counts = {ROUND: {ShareState.RECEIVED: 100}, LATER_ROUND: {ShareState.RECEIVED: 50}}
+    overview = build_overview(
+        now=1000.0, status=partial_state(**FACTS), rounds=known, counts=counts, due_ahead={}, failures=[]
+    )
+    assert [row["seconds_needed"] for row in overview["rounds"]] == [15, 10]
+
+
+def test_overview_time_needed_exceeds_time_left_if_shares_are_due_too_late() -> None:
+    known = [Round(ROUND, RoundStatus.ACTIVE, 1000 + 1200, (), 1)]
+    counts = {ROUND: {ShareState.RECEIVED: 700}}
+    due_ahead = {ROUND: DueForecast((*[0] * 19, 700, *[0] * 40), 0)}
+    overview = build_overview(
+        now=1000.0, status=partial_state(**FACTS), rounds=known, counts=counts, due_ahead=due_ahead, failures=[]
+    )
+    assert overview["rounds"][0]["seconds_needed"] == 1200 + (700 - 60 * 10) / 10
