@@ -9,7 +9,7 @@ Requirements. No acknowledged share is lost, early or counted twice. A backlog c
 although no helper knows of the others: each has its own order and skips what the chain has counted. No helper keeps a
 share that the chain has counted.
 
-Injected fault: `[helper] backlog_min_shares = 1000000`, so that all helpers proved the backlog oldest first. The short
+Injected fault: `[helper] backlog_after_seconds = 3600`, so that all helpers proved the backlog oldest first. The short
 form reported: "proofs per reveal: 1.6979 (≤ 1.5)".
 """
 

@@ -39,8 +39,8 @@ from tests.support.payloads import share_body
 
 MAX_DELIVERY_SECONDS = 1.0
 """Maximum seconds until a posted share arrives at one of its helpers."""
-OLDEST_FIRST = {"helper": {"backlog_min_shares": 10**6}}
-"""Settings with which a helper proves a backlog in order of due time, because it never sees one."""
+OLDEST_FIRST = {"helper": {"backlog_min_shares": 10_000, "backlog_after_seconds": 3600}}
+"""Settings with which a helper proves by due time: shares that are due for less than an hour are no backlog."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class FleetResult:
         proofs_per_reveal: `proofs` divided by `counted`.
         drained_seconds: seconds from the first prover's readiness until the last share was counted.
         ideal_seconds: the same for an ideal fleet: each share is proven once and no prover is idle.
+        reveals_per_second: rate from the first prover's readiness until three quarters of all shares were counted.
+            After that, the queues of single helpers may run empty.
     """
 
     shares: int
@@ -68,6 +70,7 @@ class FleetResult:
     proofs_per_reveal: float
     drained_seconds: float
     ideal_seconds: float
+    reveals_per_second: float
     virtual_seconds: float
     wall_seconds: float
 
@@ -112,9 +115,7 @@ class FleetWorld:
             SimDisk(seeded_random(seed, f"disk {number}")),
             provers,
             name=f"helper {number}",
-            settings=OLDEST_FIRST
-            if helper.is_oldest_first
-            else {"helper": {"backlog_after_seconds": plan.backlog_after_seconds}},
+            settings=OLDEST_FIRST if helper.is_oldest_first else None,
         )
 
     async def run(self) -> None:
@@ -225,7 +226,9 @@ class FleetWorld:
         """Return the figures after the run."""
         plan, chain = self._plan, self._chain
         counted = len(chain.confirmed)
-        last = max((chain.head(height).time for height in chain.confirmed.values()), default=EPOCH) - EPOCH
+        start = EPOCH + plan.proving_starts_at
+        times = sorted(chain.head(height).time - start for height in chain.confirmed.values())
+        most = times[: -(-3 * counted // 4)]
         ideal = simulate_ideal_fleet(plan, list(self._acknowledged.values()))
         lost = sum((self._round.round_id, nullifier) not in chain.confirmed for nullifier in self._acknowledged)
         return FleetResult(
@@ -236,8 +239,9 @@ class FleetWorld:
             early=self.early,
             proofs=self.proofs,
             proofs_per_reveal=self.proofs / max(1, counted),
-            drained_seconds=last - plan.proving_starts_at,
+            drained_seconds=times[-1] if times else 0.0,
             ideal_seconds=ideal.finished_at - plan.proving_starts_at,
+            reveals_per_second=len(most) / most[-1] if most else 0.0,
             virtual_seconds=self._loop.time(),
             wall_seconds=wall_seconds,
         )

@@ -1,8 +1,8 @@
 """Command line of the fleet: `python -m tests.simulation --fleet --helpers 10 --per-share 5 --overdue 10000 --json`.
 
 With `--overdue`, all shares wait when the first prover is ready. With `--voters`, wallets vote throughout a round and
-choose due times by their own rule. `--scale` divides the votes and the speed of the provers by the same factor, so that
-a large round has the same load in a fraction of the time. The lateness of a backlog is scaled with the proofs.
+choose due times by their own rule. `--last-minutes` runs only the end of a round that is too large to be simulated as
+a whole, with the load and the speed of the whole round.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import json
 import sys
 from dataclasses import replace
 
-from helper.core.dispatch_order import OVERDUE_SECONDS
-from helper.core.wallet_schedule import helpers_per_share, last_moment_start
+from helper.core.wallet_schedule import helpers_per_share
 from tests.simulation.fleet import FleetResult, run_fleet
 from tests.simulation.fleet_plan import (
     BACKLOG_PROVES_FROM,
@@ -23,6 +22,7 @@ from tests.simulation.fleet_plan import (
     FleetPlan,
     draw_backlog,
     draw_round,
+    select_end_of_round,
 )
 from tests.simulation.world import seeded_random
 
@@ -47,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FRACTION",
         help=f"fraction of the voters that vote in the last-moment window (default: {DEADLINE_FRACTION:g})",
     )
-    fleet.add_argument("--scale", type=float, default=1.0, help="divide the votes and the speed of the provers")
+    fleet.add_argument(
+        "--last-minutes",
+        type=float,
+        metavar="MINUTES",
+        help="run only the end of the round, inside its last-moment window",
+    )
     fleet.add_argument("--oldest-first", type=int, default=0, help="helpers that prove a backlog oldest first")
     fleet.add_argument("--dead", type=int, default=0, help="helpers that die when half of the time has passed")
     fleet.add_argument("--late", type=int, default=0, help="helpers that prove only after a quarter of the time")
@@ -81,20 +86,17 @@ def create_plan(options: argparse.Namespace) -> FleetPlan:
     if options.dead + options.late >= options.helpers:
         raise ValueError("one helper must be neither --dead nor --late")
     rng = seeded_random(options.seed or 1, "fleet plan")
-    proof_seconds = options.proof_seconds * options.scale
     if options.overdue is not None:
         start, end = BACKLOG_PROVES_FROM, BACKLOG_ROUND_SECONDS
         votes = draw_backlog(options.overdue, rng)
-        duration = options.overdue * proof_seconds / (options.provers * options.helpers)
-        late_at, dead_at = start + duration / 4, start + duration / 2
+        duration = options.overdue * options.proof_seconds / (options.provers * options.helpers)
     else:
         start, end = 0.0, int(options.round_hours * 3600)
-        voters, proposals = options.voters, options.proposals
-        if options.scale != 1:
-            # One proposal, so that the times of the votes are as even as those of all voters.
-            voters, proposals = max(1, round(voters * proposals / options.scale)), 1
-        votes = draw_round(voters, proposals, end, rng, deadline_fraction=options.deadline)
-        late_at, dead_at = end / 4, last_moment_start(0, end)
+        votes = draw_round(options.voters, options.proposals, end, rng, deadline_fraction=options.deadline)
+        if options.last_minutes:
+            votes, end = select_end_of_round(votes, end, int(options.last_minutes * 60))
+        duration = end
+    late_at, dead_at = start + duration / 4, start + duration / 2
     helpers = [FleetHelper(proves_from=start) for _ in range(options.helpers)]
     for number in range(options.oldest_first):
         helpers[number] = replace(helpers[number], is_oldest_first=True)
@@ -106,16 +108,15 @@ def create_plan(options: argparse.Namespace) -> FleetPlan:
         helpers=tuple(helpers),
         per_share=options.per_share or helpers_per_share(options.helpers),
         provers=options.provers,
-        proof_seconds=proof_seconds,
+        proof_seconds=options.proof_seconds,
         block_seconds=options.block_seconds,
         round_seconds=end,
         votes=votes,
-        backlog_after_seconds=OVERDUE_SECONDS * options.scale,
     )
 
 
 def measure_marginal(seed: int, plan: FleetPlan) -> tuple[dict[str, float], list[str]]:
-    """Measure what the last helper adds to the rate at which a fleet drains its backlog.
+    """Measure what the last helper adds to the rate at which a fleet reveals a backlog.
 
     Three runs have the same shares and the same other helpers: the last helper has its own order, is oldest first, or
     dies before it proves. A figure of 1 means that the fleet is faster by everything that this helper can prove.
@@ -131,9 +132,10 @@ def measure_marginal(seed: int, plan: FleetPlan) -> tuple[dict[str, float], list
     for name, helper in variants.items():
         results[name], errors = run_fleet(seed, replace(plan, helpers=(*others, helper)))
         violations += errors
-    rates = {name: result.counted / result.drained_seconds for name, result in results.items()}
+    rates = {name: result.reveals_per_second for name, result in results.items()}
     capacity = plan.provers / plan.proof_seconds
-    figures = {f"drained_seconds_{name}": result.drained_seconds for name, result in results.items()}
+    figures = {f"reveals_per_second_{name}": rate for name, rate in rates.items()}
+    figures |= {f"drained_seconds_{name}": result.drained_seconds for name, result in results.items()}
     for name in ("own_order", "oldest_first"):
         figures[f"added_{name}"] = (rates[name] - rates["without"]) / capacity
     return {name: round(value, 3) for name, value in figures.items()}, violations
@@ -157,7 +159,7 @@ def run_fleet_command(parser: argparse.ArgumentParser, options: argparse.Namespa
         if result.feasible_lost:
             violations.append(f"{result.feasible_lost} shares that could have been counted were lost")
     print(*violations, sep="\n", end="\n" if violations else "", file=sys.stderr)
-    facts = {"helpers": len(plan.helpers), "per_share": plan.per_share, "seed": seed, "scale": options.scale}
+    facts = {"helpers": len(plan.helpers), "per_share": plan.per_share, "seed": seed}
     if not options.json:
         for name, value in (facts | figures).items():
             print(f"{name:24} {value:>12g}", file=sys.stderr)

@@ -10,10 +10,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from helper.core.dispatch_order import OVERDUE_SECONDS
 from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.core.share import SHARE_COUNT
-from helper.core.wallet_schedule import Distribution, choose_submit_at, choose_vote_time
+from helper.core.wallet_schedule import Distribution, choose_submit_at, choose_vote_time, last_moment_start
 
 BACKLOG_STARTS_AT = 10.0
 """Loop second at which the first share of a backlog is posted."""
@@ -76,7 +75,6 @@ class FleetPlan:
         proof_seconds: mean seconds of a proof on one prover.
         block_seconds: seconds between blocks.
         round_seconds: loop second at which the round ends.
-        backlog_after_seconds: lateness from which a helper with its own order has a backlog.
         votes: the votes.
     """
 
@@ -87,7 +85,6 @@ class FleetPlan:
     block_seconds: float
     round_seconds: int
     votes: tuple[FleetVote, ...]
-    backlog_after_seconds: float = OVERDUE_SECONDS
 
     @property
     def share_count(self) -> int:
@@ -171,3 +168,19 @@ def _draw_votes(
         for _ in range(proposals):
             times = [choose_submit_at(int(at), 0, end, rng) or None for _ in range(SHARE_COUNT)]
             yield FleetVote(at, tuple((at, due) for due in times))
+
+
+def select_end_of_round(votes: Sequence[FleetVote], end: int, seconds: int) -> tuple[tuple[FleetVote, ...], int]:
+    """Return the votes of the last seconds of a round, with times from the beginning of that part, and its length.
+
+    Raises:
+        ValueError: the part is not inside the last-moment window. Only there all shares are due on arrival.
+    """
+    start = end - seconds
+    if seconds <= 0 or start < last_moment_start(0, end):
+        raise ValueError("--last-minutes must be inside the last-moment window of the round")
+    return tuple(
+        FleetVote(vote.cast_at - start, tuple((at - start, None) for at, _ in vote.posts))
+        for vote in votes
+        if vote.cast_at >= start + ROUND_STARTS_AT
+    ), seconds

@@ -23,6 +23,7 @@ from tests.simulation.fleet_plan import (
     FleetVote,
     draw_backlog,
     draw_round,
+    select_end_of_round,
     simulate_ideal_fleet,
 )
 
@@ -87,6 +88,14 @@ def test_round_of_wallets_has_due_times_before_the_last_moment() -> None:
     assert 150 < len(early) < 220, "of the voters who do not wait, a fraction votes in the window too"
     assert all(at <= window and due is not None and at - 1 <= due < window for vote in early for at, due in vote.posts)
     assert all(due is None for vote in votes if vote.cast_at >= window for _, due in vote.posts)
+
+
+def test_end_of_round_has_the_votes_of_its_last_seconds() -> None:
+    votes = draw_round(500, 2, 36_000, random.Random(1), deadline_fraction=0.5)
+    selected, length = select_end_of_round(votes, 36_000, 1800)
+    assert length == 1800
+    assert len(selected) == sum(vote.cast_at >= 34_210 for vote in votes) > 50
+    assert all(10 <= at < 1800 and due is None for vote in selected for at, due in vote.posts)
 
 
 def test_backlog_arrives_before_the_first_proof() -> None:
@@ -171,6 +180,7 @@ def test_fleet_counts_reveals_before_their_due_time(monkeypatch: pytest.MonkeyPa
         "--helpers 3 --overdue 9 --dead 4",
         "--helpers 3 --overdue 9 --dead 2 --late 1",
         "--helpers 3 --overdue 9 --oldest-first -1",
+        "--helpers 3 --voters 2 --round-hours 1 --last-minutes 25",
     ],
 )
 def test_contradicting_options_are_refused(text: str) -> None:
