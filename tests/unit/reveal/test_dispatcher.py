@@ -111,6 +111,38 @@ async def test_dispatch_uses_keyed_order_and_limits_concurrency_to_slots(pipelin
 
 
 @pytest.mark.rule("R5")
+async def test_dispatch_of_overdue_shares_is_in_own_order_over_all_of_them(pipeline: Pipeline) -> None:
+    for position in range(1, 31):
+        await pipeline.enqueue(position, submit_at=START_TIME + position)
+    keyed = [row[0] for row in pipeline.query_rows("SELECT tree_position FROM shares ORDER BY rank")]
+    pipeline.clock.advance(60)
+    pipeline.show_block()
+    held = pipeline.prover.block(keyed[0])
+    async with pipeline.run_dispatcher():
+        await wait_for_length(pipeline.nodes.posts, 27)
+        held.set()
+        await wait_for_length(pipeline.nodes.posts, 30)
+    # The last two are no longer more than the provers.
+    assert pipeline.prover.positions[:28] == keyed[:28]
+    assert keyed != sorted(keyed)
+
+
+async def test_dispatch_in_a_backlog_does_not_spin_while_provers_work(pipeline: Pipeline) -> None:
+    held = [pipeline.prover.block(position) for position in range(1, 11)]
+    await pipeline.enqueue(*range(1, 11))
+    pipeline.clock.advance(60)
+    pipeline.show_block()
+    async with pipeline.run_dispatcher():
+        await wait_until(lambda: pipeline.prover.running == 2)
+        await pipeline.settle_dispatcher()
+        assert pipeline.dispatcher.claimed_count == 4
+        assert await pipeline.count_idle_turns() == 0
+        for event in held:
+            event.set()
+        await wait_for_length(pipeline.nodes.posts, 10)
+
+
+@pytest.mark.rule("R5")
 async def test_dispatch_continues_during_a_slow_proof(pipeline: Pipeline) -> None:
     slow = pipeline.prover.block(1)
     async with pipeline.run_dispatcher():
