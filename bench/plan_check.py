@@ -4,8 +4,10 @@ The round is so short that its shares, all due in the last-moment window, form a
 this machine and states when the helper will be done. A dev chain and the helper then run such a round with real proofs:
 the shares become due at the times of the plan, and the run lasts until the last one is confirmed in a block.
 
-Prints JSON with the medians and all runs. `plan_seconds` and `run_seconds` begin with the first due share. The CPU time
-of the dev chain, which the plan does not know, is stated as a fraction of all cores.
+Prints JSON with the medians and all runs. All times begin with the first due share. `plan_seconds` is the mean of two
+plans, one before and one after the run, because the speed of a shared machine drifts within minutes. `model_seconds` is
+the time of a plan with the median proof time of the run itself, so that `model_ratio` is free of that drift. The CPU
+time of the dev chain, which the plan does not know, is stated as a fraction of all cores.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from typing import Any
 from bench.accept import PRODUCTION_SETTINGS
 from bench.service import CORE_COUNT, cast_sealed_votes, wait_until_confirmed
 from devnet.wallet import Wallet
+from helper.core.drain import ProofRate
+from helper.core.round_plan import RoundSize, make_plan
 from helper.core.share import SHARE_COUNT
-from helper.core.wallet_schedule import last_moment_start, last_vote_time
+from helper.core.wallet_schedule import Distribution, last_moment_start, last_vote_time
 from tests.support.harness import run_chain_and_helper, unix_time_in
 
 ROUND_SECONDS = 120
@@ -49,7 +53,7 @@ async def read_plan(circuit: str, shares: int) -> dict[str, Any]:
 
 
 async def compare(circuit: str, shares: int) -> dict[str, float]:
-    """Plan and run once."""
+    """Plan, run, and plan again."""
     planned = await read_plan(circuit, shares)
     shares = planned["shares"]
     window, last_vote = last_moment_start(0, ROUND_SECONDS), last_vote_time(0, ROUND_SECONDS)
@@ -74,14 +78,21 @@ async def compare(circuit: str, shares: int) -> dict[str, float]:
             seconds = time.time() - begin
             chain_cpu = (await chain.get("/devnet/stats"))["cpu_seconds"] - chain_cpu
             proof_ms = (await helper.service_stats())["proof"]["p50_ms"]
-    plan_seconds = planned["done_seconds"] - window
+    plans = [planned, await read_plan(circuit, shares)]
+    plan_seconds = sum(plan["done_seconds"] for plan in plans) / len(plans) - window
+    voters = shares * HELPERS // SHARE_COUNT
+    size = RoundSize(voters, 1, HELPERS, 1, ROUND_SECONDS, Distribution.DEADLINE)
+    model_seconds = make_plan(size, ProofRate(proof_ms / 1000, CORE_COUNT, BLOCK_SECONDS)).done_seconds - window
     return {
         "shares": shares,
-        "planned_seconds_per_proof": planned["seconds_per_proof"],
-        "run_seconds_per_proof": proof_ms / 1000,
+        "seconds_per_proof_before": plans[0]["seconds_per_proof"],
+        "seconds_per_proof": proof_ms / 1000,
+        "seconds_per_proof_after": plans[1]["seconds_per_proof"],
         "plan_seconds": plan_seconds,
+        "model_seconds": model_seconds,
         "run_seconds": seconds,
         "ratio": seconds / plan_seconds,
+        "model_ratio": seconds / model_seconds,
         "chain_cpu_fraction": chain_cpu / (CORE_COUNT * seconds),
     }
 

@@ -56,9 +56,11 @@ def _speed_advice(round_id: str, work: Sequence[RoundWork], proof_rate: ProofRat
     if needed is None:
         more = "Reduce other load on this machine. More provers than the chain's 256 reveals per block do not help."
         return f"{more} {_OTHER_HELPERS}"
+    slots = proof_rate.slots
+    state = f"{needed} provers are needed, {slots} run." if needed > slots else f"{slots} provers are just enough."
     return (
-        f"{needed} provers are needed, {proof_rate.slots} run. Reduce other load on this machine. If it has cores for"
-        f" them, set [helper] max_concurrent_proofs = {needed} and restart. Otherwise give a second host a copy:"
+        f"{state} Reduce other load on this machine. If it has cores for more provers, set [helper]"
+        f" max_concurrent_proofs = {max(needed, slots + 1)} and restart. Otherwise give a second host a copy:"
         f" `svote-helper queue export --round {round_id} --output FILE`, and there `svote-helper queue import FILE`."
         f" {_OTHER_HELPERS}"
     )

@@ -72,6 +72,10 @@ def test_backlog_advice_names_provers_and_commands() -> None:
     assert "4 provers are needed, 2 run" in result.advice
     assert "max_concurrent_proofs = 4" in result.advice
     assert f"svote-helper queue export --round {'aa' * 32} --output FILE" in result.advice
+    (result,) = evaluate_backlog([waiting_round(2900, 50)], ONE_PER_SECOND, NOW)
+    assert result.level is Level.WARN
+    assert "2 provers are just enough" in result.advice
+    assert "max_concurrent_proofs = 3" in result.advice
     (result,) = evaluate_backlog([waiting_round(256 * 3001, 50)], ONE_PER_SECOND, NOW)
     assert "256 reveals per block" in result.advice
 
