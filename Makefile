@@ -75,7 +75,7 @@ campaign: $(VENV)/.native ## test the promises under crashes, faults and hostile
 	@sh scripts/system_packages.sh $(SYSTEM)
 	@$(BIN)/python -m tests.campaign $(ARGS)
 
-simulation: $(VENV)/.native ## run the service under virtual time, seed by seed (ARGS='--seeds 0-9999' or '--seed 7 --story')
+simulation: $(VENV)/.native ## run the service under virtual time, seed by seed (ARGS='--seeds 0-9999', '--seed 7 --story' or '--fleet --overdue 10000')
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
 bench: $(VENV)/.native ## measure performance against its goals; bench/results/ (ARGS='--quick', ARGS='--only accept')

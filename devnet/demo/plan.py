@@ -22,6 +22,8 @@ LEAD_SECONDS = 2
 """Seconds from a wallet's POST to the earliest `submit_at`."""
 DURATION_FACTOR = 4.0
 """Duration of the round as a multiple of the expected proving time, because the host may be busy."""
+MAX_HELPERS_PER_SHARE = 10
+"""Most helpers to which real wallets give a share."""
 MARGIN_SECONDS = 30
 """Additional seconds, for blocks and other delays."""
 
@@ -39,6 +41,7 @@ class DemoOptions:
         json: print the result as one line of JSON.
         store: "sqlite" for one helper with a file; "postgres" for three, one per role, with a temporary cluster.
         seed: seed of votes and times (keys and blinds always use the system's randomness).
+        helpers: number of independent helpers, each with its own queue. Wallets give each share to half of them.
     """
 
     circuit: str = "k10"
@@ -49,11 +52,22 @@ class DemoOptions:
     json: bool = False
     seed: int | None = None
     store: str = "sqlite"
+    helpers: int = 1
 
     @property
     def share_count(self) -> int:
         """Total number of shares."""
         return self.voters * len(PROPOSALS) * ballot.SHARE_COUNT
+
+    @property
+    def helpers_per_share(self) -> int:
+        """Number of helpers to which a wallet gives each share: half of all, at most 10."""
+        return min(-(-self.helpers // 2), MAX_HELPERS_PER_SHARE)
+
+    @property
+    def copy_count(self) -> int:
+        """Total number of shares in the queues of all helpers."""
+        return self.share_count * self.helpers_per_share
 
 
 class Timing(Enum):
@@ -106,9 +120,12 @@ def due_times(vote: PlannedVote, now: float, spread: float, rng: random.Random) 
 
 
 def round_seconds(options: DemoOptions, proof_seconds: float, workers: int) -> float:
-    """Duration of the round, given the time of a proof on one of `workers` provers."""
+    """Duration of the round, given the time of a proof on one of `workers` provers of all helpers.
+
+    Every helper may prove each of its shares.
+    """
     return (
-        MARGIN_SECONDS + LEAD_SECONDS + options.spread + DURATION_FACTOR * options.share_count * proof_seconds / workers
+        MARGIN_SECONDS + LEAD_SECONDS + options.spread + DURATION_FACTOR * options.copy_count * proof_seconds / workers
     )
 
 

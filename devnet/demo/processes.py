@@ -34,13 +34,34 @@ async def run_chain(directory: Path, circuit: str) -> AsyncIterator[dict[str, An
 async def run_helper(directory: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Run a helper for this chain, with its page.
 
-    Yields its ready line (`url`, `socket`) with the operator `token` and the control `sockets` of all hosts.
+    Yields its ready line (`url`, `socket`) with the operator `token`, the `urls` of all wallet APIs and the control
+    `sockets` of all hosts.
     """
     token = secrets.token_urlsafe(16)
     async with _run_service(
         "helper", directory, ready_chain, _page_config(directory, ready_chain, token), db=db
     ) as ready:
-        yield {**ready, "token": token, "sockets": [ready["socket"]]}
+        yield {**ready, "token": token, "urls": [ready["url"]], "sockets": [ready["socket"]]}
+
+
+@contextlib.asynccontextmanager
+async def run_fleet(directory: Path, count: int, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Run independent helpers for this chain, the first one with the page. Yields like `run_helper`.
+
+    The helpers share the processor cores of this machine.
+    """
+    token, provers = secrets.token_urlsafe(16), max(1, len(os.sched_getaffinity(0)) // count)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def helper(number: int) -> dict[str, Any]:
+            settings = "\n[admin]\ndisable = true\n" if number > 1 else _page_config(directory, ready_chain, token)
+            return await stack.enter_async_context(
+                _run_service(f"helper-{number}", directory, ready_chain, settings, provers=provers)
+            )
+
+        helpers = [await helper(number) for number in range(1, count + 1)]
+        urls, sockets = [ready["url"] for ready in helpers], [ready["socket"] for ready in helpers]
+        yield {**helpers[0], "token": token, "urls": urls, "sockets": sockets}
 
 
 @contextlib.asynccontextmanager
@@ -63,7 +84,8 @@ async def run_hosts(directory: Path, ready_chain: dict[str, Any]) -> AsyncIterat
         # sequentially, because the first host creates the tables
         ready = await host("api", _page_config(directory, ready_chain, token))
         others = [await host(role, "\n[admin]\ndisable = true\n") for role in ("prover", "sender")]
-        yield {**ready, "token": token, "sockets": [host_ready["socket"] for host_ready in (ready, *others)]}
+        sockets = [host_ready["socket"] for host_ready in (ready, *others)]
+        yield {**ready, "token": token, "urls": [ready["url"]], "sockets": sockets}
 
 
 @contextlib.asynccontextmanager
@@ -95,11 +117,13 @@ async def _run_service(
     *,
     db: Path | None = None,
     role: str = "all",
+    provers: int = 0,
 ) -> AsyncIterator[dict[str, Any]]:
-    """Run one helper. `operator_config` continues the section [operator]."""
+    """Run one helper. `operator_config` continues the section [operator]; 0 `provers` means one per core."""
     settings, db = directory / f"{name}.toml", db or directory / f"{name}.db"
     settings.write_text(
-        f'[helper]\nport = 0\nrole = "{role}"\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n'
+        f'[helper]\nport = 0\nrole = "{role}"\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n'
+        f"max_concurrent_proofs = {provers}\n\n"
         f'[chain]\nendpoints = ["{ready_chain["rest"]}"]\nrpc = ["{ready_chain["rpc"]}"]\n\n'
         f"[operator]\nsocket = {json.dumps(str(directory / f'{name}.sock'))}\n{operator_config}"
     )

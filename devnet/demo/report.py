@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -71,6 +71,37 @@ def merge_host_stats(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**proves, "lateness_broadcast": hosts[-1]["lateness_broadcast"], "counts": dict(counts)}
 
 
+def merge_fleet_stats(helpers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the facts of independent helpers: the sum of their counts and workers, otherwise the largest value.
+
+    Args:
+        helpers: facts of each helper.
+    """
+    counts: Counter[str] = Counter()
+    for helper in helpers:
+        counts.update(helper["counts"])
+    times = {
+        name: {key: _largest(helper[name][key] for helper in helpers) for key in ("p50_ms", "p99_ms")}
+        for name in ("lateness_start", "lateness_broadcast", "proof")
+    }
+    provers = [helper["provers"] for helper in helpers]
+    return {
+        **helpers[0],
+        **times,
+        "counts": dict(counts),
+        "proving_seconds": _largest(helper["proving_seconds"] for helper in helpers),
+        "provers": {
+            **provers[0],
+            "workers": sum(prover["workers"] for prover in provers),
+            "self_test_seconds": _largest(prover["self_test_seconds"] for prover in provers),
+        },
+    }
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
 def build_result(
     options: DemoOptions,
     vote_results: Sequence[VoteResult],
@@ -87,7 +118,7 @@ def build_result(
     return {
         "shares": options.share_count,
         "accepted": sum(share.is_accepted for share in shares),
-        "confirmed": counts.get("confirmed", 0),
+        "confirmed": counts.get("confirmed", 0) // options.helpers_per_share,
         "failed": counts.get("failed", 0) + counts.get("expired", 0),
         "early": early,
         "tally_ok": counted == expected and len(shares) == options.share_count,
@@ -98,6 +129,8 @@ def build_result(
         "proofs_per_second": round(counts.get("proven", 0) / proving, 2) if proving else None,
         "proof_ms_p50": service_stats["proof"]["p50_ms"],
         "circuit": service_stats["circuit"],
+        "helpers": options.helpers,
+        "proofs_per_reveal": round(counts.get("proven", 0) / options.share_count, 3),
         "voters": options.voters,
         "votes": len(vote_results),
         "tally": [_tally_row(option, expected.get(option, 0), counted.get(option, 0)) for option in _all_options()],
@@ -134,13 +167,14 @@ def print_report(outcome: Mapping[str, Any], console: Console) -> None:
     figures = Table(title="Shares", show_header=False)
     for name, value in (
         ("shares", outcome["shares"]),
-        ("accepted by the helper", outcome["accepted"]),
+        ("accepted by helpers", outcome["accepted"]),
         ("confirmed on chain", outcome["confirmed"]),
         ("failed", outcome["failed"]),
         ("requests that contained data of a share too early", outcome["early"]),
         ("due time → proof started, p50 / p99", _format_percentiles(outcome, "lateness_ms")),
         ("due time → broadcast, p50 / p99", _format_percentiles(outcome, "broadcast_ms")),
         ("proofs per second while proving", outcome["proofs_per_second"]),
+        ("proofs per reveal", outcome["proofs_per_reveal"]),
         ("circuit", outcome["circuit"]),
     ):
         figures.add_row(name, str(value))

@@ -38,7 +38,7 @@ class Demo:
         self._options = options
         self._chain_url: str = chain["rest"]
         self._rpc_url: str = chain["rpc"]
-        self._helper_url: str = helper["url"]
+        self._helper_urls: list[str] = helper["urls"]
         self._http = httpx.AsyncClient(timeout=30)
         self._sockets = [
             httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), base_url="http://helper", timeout=30)
@@ -63,7 +63,7 @@ class Demo:
         round_id, end = await self._open_round(seconds)
         bars.print_line(
             f"{self._options.voters} wallets vote on {len(plan.PROPOSALS)} proposals, 16 shares per vote; "
-            f"circuit {self._options.circuit}; the round ends in {end - time.time():.0f} s"
+            f"{self._describe_copies()}circuit {self._options.circuit}; the round ends in {end - time.time():.0f} s"
         )
         voted = await self._cast_votes(round_id, end, bars)
         await self._end_round(round_id, bars)
@@ -87,9 +87,10 @@ class Demo:
         voting = asyncio.create_task(
             cast_all_votes(
                 self._chain_url,
-                self._helper_url,
+                self._helper_urls,
                 round_id,
                 cast,
+                helpers_per_share=self._options.helpers_per_share,
                 spread=self._options.spread,
                 rng=self._rng,
                 on_accepted=accepted,
@@ -99,22 +100,32 @@ class Demo:
             counts = (await self._merged_stats())["counts"]
             bars.update({**counts, "accepted": accepted_count})
             finished = (
-                counts.get("confirmed", 0) >= self._options.share_count or time.time() > end + CHAIN_TIMEOUT_SECONDS
+                counts.get("confirmed", 0) >= self._options.copy_count or time.time() > end + CHAIN_TIMEOUT_SECONDS
             )
             if voting.done() and (finished or voting.exception() is not None):
                 return voting.result()
             await asyncio.sleep(POLL_SECONDS)
 
+    def _describe_copies(self) -> str:
+        helpers, per_share = self._options.helpers, self._options.helpers_per_share
+        return "" if helpers == 1 else f"each share goes to {per_share} of {helpers} helpers; "
+
     async def _publish_config(self) -> None:
         """Publish the voting configuration, which the page's network view shows."""
-        config = {"version": "1", "vote_servers": [{"url": self._helper_url, "label": "The demo's helper"}]}
+        label = "The demo's helper"
+        servers = [
+            {"url": url, "label": label if self._options.helpers == 1 else f"{label} {number}"}
+            for number, url in enumerate(self._helper_urls, 1)
+        ]
+        config = {"version": "1", "vote_servers": servers}
         (await self._http.post(f"{self._chain_url}/devnet/voting-config", json=config)).raise_for_status()
 
     async def _wait_until_helper_ready(self) -> None:
         async with self._timeout("the helper to be ready", processes.START_TIMEOUT_SECONDS):
             while True:
-                response = await self._http.get(f"{self._helper_url}/shielded-vote/v1/status")
-                if response.status_code == 200 and all(facts["ready"] for facts in await self._stats_of_hosts()):
+                responses = [await self._http.get(f"{url}/shielded-vote/v1/status") for url in self._helper_urls]
+                is_ready = all(response.status_code == 200 for response in responses)
+                if is_ready and all(facts["ready"] for facts in await self._stats_of_hosts()):
                     return
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -139,7 +150,7 @@ class Demo:
 
     async def _end_round(self, round_id: bytes, bars: ProgressBars) -> None:
         """End the round early if all shares are confirmed."""
-        complete = (await self._merged_stats())["counts"].get("confirmed", 0) >= self._options.share_count
+        complete = (await self._merged_stats())["counts"].get("confirmed", 0) >= self._options.copy_count
         if not complete:
             bars.print_line("the round ends before every share is confirmed")
             return
@@ -157,7 +168,8 @@ class Demo:
         return report.parse_tally(response.json())
 
     async def _merged_stats(self) -> dict[str, Any]:
-        return report.merge_host_stats(await self._stats_of_hosts())
+        facts = await self._stats_of_hosts()
+        return report.merge_host_stats(facts) if self._options.helpers == 1 else report.merge_fleet_stats(facts)
 
     async def _stats_of_hosts(self) -> list[dict[str, Any]]:
         """The facts of all hosts."""
@@ -214,17 +226,25 @@ async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="svote-demo-") as name:
         directory = Path(name)
         shared = options.store == "postgres"
-        parts = "a database, and a helper for each role: api, prover, sender" if shared else "a helper"
+        parts = (
+            "a database, and a helper for each role: api, prover, sender"
+            if shared
+            else "a helper"
+            if options.helpers == 1
+            else f"{options.helpers} helpers"
+        )
         console.print(f"starting an embedded vote chain and {parts}", highlight=False)
         async with (
             processes.run_chain(directory, options.circuit) as chain,
             processes.run_hosts(directory, chain)
             if shared
-            else processes.run_helper(directory, options.db or directory / "queue.db", chain) as helper,
+            else processes.run_helper(directory, options.db or directory / "queue.db", chain)
+            if options.helpers == 1
+            else processes.run_fleet(directory, options.helpers, chain) as helper,
         ):
             demo = Demo(options, chain, helper)
             try:
-                with ProgressBars(options.share_count) as bars:
+                with ProgressBars(options.copy_count) as bars:
                     outcome = await demo.run(bars)
             finally:
                 await demo.close()

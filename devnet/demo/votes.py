@@ -1,4 +1,4 @@
-"""Wallets of the demo: each encrypts its votes, casts them on the chain, and posts the shares to the helper."""
+"""Wallets of the demo: each encrypts its votes, casts them on the chain, and posts the shares to the helpers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ class VoteResult:
 
 async def cast_all_votes(
     chain_url: str,
-    helper_url: str,
+    helper_urls: Sequence[str],
     round_id: bytes,
     planned_votes: Sequence[PlannedVote],
     *,
+    helpers_per_share: int,
     spread: float,
     rng: random.Random,
     on_accepted: Callable[[int], None],
 ) -> list[VoteResult]:
-    """Cast all votes. `on_accepted` is called per vote with the number of accepted shares."""
+    """Cast all votes. `on_accepted` is called per vote with the number of acceptances of its shares."""
     limiter = asyncio.Semaphore(MAX_CONCURRENT_VOTES)
 
     async def vote(choice: PlannedVote) -> VoteResult:
-        async with limiter, Wallet(chain_url, [helper_url], mode="parallel", rng=rng) as wallet:
+        wallet_ = Wallet(chain_url, helper_urls, mode="parallel", copies=helpers_per_share, rng=rng)
+        async with limiter, wallet_ as wallet:
             sealed = await wallet.seal_ballot(round_id, choice.proposal, choice.decision, weight=choice.weight)
             position = await wallet.cast_ballot(sealed)
             when = due_times(choice, time.time(), spread, rng)
             voted = await wallet.post_shares(sealed, position, times=when)
-            on_accepted(sum(share.is_accepted for share in voted.shares))
+            on_accepted(sum(post.is_accepted for share in voted.shares for post in share.posts))
             return VoteResult(choice, voted)
 
     return list(await asyncio.gather(*(vote(choice) for choice in planned_votes)))

@@ -52,6 +52,14 @@ def demo(
             help="Queue database; postgres starts a temporary server and one host per role (api, prover, sender)."
         ),
     ] = Engine.SQLITE,
+    helpers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=20,
+            help="Number of independent helpers, each with its own queue; wallets give each share to half of them.",
+        ),
+    ] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Keep running afterwards and print the URLs.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of votes and times; keys are always random.")] = None,
     json: JsonOption = False,
@@ -59,7 +67,9 @@ def demo(
     """Run a demo: cast votes and follow their shares until they are confirmed and tallied."""
     if store is Engine.POSTGRES and db is not None:
         fail("--db is a file and cannot be used with --store postgres", ExitCode.USAGE)
-    options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value)
+    if helpers > 1 and (store is not Engine.SQLITE or db is not None):
+        fail("--helpers cannot be used with --db or --store postgres", ExitCode.USAGE)
+    options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value, helpers)
     console = Console(stderr=True)
     try:
         outcome = asyncio.run(run_demo(options, console))

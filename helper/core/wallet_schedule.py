@@ -51,12 +51,13 @@ def helpers_per_share(helpers: int) -> int:
     return min(-(-helpers // 2), MAX_HELPERS_PER_SHARE)
 
 
-def choose_helpers(helpers: int, random: Random) -> list[tuple[int, ...]]:
+def choose_helpers(helpers: int, random: Random, *, per_share: int | None = None) -> list[tuple[int, ...]]:
     """Choose the helpers (0 to `helpers` - 1) of each of a vote's 16 shares, at random.
 
-    A helper with `MAX_SHARES_OF_VOTE` shares is chosen only if too few others are left.
+    Each share gets `per_share` helpers, by default `helpers_per_share`. A helper with `MAX_SHARES_OF_VOTE` shares is
+    chosen only if too few others are left.
     """
-    count, held = helpers_per_share(helpers), [0] * helpers
+    count, held = per_share or helpers_per_share(helpers), [0] * helpers
     chosen = []
     for _ in range(SHARE_COUNT):
         order = random.sample(range(helpers), helpers)

@@ -18,6 +18,7 @@ CAMPAIGN_NAMES = (
     "stale",
     "clock",
     "herd",
+    "fleet",
     "contention",
     "backup",
     "retention",

@@ -1,7 +1,8 @@
 """Run simulation seeds: `python -m tests.simulation [--seed N [--story]] [--seeds A-B] [--jobs 2]`.
 
-A failing seed prints its event log. Every run of a seed is identical. The last line on standard output is a JSON
-summary; everything else goes to standard error. The exit status is 1 if a promise was broken.
+A failing seed prints its event log. Every run of a seed is identical. With `--fleet`, several helpers run on one chain
+instead, see `fleet_command`. The last line on standard output is a JSON summary; everything else goes to standard
+error. The exit status is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import resource
 import sys
 import time
 
+from tests.simulation.fleet_command import add_arguments, run_fleet_command
 from tests.simulation.runner import run_seeds
 
 
@@ -22,7 +24,10 @@ def main() -> int:
     parser.add_argument("--seeds", default="0-999", metavar="A-B", help="run these seeds (default: 0-999)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--story", action="store_true", help="print what happened, with the product's own log")
+    add_arguments(parser)
     options = parser.parse_args()
+    if options.fleet:
+        return run_fleet_command(parser, options)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
     else:

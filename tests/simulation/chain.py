@@ -115,6 +115,7 @@ class SimChain:
         confirmed: height at which the chain counted each nullifier.
         is_halted: whether block production is stopped.
         max_mempool_delay: maximum seconds a transaction stays in the mempool.
+        max_block_reveals: maximum number of reveals in a block; None for no limit.
     """
 
     def __init__(self, rng: random.Random, event_log: EventLog, *, interval: tuple[float, float], circuit: str) -> None:
@@ -130,6 +131,7 @@ class SimChain:
         self.mempool: dict[bytes, PendingTransaction] = {}
         self.is_halted = False
         self.max_mempool_delay = 0.0
+        self.max_block_reveals: int | None = None
         self.new_rounds: list[SimRound] = []
         self.new_block = asyncio.Event()
 
@@ -190,7 +192,7 @@ class SimChain:
         now = asyncio.get_running_loop().time()
         ready = [pending for pending in self.mempool.values() if pending.not_before <= now]
         self._rng.shuffle(ready)
-        for pending in ready:
+        for pending in ready[: self.max_block_reveals]:
             del self.mempool[pending.tx]
             code, refusal = pending.code, None
             if code is None:

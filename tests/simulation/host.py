@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -77,6 +77,10 @@ class SimClock(Clock):
 class ServiceHost:
     """Runs the service with its simulated dependencies.
 
+    Args:
+        name: distinguishes the hosts of one loop.
+        settings: more settings of the service, by section.
+
     Attributes:
         service: the running service, None if none runs.
         on_attempt_spent: called for each attempt spent.
@@ -90,8 +94,13 @@ class ServiceHost:
         nodes: list[SimNode],
         disk: SimDisk,
         provers: SimProvers,
+        *,
+        name: str = "",
+        settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self._loop = loop
+        self._name = name
+        self._settings = settings or {}
         self._plan = plan
         self._event_log = event_log
         self._nodes = nodes
@@ -109,18 +118,19 @@ class ServiceHost:
 
     def _create_config(self) -> Config:
         plan = self._plan
-        return Config.model_validate(
-            {
-                "helper": {"max_concurrent_proofs": plan.workers, "purge_after_hours": plan.purge_after_seconds / 3600},
-                "chain": {"poll_seconds": plan.poll_seconds, "chain_id": "svote-sim-1" if plan.has_chain_id else ""},
-                "prover": {"circuit": plan.circuit_setting},
-            }
-        )
+        sections: dict[str, dict[str, object]] = {
+            "helper": {"max_concurrent_proofs": plan.workers, "purge_after_hours": plan.purge_after_seconds / 3600},
+            "chain": {"poll_seconds": plan.poll_seconds, "chain_id": "svote-sim-1" if plan.has_chain_id else ""},
+            "prover": {"circuit": plan.circuit_setting},
+        }
+        for section, values in self._settings.items():
+            sections.setdefault(section, {}).update(values)
+        return Config.model_validate(sections)
 
     def start(self) -> None:
         """Start the service; it restarts itself after a disk error."""
         self.start_count += 1
-        self._service_run, self._owner = ServiceRun(), f"run {self.start_count}"
+        self._service_run, self._owner = ServiceRun(), f"{self._name} run {self.start_count}"
         self._requests = set()
         self._task = self._create_service_task(self._run_service(self._service_run))
         self._event_log.record("service starts")

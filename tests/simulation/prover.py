@@ -30,7 +30,9 @@ class SimProvers:
 
     Attributes:
         fault: the active fault, or None.
-        seconds: duration of a proof.
+        proof_seconds: duration of a proof.
+        spread: minimum and maximum of a proof's duration, as multiples of `proof_seconds`.
+        starts_at: loop second before which no worker has started.
         on_proof_started: called when a proof begins.
         on_fault: called with (nullifier, fault) when a proof fails.
     """
@@ -38,6 +40,8 @@ class SimProvers:
     def __init__(self, rng: random.Random, seconds: float) -> None:
         self.rng = rng
         self.proof_seconds = seconds
+        self.spread = (0.8, 1.5)
+        self.starts_at = 0.0
         self.fault: ProverFault | None = None
         self.on_proof_started: Callable[[], None] = lambda: None
         self.on_fault: Callable[[bytes, ProverFault], None] = lambda nullifier, fault: None
@@ -77,7 +81,8 @@ class SimWorker(WorkerProcess):
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
         provers = self._provers
         if frame["op"] == "start":
-            await asyncio.sleep(provers.rng.uniform(0.5, 3))
+            start_seconds = provers.rng.uniform(0.5, 3)
+            await asyncio.sleep(max(start_seconds, provers.starts_at - asyncio.get_running_loop().time()))
             return {"fingerprints": {}, "self_test_seconds": provers.proof_seconds}
         if frame["op"] == "verify":
             return await self._verify(frame)
@@ -103,7 +108,7 @@ class SimWorker(WorkerProcess):
         provers.on_proof_started()
         seconds = (
             provers.proof_seconds
-            * rng.uniform(0.8, 1.5)
+            * rng.uniform(*provers.spread)
             * (rng.uniform(5, 30) if fault is ProverFault.SLOW_PROOF else 1)
         )
         if fault is ProverFault.WORKER_HANGS or seconds >= timeout:

@@ -56,6 +56,10 @@ def test_only_helper_gets_all_shares() -> None:
     assert choose_helpers(1, Random(1)) == [(0,)] * SHARE_COUNT
 
 
+def test_share_goes_to_given_number_of_helpers() -> None:
+    assert all(len(set(share)) == 3 for share in choose_helpers(3, Random(1), per_share=3))
+
+
 def test_helpers_get_equal_parts_over_many_votes() -> None:
     random, held = Random(1), Counter[int]()
     for _ in range(1000):

@@ -9,10 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-from devnet.demo.plan import DemoOptions
+from devnet.demo.plan import DURATION_FACTOR, DemoOptions, round_seconds
 from devnet.demo.progress import ProgressBars
+from devnet.demo.report import build_result, merge_fleet_stats
 from devnet.demo.run import Demo
+from helper.cli.demo import app
 from tests.support.process import TIMEOUT_SECONDS
 
 ROUND_ID = bytes(range(32))
@@ -21,7 +24,7 @@ OPTIONS = DemoOptions(voters=1)
 
 @pytest.fixture
 async def demo() -> AsyncIterator[Demo]:
-    demo_ = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"url": "http://helper", "sockets": []})
+    demo_ = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"urls": ["http://helper"], "sockets": []})
     real = demo_._http
     yield demo_
     await real.aclose()
@@ -51,3 +54,44 @@ async def test_round_end_with_all_shares_confirmed_queries_chain_immediately(
         monkeypatch.setattr(demo, "_http", chain)
         await demo._end_round(ROUND_ID, ProgressBars(1))
     assert seen == posted
+
+
+def helper_facts(confirmed: int, proven: int, p50: float | None) -> dict[str, Any]:
+    times = {"p50_ms": p50, "p99_ms": p50}
+    return {
+        "counts": {"confirmed": confirmed, "proven": proven},
+        "proving_seconds": 2.0 if proven else 0.0,
+        "lateness_start": times,
+        "lateness_broadcast": times,
+        "proof": times,
+        "circuit": "k10",
+        "provers": {"workers": 2, "self_test_seconds": p50},
+    }
+
+
+def test_fleet_stats_are_sums_of_counts_and_largest_times() -> None:
+    merged = merge_fleet_stats([helper_facts(20, 9, 5.0), helper_facts(24, 0, None), helper_facts(20, 25, 7.0)])
+    assert merged["counts"] == {"confirmed": 64, "proven": 34}
+    assert merged["provers"] == {"workers": 6, "self_test_seconds": 7.0}
+    assert (merged["lateness_start"]["p99_ms"], merged["proving_seconds"]) == (7.0, 2.0)
+
+
+def test_fleet_result_counts_each_share_once() -> None:
+    options = DemoOptions(voters=1, helpers=3)
+    assert (options.helpers_per_share, options.share_count, options.copy_count) == (2, 32, 64)
+    merged = merge_fleet_stats([helper_facts(20, 8, 5.0), helper_facts(24, 8, 5.0), helper_facts(20, 24, 5.0)])
+    result = build_result(options, [], merged, counted={}, early=0, seconds=1.0)
+    assert (result["confirmed"], result["helpers"], result["proofs_per_reveal"]) == (32, 3, 1.25)
+
+
+def test_round_of_fleet_lasts_until_every_copy_could_be_proven() -> None:
+    one, three = DemoOptions(voters=1), DemoOptions(voters=1, helpers=3)
+    assert round_seconds(three, 1.0, 2) - round_seconds(one, 1.0, 2) == DURATION_FACTOR * 32 / 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--store", "postgres"), ("--db", "queue.db"), ("--helpers", "0"), ("--helpers", "21")]
+)
+def test_demo_of_fleet_with_other_store_or_bad_number_is_usage_error(arguments: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["--helpers", "2", *arguments])
+    assert result.exit_code == 2, result.output
