@@ -61,7 +61,9 @@ def evaluate_backlog(
     results = []
     for number, (waiting_round, result) in enumerate(zip(rounds, drained, strict=True)):
         advice = _speed_advice(waiting_round.round_id, work[: number + 1], proof_rate, now)
-        results.append(_evaluate_round(waiting_round, result, proof_rate, now, advice, groups[number]))
+        results.append(
+            _evaluate_round(waiting_round, result, proof_rate, now, speed_advice=advice, retries=groups[number])
+        )
     return results or [ok("backlog", "no shares are waiting")]
 
 
@@ -86,6 +88,7 @@ def _evaluate_round(
     drained: DrainResult,
     proof_rate: ProofRate,
     now: float,
+    *,
     speed_advice: str,
     retries: Sequence[RetryGroup],
 ) -> CheckResult:
