@@ -142,15 +142,15 @@ def sum_points(points: list[bytes]) -> bytes:
 def multiply_generator(scalar: bytes) -> bytes:
     """`scalar·G`, for example a commitment of the key ceremony. The scalar must be canonical."""
 
-def decrypt_partially(share: bytes, sum: bytes) -> tuple[bytes, bytes]:
+def decrypt_partially(share: bytes, ciphertext: bytes) -> tuple[bytes, bytes]:
     """The partial decryption of a sum with one validator's share, a scalar: the point share·C1 and its DLEQ proof."""
 
 def check_tally(
-    sum: bytes, commitments: list[bytes], threshold: int, partials: list[tuple[int, bytes, bytes]], total: int
+    ciphertext: bytes, commitments: list[bytes], threshold: int, partials: list[tuple[int, bytes, bytes]], total: int
 ) -> tuple[list[str | None], Literal["matches", "differs", "too_few"]]:
     """See `proofs.check_tally`."""
 
-def verify_decryption(public: bytes, sum: bytes, total: int, proof: bytes) -> bool:
+def verify_decryption(public: bytes, ciphertext: bytes, total: int, proof: bytes) -> bool:
     """Whether a DLEQ proof (64 bytes) shows that the sum decrypts to `total` under the whole key.
 
     For rounds without a threshold. A malformed proof is not valid. Raises `EncodingError` for a malformed key or sum.

@@ -39,16 +39,19 @@ pub fn multiply_generator<'py>(py: Python<'py>, scalar: &[u8]) -> PyResult<Bound
 }
 
 #[pyfunction]
-pub fn decrypt_partially<'py>(py: Python<'py>, share: &[u8], sum: &[u8]) -> PyResult<Pair<'py>> {
-    let (point, proof) = run(py, || tally::decrypt_partially(share, sum))?;
+pub fn decrypt_partially<'py>(
+    py: Python<'py>,
+    share: &[u8],
+    ciphertext: &[u8],
+) -> PyResult<Pair<'py>> {
+    let (point, proof) = run(py, || tally::decrypt_partially(share, ciphertext))?;
     Ok((bytes(py, point), bytes(py, proof)))
 }
 
 #[pyfunction]
-#[pyo3(signature = (sum, commitments, threshold, partials, total))]
 pub fn check_tally(
     py: Python<'_>,
-    sum: &[u8],
+    ciphertext: &[u8],
     commitments: Vec<Bound<'_, PyBytes>>,
     threshold: Number,
     partials: Vec<PartialFields<'_>>,
@@ -66,7 +69,7 @@ pub fn check_tally(
     let (reasons, total) = run(py, || {
         let threshold = below("threshold", threshold.0, u64::MAX)?;
         let total = below("total", total.0, u64::MAX)?;
-        tally::check(sum, &commitments, threshold, &partials, total)
+        tally::check(ciphertext, &commitments, threshold, &partials, total)
     })?;
     Ok((reasons, total.as_str()))
 }
@@ -75,11 +78,16 @@ pub fn check_tally(
 pub fn verify_decryption(
     py: Python<'_>,
     public: &[u8],
-    sum: &[u8],
+    ciphertext: &[u8],
     total: Number,
     proof: &[u8],
 ) -> PyResult<bool> {
     run(py, || {
-        tally::verify_decryption(public, sum, below("total", total.0, u64::MAX)?, proof)
+        tally::verify_decryption(
+            public,
+            ciphertext,
+            below("total", total.0, u64::MAX)?,
+            proof,
+        )
     })
 }

@@ -42,20 +42,26 @@ PARTIALS = [
         (
             1,
             "9864f90ee91a94bf945097be638bd33364d17dff54091bc85efb17aaa45b4d86",
-            "869f8a7ab53ff1d74c355928d64d061c5391d46f19c2d817182b025e564fd737"
-            "d8b015566553be7ed36cbf7e2a0e59cb86f4e5e878e754bac1a5a303410c2e36",
+            (
+                "869f8a7ab53ff1d74c355928d64d061c5391d46f19c2d817182b025e564fd737"
+                "d8b015566553be7ed36cbf7e2a0e59cb86f4e5e878e754bac1a5a303410c2e36"
+            ),
         ),
         (
             2,
             "1abe4a9978350cf7ab653403ac854650cb315970b4030389bcfeb98da52c64b8",
-            "35215ff6c939e04300e492b4116ea53399443b963f98b3c3e28801b643aee50f"
-            "47e95a0b6233738c8c42fa91928440640646bd86199a3879518ecaff5bdb3c10",
+            (
+                "35215ff6c939e04300e492b4116ea53399443b963f98b3c3e28801b643aee50f"
+                "47e95a0b6233738c8c42fa91928440640646bd86199a3879518ecaff5bdb3c10"
+            ),
         ),
         (
             4,
             "bf4bf9b3cba083119a28dc6b2eef0eef31587c572c929e4915c72ee40ab62482",
-            "2c5693ee0aa26577678de4fbfe7a3f79f55ecc5905550f162c5c48c13ce7541f"
-            "016a84930882098852df8d30917bea0c6ce6a4be3d47b85dd430756a58ed0c2e",
+            (
+                "2c5693ee0aa26577678de4fbfe7a3f79f55ecc5905550f162c5c48c13ce7541f"
+                "016a84930882098852df8d30917bea0c6ce6a4be3d47b85dd430756a58ed0c2e"
+            ),
         ),
     )
 ]
@@ -64,10 +70,14 @@ WHOLE_KEY_PROOF = bytes.fromhex(
     "59f9070ac41df21b1eff34d76dfd55b2d0d34d129c10fb642dde6ddb3e306e23"
 )
 ADDENDS = (
-    "849f628443528697f8ec00e2b468b215f0a46cfd0f032d9b39e1b74d6bd0909e"
-    "9d86f6e70fb032bfc5b9813f8944a886b10e39f69ced60ff6b32e2aae53aab0a",
-    "6922b40b29bd46e8feebe973b3a0d7cb292e2eff59dac8e3997d95cd3fadf13c"
-    "8dbf07a5aadc876a8954aa153df1d32d13079678c4ca2e01584858c0fea7598c",
+    (
+        "849f628443528697f8ec00e2b468b215f0a46cfd0f032d9b39e1b74d6bd0909e"
+        "9d86f6e70fb032bfc5b9813f8944a886b10e39f69ced60ff6b32e2aae53aab0a"
+    ),
+    (
+        "6922b40b29bd46e8feebe973b3a0d7cb292e2eff59dac8e3997d95cd3fadf13c"
+        "8dbf07a5aadc876a8954aa153df1d32d13079678c4ca2e01584858c0fea7598c"
+    ),
 )
 SUM = (
     "3de6b9eb87b43e7de7bdb22876b37ac781c2a5f136b8494e279bba0e4f68db99"
