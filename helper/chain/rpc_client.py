@@ -80,6 +80,18 @@ class RpcClient(NodeHttp):
                 return None
             raise HeightPrunedError(f"block_results: {refusal.data}") from None
 
+    async def tx_codes(self, height: int) -> list[int] | None:
+        """The code of each transaction of a block, 0 if it succeeded. None if the node does not have the results."""
+        try:
+            return await self._call(
+                "/block_results",
+                {"height": str(height)},
+                lambda result: [tx.uint("code", maximum=2**32) for tx in result.children("txs_results")],
+                limit=BLOCK_LIMIT_BYTES,
+            )
+        except _RpcError:
+            return None
+
     async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         """Find the counted shares of a round in the blocks `first` to `last`.
 
