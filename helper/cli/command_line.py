@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "rounds": "helper.cli.rounds",
     "tx": "helper.cli.tx",
     "proof": "helper.cli.proof",
+    "audit": "helper.cli.audit",
     "doctor": "helper.cli.doctor",
     "healthcheck": "helper.cli.healthcheck",
     "db": "helper.cli.db",

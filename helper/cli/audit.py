@@ -1,0 +1,212 @@
+"""`svote-helper audit`: checks the result of a round from public data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+
+import anyio
+import typer
+
+from helper.cli.options import ConfigOption, JsonOption
+from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
+from helper.cli.passphrase import map_file_errors_to_exit_codes
+from helper.errors import NotFound
+from helper.runtime.privileges import acting_as_owner
+
+if TYPE_CHECKING:
+    from helper.audit.auditor import Audit, Progress
+    from helper.audit.source import AuditSource
+
+app = typer.Typer()
+
+_MIN_PREFIX: Final = 6
+_EXIT_CODES: Final[dict[object, ExitCode]] = {
+    "passed": ExitCode.OK,
+    "failed": ExitCode.FAILURE,
+    "not_checked": ExitCode.DEGRADED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What to audit, and which files to write."""
+
+    round_text: str
+    evidence_in: Path | None
+    signed_ea_pk: bytes | None
+    evidence: Path | None
+    report: Path | None
+
+
+@app.command()
+def audit(
+    round_text: Annotated[
+        str,
+        typer.Argument(
+            metavar="[ROUND]",
+            help="Round (hex, or a prefix of at least 6 characters); not needed with --from.",
+            show_default=False,
+        ),
+    ] = "",
+    evidence_in: Annotated[
+        Path | None,
+        typer.Option("--from", readable=False, help="Repeat the audit with an evidence file.", show_default=False),
+    ] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(help="File to write with all data that was read, to repeat the audit.", show_default=False),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="HTML page to write, for readers without this command.", show_default=False)
+    ] = None,
+    ea_pk: Annotated[
+        str,
+        typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
+    ] = "",
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check the result of a finished round from public data.
+
+    Reads all blocks of the vote from the nodes in [chain] endpoints, or an evidence file, and recomputes what anyone
+    can: reveals and their proofs, sums, partial decryptions, totals, the commitment tree and the round id. Each check
+    is passed, failed or not checked (docs/audit.md). Exit code 0: all passed, 1: at least one failed, 3: at least one
+    was not checked.
+
+    No request concerns a single share. Needs no database and does not disturb a running helper.
+    """
+    with map_errors_to_exit_codes():
+        key = _parse_key(ea_pk)
+        if evidence_in is None and not round_text:
+            raise ValueError("ROUND is required without --from")
+        request = _Request(round_text.lower(), evidence_in, key, evidence, report)
+        with map_file_errors_to_exit_codes():
+            result = anyio.run(_run, config, request)
+    emit(result, _print_result, json=json)
+    code = _EXIT_CODES[result["verdict"]]
+    if code is not ExitCode.OK:
+        raise typer.Exit(code)
+
+
+def _parse_key(text: str) -> bytes | None:
+    from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+
+    return parse_hex32("--ea-pk", text) if text else None
+
+
+async def _run(config: Path | None, request: _Request) -> dict[str, object]:
+    """Make the audit and write the files."""
+    from helper.audit.auditor import audit_round  # noqa: PLC0415
+    from helper.audit.evidence import RecordingSource  # noqa: PLC0415
+    from helper.audit.report import create_report  # noqa: PLC0415
+
+    with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
+        async with _open_source(config, request) as (source, round_id):
+            recording = RecordingSource(source, round_id, evidence)
+            with _progress() as on_progress:
+                completed = await audit_round(
+                    recording, round_id, signed_ea_pk=request.signed_ea_pk, on_progress=on_progress
+                )
+            recording.finish()
+        if report is not None:
+            report.write(create_report(completed, recording.hashes, _command(request, completed)).encode())
+    return completed.result.to_json()
+
+
+@asynccontextmanager
+async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[tuple[AuditSource, bytes]]:
+    from helper.audit.evidence import EvidenceSource  # noqa: PLC0415
+    from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
+
+    if request.evidence_in is not None:
+        if not request.evidence_in.exists():
+            raise FileNotFoundError(2, "no such file", str(request.evidence_in))
+        source = EvidenceSource(request.evidence_in)
+        try:
+            if not source.round_id.hex().startswith(request.round_text):
+                raise NotFound(
+                    f"the evidence is of round {source.round_id.hex()}", advice="Leave ROUND out, or use another file."
+                )
+            yield source, source.round_id
+        finally:
+            source.close()
+        return
+    async with open_node_pool(config) as nodes:
+        if len(request.round_text) == 64:
+            known = [request.round_text]
+        elif len(request.round_text) < _MIN_PREFIX:
+            raise ValueError("ROUND must be 64 hex characters, or a prefix of at least 6")
+        else:
+            listed = await nodes.call(lambda client: client.rounds())
+            ids = {entry.round_id.hex() for entry in listed.rounds} | {entry.hex() for entry in listed.unknown_status}
+            known = sorted(round_hex for round_hex in ids if round_hex.startswith(request.round_text))
+        if len(known) != 1:
+            raise NotFound(
+                f"{len(known)} rounds begin with {request.round_text}", advice="List them with `svote-helper rounds`."
+            )
+        from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+
+        round_id = parse_hex32("ROUND", known[0])
+        yield NodeSource(nodes, round_id), round_id
+
+
+@contextmanager
+def _new_file(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """Create a file, and remove it again if the audit cannot be completed."""
+    if path is None:
+        yield None
+        return
+    with acting_as_owner(path) as real:
+        try:
+            file = real.open("xb")
+        except FileExistsError:
+            fail(f"{path} already exists")
+        try:
+            with file:
+                yield file
+        except BaseException:
+            real.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar on a terminal; print nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    columns = (TextColumn("block {task.fields[height]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reveals", total=None, height=0)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, total=progress.expected or None, completed=progress.reveals, height=progress.height)
+
+        yield show
+
+
+def _command(request: _Request, completed: Audit) -> str:
+    """The command that repeats the audit."""
+    source = f"--from {request.evidence.name}" if request.evidence is not None else completed.result.round_id.hex()
+    return f"svote-helper audit {source}"
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    from helper.audit.verdicts import CHECKS  # noqa: PLC0415
+
+    rows = [
+        (check["id"], check["verdict"].replace("_", " "), check["count"], check["why"] or CHECKS[check["id"]])
+        for check in result["checks"]
+    ]
+    emit_table(("check", "verdict", "items", "what or why"), rows)
+    print_message(f"round {result['round']}: {result['verdict'].replace('_', ' ')}")
