@@ -345,7 +345,7 @@ class _Auditor:
 
     async def _check_heads(self) -> None:
         """Compare the block and state that several nodes report (E)."""
-        heads = await self._load(sources.HEADS, docs.parse_heads, ("E",))
+        heads = await self._load(sources.heads_document(self._last_height + 1), docs.parse_heads, ("E",))
         if heads is None:
             return
         findings = self._findings["E"]

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from base64 import b64encode
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import orjson
 
-from helper.audit.source import AuditBlock, AuditSource, AuditTx, DataMissing
+from helper.audit.source import MAX_LINE_BYTES, AuditBlock, AuditSource, DataMissing, decode_block, encode_block
 from helper.chain.json_fields import Fields
 from helper.errors import AuditError, InvalidResponse
 
@@ -29,8 +28,6 @@ MANIFEST: Final = "manifest.json"
 
 MAX_DOCUMENTS_BYTES: Final = 1 << 28
 """Maximum bytes of all documents. A leaf takes 47 bytes, so this allows for 5 million."""
-MAX_LINE_BYTES: Final = 1 << 24
-"""Maximum bytes of one block. Chains limit a block to 5 MiB, which base64 makes 7 MiB."""
 
 _MAX_MANIFEST_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20
@@ -85,7 +82,7 @@ class RecordingSource:
             try:
                 async with aclosing(self._source.blocks(first)) as blocks:
                     async for block in blocks:
-                        line = _block_to_line(block)
+                        line = encode_block(block)
                         self._blocks_hash.update(line)
                         if member is not None:
                             member.write(line)
@@ -178,7 +175,7 @@ class EvidenceSource:
         """
         with _zip_errors(BLOCKS), self._zip.open(BLOCKS) as member:
             while line := member.readline(MAX_LINE_BYTES):
-                block = _block_from_line(line)
+                block = decode_block(line)
                 if block.height >= first:
                     yield block
         if BLOCKS in self._missing:
@@ -208,21 +205,3 @@ def _zip_errors(name: str) -> Generator[None]:
         raise AuditError(str(error)) from None
     except _ZIP_ERRORS as error:
         raise AuditError(f"{name}: not readable ({type(error).__name__})") from None
-
-
-def _block_to_line(block: AuditBlock) -> bytes:
-    txs = [{"tx": b64encode(tx.raw).decode(), "code": tx.code} for tx in block.txs]
-    return orjson.dumps({"height": block.height, "time": block.time, "txs": txs}) + b"\n"
-
-
-def _block_from_line(line: bytes) -> AuditBlock:
-    value: Any = orjson.loads(line)
-    fields = Fields(value, "block")
-    time = value.get("time")
-    if not isinstance(time, int | float):
-        raise fields.invalid_field("time", "expected a number")
-    txs = tuple(
-        AuditTx(tx.decode("tx", tx.text("tx"), None), tx.uint("code", maximum=2**32) if tx.has("code") else None)
-        for tx in fields.children("txs")
-    )
-    return AuditBlock(fields.uint("height", maximum=2**62), float(time), txs)

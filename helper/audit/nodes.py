@@ -46,7 +46,6 @@ class NodeSource:
         self._node_pool = node_pool
         self._round_id = round_id
         self._leaves: list[LeafBlock] | None = None
-        self._last_height = 0
 
     async def document(self, name: str) -> object:
         """Return a document.
@@ -60,8 +59,9 @@ class NodeSource:
             return {"blocks": [_leaf_block_to_json(block) for block in await self._read_leaves()]}
         if name == sources.ROOTS:
             return {"roots": await self._read_roots()}
-        if name == sources.HEADS:
-            return {"heads": await self._read_heads()}
+        height = sources.parse_heads_name(name)
+        if height is not None:
+            return {"heads": await self._read_heads(height)}
         paths = {
             sources.ROUND: f"round/{round_hex}",
             sources.RESULTS: f"tally-results/{round_hex}",
@@ -108,12 +108,8 @@ class NodeSource:
         roots = await gather_limited(heights, read, _CONCURRENT_REQUESTS)
         return [root for root in roots if root is not None]
 
-    async def _read_heads(self) -> list[dict[str, object]]:
-        """What each usable node reports about the block after the last one that was read.
-
-        Waits for this block, since the last one may have been the newest.
-        """
-        height = self._last_height + 1
+    async def _read_heads(self, height: int) -> list[dict[str, object]]:
+        """What each usable node reports about a block. Waits for it, since it may not exist yet."""
         heads: list[dict[str, object]] = []
         for attempt in range(_HEAD_ATTEMPTS):
             heads = []
@@ -148,7 +144,6 @@ class NodeSource:
                 window = await reading
                 reading = None if following is None else asyncio.create_task(self._read_window(following))
                 for block in window:
-                    self._last_height = block.height
                     yield block
         finally:
             if reading is not None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+import orjson
+
+from helper.chain.json_fields import Fields
 from helper.errors import AuditError
+
+MAX_LINE_BYTES: Final = 1 << 24
+"""Maximum bytes of an encoded block. Chains limit a block to 5 MiB, which base64 makes 7 MiB."""
 
 ROUND: Final = "round"
 LEAVES: Final = "leaves"
@@ -14,12 +21,22 @@ ROOTS: Final = "roots"
 RESULTS: Final = "results"
 SUMMARY: Final = "summary"
 PARTIALS: Final = "partials"
-HEADS: Final = "heads"
+_HEADS_PREFIX: Final = "heads/"
 
 
 def tally_document(proposal_id: int) -> str:
     """Return the name of the document with a proposal's sums."""
     return f"tally/{proposal_id}"
+
+
+def heads_document(height: int) -> str:
+    """Return the name of the document with what nodes report about a block."""
+    return f"{_HEADS_PREFIX}{height}"
+
+
+def parse_heads_name(name: str) -> int | None:
+    """The height in the name of such a document, None if it is another document."""
+    return int(name.removeprefix(_HEADS_PREFIX)) if name.startswith(_HEADS_PREFIX) else None
 
 
 class DataMissing(AuditError):
@@ -70,3 +87,28 @@ class AuditSource(Protocol):
         Raises:
             DataMissing: a block is not available.
         """
+
+
+def encode_block(block: AuditBlock) -> bytes:
+    """Encode a block as one line of JSON."""
+    txs = [{"tx": b64encode(tx.raw).decode(), "code": tx.code} for tx in block.txs]
+    return orjson.dumps({"height": block.height, "time": block.time, "txs": txs}) + b"\n"
+
+
+def decode_block(line: bytes) -> AuditBlock:
+    """Decode what `encode_block` encodes.
+
+    Raises:
+        ValueError: the line is not JSON.
+        InvalidResponse: it is not a block.
+    """
+    value: Any = orjson.loads(line)
+    fields = Fields(value, "block")
+    time = value.get("time")
+    if not isinstance(time, int | float):
+        raise fields.invalid_field("time", "expected a number")
+    txs = tuple(
+        AuditTx(tx.decode("tx", tx.text("tx"), None), tx.uint("code", maximum=2**32) if tx.has("code") else None)
+        for tx in fields.children("txs")
+    )
+    return AuditBlock(fields.uint("height", maximum=2**62), float(time), txs)

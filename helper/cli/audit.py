@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -15,14 +16,20 @@ import typer
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
-from helper.errors import NotFound
+from helper.errors import ChainUnavailable, NotFound
 from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
     from helper.audit.auditor import Audit, Progress
+    from helper.audit.block_cache import BlockCache
+    from helper.audit.nodes import NodeSource
     from helper.audit.source import AuditSource
+    from helper.chain.node_pool import NodePool
 
 app = typer.Typer()
+
+FOLLOW_SECONDS: Final = 5.0
+"""Seconds between two reads of new blocks with `--follow`."""
 
 _MIN_PREFIX: Final = 6
 _EXIT_CODES: Final[dict[object, ExitCode]] = {
@@ -41,6 +48,8 @@ class _Request:
     signed_ea_pk: bytes | None
     evidence: Path | None
     report: Path | None
+    cache: Path | None
+    follow: bool
 
 
 @app.command()
@@ -64,6 +73,16 @@ def audit(
     report: Annotated[
         Path | None, typer.Option(help="HTML page to write, for readers without this command.", show_default=False)
     ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that keeps the blocks that were read; an interrupted audit continues with it.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Read blocks until the round is finalized, then audit it.")
+    ] = False,
     ea_pk: Annotated[
         str,
         typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
@@ -84,7 +103,9 @@ def audit(
         key = _parse_key(ea_pk)
         if evidence_in is None and not round_text:
             raise ValueError("ROUND is required without --from")
-        request = _Request(round_text.lower(), evidence_in, key, evidence, report)
+        if evidence_in is not None and (cache or follow):
+            raise ValueError("--cache and --follow read nodes and cannot be used with --from")
+        request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow)
         with map_file_errors_to_exit_codes():
             result = anyio.run(_run, config, request)
     emit(result, _print_result, json=json)
@@ -120,6 +141,7 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[tuple[AuditSource, bytes]]:
+    from helper.audit.block_cache import BlockCache  # noqa: PLC0415
     from helper.audit.evidence import EvidenceSource  # noqa: PLC0415
     from helper.audit.nodes import NodeSource  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
@@ -127,33 +149,75 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
     if request.evidence_in is not None:
         if not request.evidence_in.exists():
             raise FileNotFoundError(2, "no such file", str(request.evidence_in))
-        source = EvidenceSource(request.evidence_in)
+        stored = EvidenceSource(request.evidence_in)
         try:
-            if not source.round_id.hex().startswith(request.round_text):
+            if not stored.round_id.hex().startswith(request.round_text):
                 raise NotFound(
-                    f"the evidence is of round {source.round_id.hex()}", advice="Leave ROUND out, or use another file."
+                    f"the evidence is of round {stored.round_id.hex()}", advice="Leave ROUND out, or use another file."
                 )
-            yield source, source.round_id
+            yield stored, stored.round_id
         finally:
-            source.close()
+            stored.close()
         return
     async with open_node_pool(config) as nodes:
-        if len(request.round_text) == 64:
-            known = [request.round_text]
-        elif len(request.round_text) < _MIN_PREFIX:
-            raise ValueError("ROUND must be 64 hex characters, or a prefix of at least 6")
-        else:
-            listed = await nodes.call(lambda client: client.rounds())
-            ids = {entry.round_id.hex() for entry in listed.rounds} | {entry.hex() for entry in listed.unknown_status}
-            known = sorted(round_hex for round_hex in ids if round_hex.startswith(request.round_text))
-        if len(known) != 1:
-            raise NotFound(
-                f"{len(known)} rounds begin with {request.round_text}", advice="List them with `svote-helper rounds`."
-            )
-        from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+        round_id = await _find_round(nodes, request.round_text)
+        source = NodeSource(nodes, round_id)
+        if request.cache is None and not request.follow:
+            yield source, round_id
+            return
+        with _cache_file(request.cache) as path:
+            cache = BlockCache(source, path, round_id)
+            try:
+                if request.follow:
+                    await _wait_until_finalized(nodes, cache, source)
+                yield cache, round_id
+            finally:
+                cache.close()
 
-        round_id = parse_hex32("ROUND", known[0])
-        yield NodeSource(nodes, round_id), round_id
+
+async def _find_round(nodes: NodePool, text: str) -> bytes:
+    """The round with this id or prefix."""
+    from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+
+    if len(text) == 64:
+        return parse_hex32("ROUND", text)
+    if len(text) < _MIN_PREFIX:
+        raise ValueError("ROUND must be 64 hex characters, or a prefix of at least 6")
+    listed = await nodes.call(lambda client: client.rounds())
+    ids = {entry.round_id.hex() for entry in listed.rounds} | {entry.hex() for entry in listed.unknown_status}
+    known = [round_hex for round_hex in ids if round_hex.startswith(text)]
+    if len(known) != 1:
+        raise NotFound(f"{len(known)} rounds begin with {text}", advice="List them with `svote-helper rounds`.")
+    return bytes.fromhex(known[0])
+
+
+@contextmanager
+def _cache_file(path: Path | None) -> Iterator[Path]:
+    """The file for the blocks that were read; a temporary one if none is given."""
+    if path is None:
+        with tempfile.TemporaryDirectory(prefix="svote-audit-") as directory:
+            yield Path(directory) / "blocks.jsonl"
+    else:
+        with acting_as_owner(path) as real:
+            yield real
+
+
+async def _wait_until_finalized(nodes: NodePool, cache: BlockCache, source: NodeSource) -> None:
+    """Read blocks into the cache until the round is finalized."""
+    from helper.audit.documents import FINALIZED, parse_round_facts  # noqa: PLC0415
+    from helper.audit.source import ROUND  # noqa: PLC0415
+
+    while True:
+        try:
+            # read before the blocks: all blocks of a finalized round exist
+            facts = parse_round_facts(await source.document(ROUND))
+            await nodes.probe_all()
+            await cache.read_ahead(facts.created_at_height)
+            if facts.status == FINALIZED:
+                return
+        except ChainUnavailable as error:
+            print_message(f"waiting for a node: {error}")
+        await anyio.sleep(FOLLOW_SECONDS)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import zipfile
 from base64 import b64encode
@@ -38,6 +39,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedNodes:
     return recorded
 
 
+CREATE_NODES = node_pool.create_nodes
 Run = Callable[..., dict[str, str]]
 
 
@@ -210,6 +212,89 @@ def test_evidence_truncated_is_refused(nodes: RecordedNodes, run: Run, capsys: p
         assert "not readable" in capsys.readouterr().err
 
 
+# ---------------------------------------------------------------------- cache and follow
+
+
+def blocks_read(nodes: RecordedNodes) -> set[int]:
+    """The heights of the blocks that were requested."""
+    names = [path.rsplit("/", 1)[1] for _, path in nodes.requests if "/blocks/" in path]
+    return {int(name) for name in names if name != "latest"}
+
+
+def test_audit_continues_with_its_cache(nodes: RecordedNodes, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = "/cosmos/base/tendermint/v1beta1/blocks/200"
+    for host in ("one.test", "two.test"):
+        nodes.faults[host, fault] = httpx.Response(503, text="overloaded")
+    assert run_command("audit", ROUND, "--cache", "blocks.jsonl") == 6
+    assert "HTTP 503" in capsys.readouterr().err
+    assert min(blocks_read(nodes)) == 135
+    nodes.faults.clear()
+    nodes.requests.clear()
+    assert run(ROUND, "--cache", "blocks.jsonl", code=0) == {}
+    assert min(blocks_read(nodes)) == 199  # blocks are read in groups of 8 from 135 on
+    nodes.requests.clear()
+    assert run(ROUND, "--cache", "blocks.jsonl", code=0) == {}
+    assert blocks_read(nodes) == {287}
+
+
+def test_audit_cache_drops_an_incomplete_line(nodes: RecordedNodes, run: Run) -> None:
+    run(ROUND, "--cache", "blocks.jsonl", code=0)
+    complete = Path("blocks.jsonl").read_bytes()
+    assert complete.count(b"\n") == 153
+    for length in (len(complete) - 1, len(complete) // 2, 10, 0):
+        Path("blocks.jsonl").write_bytes(complete[:length])
+        assert run(ROUND, "--cache", "blocks.jsonl", code=0) == {}
+        assert Path("blocks.jsonl").read_bytes() == complete
+    assert nodes.source
+
+
+def test_audit_cache_of_another_round_is_refused(nodes: RecordedNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("helper.toml").read_bytes()
+    assert run_command("audit", ROUND, "--cache", "helper.toml") == 1
+    assert "has no blocks of this round" in capsys.readouterr().err
+    assert Path("helper.toml").read_bytes() == before
+    assert nodes.source
+
+
+def test_audit_cache_in_use_is_refused(nodes: RecordedNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("blocks.jsonl").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert run_command("audit", ROUND, "--cache", "blocks.jsonl") == 1
+    assert "is used by another audit" in capsys.readouterr().err
+    assert nodes.source
+
+
+def test_audit_cache_stores_no_unknown_results(nodes: RecordedNodes, run: Run) -> None:
+    height, at, raw = nodes.source.find(0x04)[3]
+    nodes.source.replace_tx(height, at, raw, code=None)
+    run(ROUND, "--cache", "blocks.jsonl", code=3)
+    nodes.source.replace_tx(height, at, raw, code=0)
+    assert run(ROUND, "--cache", "blocks.jsonl", code=0) == {}
+
+
+@pytest.mark.parametrize("cache", [(), ("--cache", "blocks.jsonl")])
+def test_audit_follows_a_running_round(
+    nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, cache: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("helper.cli.audit.FOLLOW_SECONDS", 0.0)
+    known, blocks = nodes.source.documents["round"]["round"], nodes.source.block_list
+    known["status"], nodes.source.block_list = 1, blocks[:50]
+    steps = iter((100, 130, len(blocks)))
+    respond = nodes.respond
+
+    def advance(request: httpx.Request) -> httpx.Response:
+        answer = respond(request)
+        if request.url.path.endswith(f"/round/{ROUND}") and len(nodes.source.block_list) < len(blocks):
+            nodes.source.block_list = blocks[: next(steps)]
+            known["status"] = 3 if len(nodes.source.block_list) == len(blocks) else 1
+        return answer
+
+    monkeypatch.setattr(nodes, "respond", advance)
+    monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=httpx.MockTransport(advance)))
+    assert run(ROUND, "--follow", *cache, code=0) == {}
+    assert blocks_read(nodes) >= set(range(135, 287))
+
+
 # ---------------------------------------------------------------------- report
 
 
@@ -252,6 +337,8 @@ def test_report_shows_what_failed(nodes: RecordedNodes, run: Run) -> None:
         (("ffffff",), 5, "0 rounds begin with ffffff"),
         (("zz" * 32,), 2, "ROUND must be 64 hex"),
         (("ab" * 32,), 5, "no such round"),
+        (("--from", "x.zip", "--follow"), 2, "cannot be used with --from"),
+        (("--from", "x.zip", "--cache", "y"), 2, "cannot be used with --from"),
         ((ROUND, "--ea-pk", "12"), 2, "--ea-pk must be 64 hex"),
         ((ROUND, "--evidence", "helper.toml"), 1, "helper.toml already exists"),
         ((ROUND, "--report", "helper.toml"), 1, "helper.toml already exists"),
