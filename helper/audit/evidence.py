@@ -117,6 +117,11 @@ class RecordingSource:
         self._zip.writestr(MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
         self._zip.close()
 
+    def close(self) -> None:
+        """Close the evidence file, complete or not."""
+        if self._zip is not None:
+            self._zip.close()
+
 
 class EvidenceSource:
     """The data of an evidence file. The file is untrusted.

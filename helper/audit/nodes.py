@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from hashlib import sha256
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 
@@ -20,9 +21,15 @@ from helper.audit.transactions import is_of_round
 from helper.chain.counted_reveals import is_counted
 from helper.chain.json_fields import Fields
 from helper.chain.limited_gather import gather_limited
-from helper.chain.models import LeafBlock
-from helper.chain.node_pool import NodePool
+from helper.chain.models import Block, LeafBlock
+from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.rest_client import ChainClient
 from helper.errors import ChainError, ChainUnavailable
+
+T = TypeVar("T")
+
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each further attempt while no node responds."""
 
 _WINDOW: Final = 8
 """Blocks that are read concurrently; the next ones are read while the previous ones are checked."""
@@ -36,14 +43,15 @@ class NodeSource:
     """The data of one round on the usable nodes of a pool.
 
     Args:
-        node_pool: the node pool, which must have been probed.
+        nodes: the nodes, which must have been probed.
         round_id: 32 bytes.
     """
 
     has_all_blocks = True
 
-    def __init__(self, node_pool: NodePool, round_id: bytes) -> None:
-        self._node_pool = node_pool
+    def __init__(self, nodes: ReadOnlyNodePool, round_id: bytes) -> None:
+        self._nodes = nodes
+        self._node_pool = nodes.node_pool
         self._round_id = round_id
         self._leaves: list[LeafBlock] | None = None
 
@@ -75,13 +83,29 @@ class NodeSource:
             raise DataMissing("not served by the node")
         return answer
 
-    async def _query(self, path: str) -> object | None:
+    async def _call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+        """Call a node. Retries while none responds.
+
+        Raises:
+            DataMissing: no node has the data, or only invalid responses.
+            ChainUnavailable: no node responded.
+        """
+        for seconds in RETRY_SECONDS:
+            with suppress(ChainUnavailable):
+                return await self._call_once(fn)
+            await anyio.sleep(seconds)
+        return await self._call_once(fn)
+
+    async def _call_once(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         try:
-            return await self._node_pool.call(lambda client: client.query(path))
+            return await self._nodes.call(fn)
         except ChainUnavailable:
             raise
         except ChainError as error:
             raise DataMissing(str(error)) from None
+
+    async def _query(self, path: str) -> object | None:
+        return await self._call(lambda client: client.query(path))
 
     async def _read_leaves(self) -> list[LeafBlock]:
         if self._leaves is None:
@@ -90,19 +114,14 @@ class NodeSource:
                 raise DataMissing("no such round")
             created = Fields(answer, "response").child("round").uint("created_at_height", maximum=2**62)
             last = self._node_pool.newest_height
-            try:
-                self._leaves = await self._node_pool.call(lambda client: client.leaves(self._round_id, created, last))
-            except ChainUnavailable:
-                raise
-            except ChainError as error:
-                raise DataMissing(str(error)) from None
+            self._leaves = await self._call(lambda client: client.leaves(self._round_id, created, last))
         return self._leaves
 
     async def _read_roots(self) -> list[dict[str, object]]:
         heights = [block.height for block in await self._read_leaves()]
 
         async def read(height: int) -> dict[str, object] | None:
-            state = await self._node_pool.call(lambda client: client.tree_at(self._round_id, height))
+            state = await self._call(lambda client: client.tree_at(self._round_id, height))
             return None if state is None else {"height": height, "root": _b64(state.root)}
 
         roots = await gather_limited(heights, read, _CONCURRENT_REQUESTS)
@@ -151,17 +170,16 @@ class NodeSource:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _read_window(self, heights: range) -> list[AuditBlock]:
-        try:
-            return await gather_limited(heights, self._read_block, _WINDOW)
-        except ChainUnavailable:
-            raise
-        except ChainError as error:
-            raise DataMissing(str(error)) from None
+        return await gather_limited(heights, self._read_block, _WINDOW)
 
     async def _read_block(self, height: int) -> AuditBlock:
-        block = await self._node_pool.call(lambda client: client.block(height))
-        if block is None:
-            raise ChainUnavailable(f"block {height} is not available yet")
+        async def read(client: ChainClient) -> Block:
+            block = await client.block(height)
+            if block is None:  # this node lags behind the newest one
+                raise ChainUnavailable(f"block {height} is not available yet")
+            return block
+
+        block = await self._call(read)
         wanted = [at for at, raw in enumerate(block.txs) if is_of_round(raw, self._round_id)]
         codes = await self._read_codes(height, block.txs, wanted)
         return AuditBlock(
@@ -184,7 +202,7 @@ class NodeSource:
 
         async def look_up(raw: bytes) -> int | None:
             tx_hash = sha256(raw).digest()
-            counted = is_counted(await self._node_pool.call(lambda client: client.tx(tx_hash)), height)
+            counted = is_counted(await self._call(lambda client: client.tx(tx_hash)), height)
             return None if counted is None else int(not counted)
 
         return await gather_limited([txs[at] for at in wanted], look_up, _CONCURRENT_REQUESTS)

@@ -55,6 +55,9 @@ def check_key(facts: RoundFacts, signed_ea_pk: bytes | None, findings: Findings)
         findings: findings of C1.
     """
     findings.count = len(facts.indices)
+    if not facts.ea_pk:
+        findings.add_missing("the round has no election key yet")
+        return
     try:
         proofs.check_point("ea_pk", facts.ea_pk)
     except EncodingError as error:
@@ -123,7 +126,8 @@ class PartialChecks:
     Args:
         facts: the round.
         transactions: the round's ceremony and tally transactions.
-        published: entries by validator index as a node lists them; None if it does not.
+        published: entries by validator index as a node lists them; None if it does not. They are used if the tally was
+            not read, and otherwise compared.
     """
 
     def __init__(
@@ -138,7 +142,8 @@ class PartialChecks:
         self._findings = findings
         self._partials: dict[Option, list[Partial]] = {}
         sent: dict[int, list[PartialEntry]] = {}
-        for message in transactions.partials:
+        # Before the tally was read, some partial decryptions may be missing.
+        for message in transactions.partials if transactions.tallies else ():
             sent.setdefault(message.index, []).extend(message.entries)
             known = facts.indices.get(message.creator)
             if known is not None and known != message.index:

@@ -25,7 +25,7 @@ CHECKS: Final = {
     "D2": "the published roots are those of the leaves",
     "D3": "the round id is the hash of the round's fields",
     "D4": "votes have delegations, and no delegation or vote was used twice",
-    "E": "nodes of different operators report the same block and state",
+    "E": "several nodes report the same block and state",
 }
 """What each check shows if it passes, by id, in the order of the report."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
     from helper.audit.nodes import NodeSource
     from helper.audit.source import AuditSource
     from helper.chain.node_pool import NodePool
+    from helper.chain.read_only_pool import ReadOnlyNodePool
 
 app = typer.Typer()
 
 FOLLOW_SECONDS: Final = 5.0
 """Seconds between two reads of new blocks with `--follow`."""
+
+PROBE_SECONDS: Final = 5.0
+"""Seconds between two checks of the nodes."""
 
 _MIN_PREFIX: Final = 6
 _EXIT_CODES: Final[dict[object, ExitCode]] = {
@@ -128,12 +133,11 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
         async with _open_source(config, request) as (source, round_id):
-            recording = RecordingSource(source, round_id, evidence)
-            with _progress() as on_progress:
+            with closing(RecordingSource(source, round_id, evidence)) as recording, _progress() as on_progress:
                 completed = await audit_round(
                     recording, round_id, signed_ea_pk=request.signed_ea_pk, on_progress=on_progress
                 )
-            recording.finish()
+                recording.finish()
         if report is not None:
             report.write(create_report(completed, recording.hashes, _command(request, completed)).encode())
     return completed.result.to_json()
@@ -159,20 +163,31 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
         finally:
             stored.close()
         return
-    async with open_node_pool(config) as nodes:
+    async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
         round_id = await _find_round(nodes, request.round_text)
-        source = NodeSource(nodes, round_id)
+        source = NodeSource(readers, round_id)
         if request.cache is None and not request.follow:
             yield source, round_id
             return
-        with _cache_file(request.cache) as path:
-            cache = BlockCache(source, path, round_id)
-            try:
-                if request.follow:
-                    await _wait_until_finalized(nodes, cache, source)
-                yield cache, round_id
-            finally:
-                cache.close()
+        with _cache_file(request.cache) as path, closing(BlockCache(source, path, round_id)) as cache:
+            if request.follow:
+                await _wait_until_finalized(cache, source)
+            yield cache, round_id
+
+
+@asynccontextmanager
+async def _monitored(nodes: NodePool) -> AsyncIterator[ReadOnlyNodePool]:
+    """Probe the nodes in the background: a node whose newest block is old is not used. Yields their readers."""
+    from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415
+
+    readers = ReadOnlyNodePool(nodes)
+    monitoring = asyncio.create_task(nodes.monitor(PROBE_SECONDS))
+    try:
+        yield readers
+    finally:
+        monitoring.cancel()
+        await asyncio.gather(monitoring, return_exceptions=True)
+        await readers.aclose()
 
 
 async def _find_round(nodes: NodePool, text: str) -> bytes:
@@ -202,7 +217,7 @@ def _cache_file(path: Path | None) -> Iterator[Path]:
             yield real
 
 
-async def _wait_until_finalized(nodes: NodePool, cache: BlockCache, source: NodeSource) -> None:
+async def _wait_until_finalized(cache: BlockCache, source: NodeSource) -> None:
     """Read blocks into the cache until the round is finalized."""
     from helper.audit.documents import FINALIZED, parse_round_facts  # noqa: PLC0415
     from helper.audit.source import ROUND  # noqa: PLC0415
@@ -211,7 +226,6 @@ async def _wait_until_finalized(nodes: NodePool, cache: BlockCache, source: Node
         try:
             # read before the blocks: all blocks of a finalized round exist
             facts = parse_round_facts(await source.document(ROUND))
-            await nodes.probe_all()
             await cache.read_ahead(facts.created_at_height)
             if facts.status == FINALIZED:
                 return

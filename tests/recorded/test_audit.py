@@ -16,7 +16,7 @@ from helper.audit.source import AuditTx
 from helper.audit.verdicts import CHECKS, Verdict
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import AuditError, NotFound
-from tests.support.audit_rounds import MemorySource, single_key_round, threshold_round
+from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round
 
 pytestmark = pytest.mark.anyio
 
@@ -84,6 +84,15 @@ async def test_audit_reports_progress() -> None:
     await audit(threshold_round(), on_progress=steps.append)
     assert steps[0] == Progress(135, 0, 16)
     assert steps[-1] == Progress(286, 16, 16)
+
+
+def test_partial_decryptions_in_store_equal_those_in_blocks() -> None:
+    """The consensus RPC's store has the entries of the transactions, byte for byte."""
+    sent = [raw for _, _, raw in threshold_round().find(0x0D)]
+    stored = read_lines("threshold-round", "partials-store.jsonl")
+    assert [row["index"] for row in stored] == [2, 3]
+    for raw, row in zip(sent, stored, strict=True):
+        assert b64decode(row["value"]) in raw
 
 
 # ---------------------------------------------------------------------- single altered bits
@@ -418,12 +427,30 @@ async def test_audit_gap_in_blocks_is_not_checked() -> None:
     assert of_verdict(result, Verdict.NOT_CHECKED) >= ALL_BLOCKS
 
 
-async def test_audit_blocks_without_tally_are_not_checked() -> None:
+@pytest.mark.parametrize("dropped", [1, 2, 3])
+async def test_audit_blocks_without_tally_are_not_checked(dropped: int) -> None:
     source = threshold_round()
-    source.block_list = source.block_list[:-1]
+    source.block_list = source.block_list[:-dropped]
+    if dropped > 2:  # neither the tally nor any partial decryption; the end of voting is in block 283
+        source.block_list[-1] = replace(source.block_list[-1], time=1795426279.0)
     result = await audit(source)
     assert of_verdict(result, Verdict.FAILED) == set()
-    assert "C6" in of_verdict(result, Verdict.NOT_CHECKED)
+    assert {"C3", "C4", "C6", "E"} == of_verdict(result, Verdict.NOT_CHECKED)
+
+
+async def test_audit_pending_round_has_no_key_yet() -> None:
+    source = threshold_round()
+    known = source.documents["round"]["round"]
+    for name in ("ea_pk", "feldman_commitments", "dkg_contributions", "threshold"):
+        known.pop(name)
+    known["status"] = 4
+    source.block_list = source.block_list[:1]
+    for name in ("leaves", "results", "tally/1"):
+        source.documents[name] = {}
+    source.documents["roots"] = {"roots": []}
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert {"C1", "C2"} <= of_verdict(result, Verdict.NOT_CHECKED)
 
 
 async def test_audit_unknown_result_of_a_reveal_is_not_checked() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import zipfile
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from helper.audit.verdicts import CHECKS
-from helper.chain import node_pool
+from helper.chain import node_pool, read_only_pool
 from tests.support.audit_rounds import MemorySource, RecordedNodes, threshold_round
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.test_main import run_command
@@ -26,20 +28,31 @@ TWO_NODES = '[chain]\nendpoints = ["http://one.test", "http://two.test"]\n'
 ONE_NODE = '[chain]\nendpoints = ["http://one.test"]\nrpc = ["http://rpc.test"]\n'
 
 
+CREATE_NODES = node_pool.create_nodes
+CREATE_READERS = read_only_pool.ReadOnlyNodePool
+
+
+def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTransport) -> None:
+    """Replace the network of all node clients."""
+    monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=transport))
+    monkeypatch.setattr(read_only_pool, "ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
+
+
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedNodes:
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedNodes]:
     """Two nodes that serve the recorded threshold round, in the settings of an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
     monkeypatch.setattr("helper.audit.nodes._HEAD_SECONDS", 0.0)
     recorded = RecordedNodes(threshold_round())
-    monkeypatch.setattr(node_pool, "create_nodes", partial(node_pool.create_nodes, transport=recorded.transport()))
+    monkeypatch.setattr("helper.audit.nodes.RETRY_SECONDS", (0.0,))
+    use_transport(monkeypatch, recorded.transport())
     Path("helper.toml").write_text(TWO_NODES)
-    return recorded
+    with capture_logs():
+        yield recorded
 
 
-CREATE_NODES = node_pool.create_nodes
 Run = Callable[..., dict[str, str]]
 
 
@@ -113,6 +126,21 @@ def test_audit_pruned_blocks_are_not_checked(nodes: RecordedNodes, run: Run) -> 
     reasons = run(ROUND, code=3)
     assert "lowest height is 135" in reasons["A1 not_checked"]
     assert {"A3 not_checked", "B1 not_checked", "C4 not_checked", "D1 not_checked"} <= reasons.keys()
+
+
+@pytest.mark.parametrize("answer", [(503, "overloaded"), (400, '{"message":"height is bigger than the chain length"}')])
+def test_audit_asks_again_for_a_block_that_no_node_returns(
+    nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str]
+) -> None:
+    refusals = iter(range(2))  # one for each node
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/blocks/200") and next(refusals, None) is not None:
+            return httpx.Response(answer[0], text=answer[1])
+        return nodes.respond(request)
+
+    use_transport(monkeypatch, httpx.MockTransport(respond))
+    assert run(ROUND, code=0) == {}
 
 
 def test_audit_other_signed_key_fails(nodes: RecordedNodes, run: Run) -> None:
@@ -276,7 +304,8 @@ def test_audit_cache_stores_no_unknown_results(nodes: RecordedNodes, run: Run) -
 def test_audit_follows_a_running_round(
     nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, cache: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("helper.cli.audit.FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr("helper.cli.audit.FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr("helper.cli.audit.PROBE_SECONDS", 0.01)
     known, blocks = nodes.source.documents["round"]["round"], nodes.source.block_list
     known["status"], nodes.source.block_list = 1, blocks[:50]
     steps = iter((100, 130, len(blocks)))
@@ -289,8 +318,7 @@ def test_audit_follows_a_running_round(
             known["status"] = 3 if len(nodes.source.block_list) == len(blocks) else 1
         return answer
 
-    monkeypatch.setattr(nodes, "respond", advance)
-    monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=httpx.MockTransport(advance)))
+    use_transport(monkeypatch, httpx.MockTransport(advance))
     assert run(ROUND, "--follow", *cache, code=0) == {}
     assert blocks_read(nodes) >= set(range(135, 287))
 
@@ -372,6 +400,28 @@ def test_audit_unreachable_nodes_leave_no_files(nodes: RecordedNodes, capsys: py
     assert "HTTP 503" in capsys.readouterr().err
     assert not Path("evidence.zip").exists()
     assert not Path("report.html").exists()
+
+
+def test_commands_of_the_document_run(nodes: RecordedNodes) -> None:
+    document = Path(__file__).parents[3] / "docs" / "audit.md"
+    commands = re.findall(r"^    \$ svote-helper (.+)$", document.read_text(), re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert run_command(*command.split()) == 0
+    assert {"report.html", "evidence.zip", "blocks.jsonl"} <= {path.name for path in Path().iterdir()}
+    assert nodes.requests
+
+
+def test_audit_shows_progress_on_a_terminal(
+    nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROUND, "--cache", "blocks.jsonl", code=0)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert run_command("audit", ROUND, "--cache", "blocks.jsonl") == 0
+    assert "16/16" in capsys.readouterr().err
+    assert nodes.source
 
 
 def test_audit_prints_a_table(nodes: RecordedNodes, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from helper.audit.auditor import Audit, audit_round
 from helper.audit.nodes import NodeSource
 from helper.audit.verdicts import CHECKS, Verdict
 from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.clock import SystemClock
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, prove_reveal, run_chain
 
@@ -71,12 +72,16 @@ class _ChainClock(SystemClock):
 async def audit(chain: ChainFixture, round_id: bytes, *, rpc: bool = True) -> Audit:
     """Audit a round over the nodes of the chain."""
     urls = [f"http://node{at}.test" for at in range(len(chain.nodes))]
-    nodes = create_nodes(urls, ["http://rpc.test"] if rpc else [], transport=_Hosts(chain))
-    pool = NodePool(nodes, clock=_ChainClock(chain))
+    transport = _Hosts(chain)
+    pool = NodePool(
+        create_nodes(urls, ["http://rpc.test"] if rpc else [], transport=transport), clock=_ChainClock(chain)
+    )
+    readers = ReadOnlyNodePool(pool, transport=transport)
     try:
         await pool.probe_all()
-        return await audit_round(NodeSource(pool, round_id), round_id)
+        return await audit_round(NodeSource(readers, round_id), round_id)
     finally:
+        await readers.aclose()
         await pool.aclose()
 
 
