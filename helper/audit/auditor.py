@@ -95,7 +95,7 @@ async def audit_round(
     try:
         facts = docs.parse_round_facts(await source.document(sources.ROUND))
     except DataMissing as error:
-        raise NotFound(f"no such round: {error}") from None
+        raise NotFound(f"no such round: {error}", advice="List the rounds with `svote-helper rounds`.") from None
     except InvalidResponse as error:
         raise AuditError(str(error)) from None
     return await _Auditor(source, round_id, facts, on_progress).run(signed_ea_pk)
@@ -225,8 +225,8 @@ class _Auditor:
 
     async def _read_block(self, block: AuditBlock, tree: TreeChecks | None, reveals: RevealChecks) -> None:
         self._findings["A1"].count += 1
-        if block.time >= self._facts.vote_end_time:
-            self._has_ended = True
+        has_ended = block.time is not None and block.time >= self._facts.vote_end_time
+        self._has_ended = self._has_ended or has_ended
         leaves: list[bytes] = []
         is_derivable = True
         for tx in block.txs:
@@ -243,7 +243,6 @@ class _Auditor:
                 self._mark_missing(_NEEDS_VOTES, "the round has batches of votes, whose encoding is not known")
                 is_derivable = False
             elif message is not None:
-                has_ended = block.time >= self._facts.vote_end_time
                 self._tally_transactions.add(message, block.height, has_ended=has_ended)
         if tree is not None and is_derivable and self._source.has_all_blocks:
             tree.check_block(block.height, b"".join(leaves))
@@ -345,13 +344,16 @@ class _Auditor:
 
     async def _check_heads(self) -> None:
         """Compare the block and state that several nodes report (E)."""
+        if not self._last_height:
+            self._findings["E"].add_missing("no block was read")
+            return
         heads = await self._load(sources.heads_document(self._last_height + 1), docs.parse_heads, ("E",))
         if heads is None:
             return
         findings = self._findings["E"]
         findings.count = len(heads)
         if len(heads) < 2:
-            findings.add_missing("only one node was asked, so the audit is of what this node says")
+            findings.add_missing("fewer than two nodes reported it, so the audit is of what one node says")
         if any(head.height <= self._last_height or not head.block_id or not head.app_hash for head in heads):
             findings.add_missing("the nodes did not report a block after the last one that was read")
         if len({(head.height, head.block_id, head.app_hash) for head in heads}) > 1:

@@ -47,8 +47,11 @@ class RevealChecks:
         self.sums: dict[Option, bytes] = {}
         self.verified = 0
 
-    async def add(self, message: RevealMessage, height: int, time: float) -> None:
-        """Check one counted reveal in the block at `height` with this time. Verifies proofs once a batch is full."""
+    async def add(self, message: RevealMessage, height: int, time: float | None) -> None:
+        """Check one counted reveal in the block at `height` with this time, None if unknown.
+
+        Verifies proofs once a batch is full.
+        """
         where = f"block {height}, nullifier {message.nullifier.hex()[:16]}"
         self._check_nullifier(message, where)
         self._check_place(message, where, height, time)
@@ -68,14 +71,16 @@ class RevealChecks:
             findings.add_problem(f"{where}: counted before")
         self._nullifiers.add(message.nullifier)
 
-    def _check_place(self, message: RevealMessage, where: str, height: int, time: float) -> None:
+    def _check_place(self, message: RevealMessage, where: str, height: int, time: float | None) -> None:
         findings = self._findings["A4"]
         findings.count += 1
         if message.vote_decision not in self._facts.options.get(message.proposal_id, ()):
             findings.add_problem(
                 f"{where}: proposal {message.proposal_id} has no option {message.vote_decision} in this round"
             )
-        if time >= self._facts.vote_end_time:
+        if time is None:
+            findings.add_missing("the source has no block times")
+        elif time >= self._facts.vote_end_time:
             findings.add_problem(f"{where}: counted after the end of voting")
         if message.anchor_height >= height:
             findings.add_problem(f"{where}: its anchor {message.anchor_height} is not an earlier block")

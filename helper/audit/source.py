@@ -57,10 +57,10 @@ class AuditTx:
 
 @dataclass(frozen=True, slots=True)
 class AuditBlock:
-    """A block with the transactions that may concern the round. `time` is in Unix seconds."""
+    """A block with the transactions that may concern the round. `time` is in Unix seconds, None if not known."""
 
     height: int
-    time: float
+    time: float | None
     txs: tuple[AuditTx, ...]
 
 
@@ -105,10 +105,10 @@ def decode_block(line: bytes) -> AuditBlock:
     value: Any = orjson.loads(line)
     fields = Fields(value, "block")
     time = value.get("time")
-    if not isinstance(time, int | float):
+    if not isinstance(time, int | float | None):
         raise fields.invalid_field("time", "expected a number")
     txs = tuple(
         AuditTx(tx.decode("tx", tx.text("tx"), None), tx.uint("code", maximum=2**32) if tx.has("code") else None)
         for tx in fields.children("txs")
     )
-    return AuditBlock(fields.uint("height", maximum=2**62), float(time), txs)
+    return AuditBlock(fields.uint("height", maximum=2**62), None if time is None else float(time), txs)

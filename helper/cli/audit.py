@@ -17,7 +17,7 @@ import typer
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
-from helper.errors import ChainUnavailable, NotFound
+from helper.errors import ChainUnavailable, ConfigError, NotFound
 from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from helper.audit.source import AuditSource
     from helper.chain.node_pool import NodePool
     from helper.chain.read_only_pool import ReadOnlyNodePool
+    from helper.object_store.bucket import Bucket
 
 app = typer.Typer()
 
@@ -55,6 +56,7 @@ class _Request:
     report: Path | None
     cache: Path | None
     follow: bool
+    archive: bool
 
 
 @app.command()
@@ -88,6 +90,12 @@ def audit(
     follow: Annotated[
         bool, typer.Option("--follow", help="Read blocks until the round is finalized, then audit it.")
     ] = False,
+    archive: Annotated[
+        bool,
+        typer.Option(
+            "--archive", help="Read the reveals from the archive ([archive] place), for nodes that pruned the blocks."
+        ),
+    ] = False,
     ea_pk: Annotated[
         str,
         typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
@@ -108,9 +116,9 @@ def audit(
         key = _parse_key(ea_pk)
         if evidence_in is None and not round_text:
             raise ValueError("ROUND is required without --from")
-        if evidence_in is not None and (cache or follow):
-            raise ValueError("--cache and --follow read nodes and cannot be used with --from")
-        request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow)
+        if (evidence_in is not None) + archive + bool(cache or follow) > 1:
+            raise ValueError("--from, --archive, and --cache or --follow exclude each other")
+        request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive)
         with map_file_errors_to_exit_codes():
             result = anyio.run(_run, config, request)
     emit(result, _print_result, json=json)
@@ -145,9 +153,11 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[tuple[AuditSource, bytes]]:
+    from helper.audit.archive_reveals import ArchiveSource  # noqa: PLC0415
     from helper.audit.block_cache import BlockCache  # noqa: PLC0415
     from helper.audit.evidence import EvidenceSource  # noqa: PLC0415
     from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
     if request.evidence_in is not None:
@@ -166,6 +176,9 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
     async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
         round_id = await _find_round(nodes, request.round_text)
         source = NodeSource(readers, round_id)
+        if request.archive:
+            yield ArchiveSource(source, _open_archive(config), circuit_infos(), round_id), round_id
+            return
         if request.cache is None and not request.follow:
             yield source, round_id
             return
@@ -173,6 +186,19 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
             if request.follow:
                 await _wait_until_finalized(cache, source)
             yield cache, round_id
+
+
+def _open_archive(config: Path | None) -> Bucket:
+    import os  # noqa: PLC0415
+
+    from helper.cli.settings import read_settings  # noqa: PLC0415
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.operations.archive import factory  # noqa: PLC0415
+
+    bucket = factory.open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
+    if bucket is None:
+        raise ConfigError("[archive] place is not set")
+    return bucket
 
 
 @asynccontextmanager

@@ -215,7 +215,7 @@ class RecordedNodes:
         header = {
             "chain_id": "svote-1",
             "height": str(height),
-            "time": datetime.fromtimestamp(block.time, UTC).isoformat(),
+            "time": datetime.fromtimestamp(block.time or 0.0, UTC).isoformat(),
             "app_hash": b64encode(b"state %d" % height).decode(),
         }
         txs = [b64encode(tx.raw).decode() for tx in block.txs]

@@ -6,7 +6,7 @@ import fcntl
 import json
 import re
 import zipfile
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
@@ -19,7 +19,12 @@ from structlog.testing import capture_logs
 
 from helper.audit.verdicts import CHECKS
 from helper.chain import node_pool, read_only_pool
+from helper.object_store.bucket import StoredObject
+from helper.operations.archive.object_names import IndexEntry, bundle_name, encode_index, index_name, part_of_height
+from helper.operations.proof_bundle import ProofBundle, pack_bundle
+from proofs import CIRCUITS
 from tests.support.audit_rounds import MemorySource, RecordedNodes, threshold_round
+from tests.support.bucket import MemoryBucket
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.test_main import run_command
 
@@ -202,7 +207,7 @@ def repack(name: str, changes: dict[str, Callable[[bytes], bytes]], *, fix_hashe
         ({"documents.json": lambda _: b"{"}, True, "not readable"),
         ({"documents.json": lambda _: b"[]"}, True, "expected an object"),
         ({"blocks.jsonl": lambda _: b"{\n"}, True, "not readable"),
-        ({"blocks.jsonl": lambda _: b'{"height":135}\n'}, True, "expected a number"),
+        ({"blocks.jsonl": lambda _: b'{"height":135,"time":"1"}\n'}, True, "expected a number"),
         ({"blocks.jsonl": lambda _: b'{"height":135,"time":1,"txs":[{"tx":"?"}]}\n'}, True, "expected base64"),
     ],
 )
@@ -323,6 +328,63 @@ def test_audit_follows_a_running_round(
     assert blocks_read(nodes) >= set(range(135, 287))
 
 
+# ---------------------------------------------------------------------- archive
+
+
+@pytest.fixture
+def archive(nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
+    """An archive with the bundles of the round, as the helper writes it."""
+    bucket = MemoryBucket()
+    root = b64decode(nodes.source.documents["roots"]["roots"][1]["root"])
+    parts: dict[int, list[IndexEntry]] = {}
+    for height, _, raw in nodes.source.find(0x04):
+        bundle = ProofBundle("svote-1", height, raw, CIRCUITS["k11"], root)
+        packed = pack_bundle(bundle)
+        bucket.objects[bundle_name(nodes.source.round_id, bundle.tx_hash)] = StoredObject(packed, "tag")
+        nullifier, digest = bundle.message.nullifier.hex(), sha256(packed).hexdigest()
+        entry = IndexEntry(height=height, transaction=bundle.tx_hash, nullifier=nullifier, sha256=digest)
+        parts.setdefault(part_of_height(height), []).append(entry)
+    for part, entries in parts.items():
+        bucket.objects[index_name(nodes.source.round_id, part)] = StoredObject(encode_index(entries), "tag")
+    monkeypatch.setattr("helper.operations.archive.factory.open_archive_bucket", lambda *_: bucket)
+    return bucket
+
+
+ONLY_REVEALS = {"A1", "A4", "A5", "C3", "C4", "C6", "C7", "D1", "D4"}
+
+
+def test_audit_of_archived_reveals(nodes: RecordedNodes, run: Run, archive: MemoryBucket) -> None:
+    assert len(archive.objects) == 17
+    reasons = run(ROUND, "--archive", "--evidence", "evidence.zip", code=3)
+    assert reasons.keys() == {f"{check_id} not_checked" for check_id in ONLY_REVEALS}
+    assert reasons["A4 not_checked"] == "the source has no block times"
+    assert blocks_read(nodes) == {197}
+    assert run("--from", "evidence.zip", code=3) == reasons
+
+
+def test_audit_of_archive_without_a_reveal_fails(nodes: RecordedNodes, run: Run, archive: MemoryBucket) -> None:
+    name = index_name(nodes.source.round_id, 1)
+    lines = archive.objects[name].body.splitlines(keepends=True)
+    archive.objects[name] = StoredObject(b"".join(lines[1:]), "tag")
+    assert "B1 failed" in run(ROUND, "--archive", code=1)
+
+
+@pytest.mark.parametrize("damage", ["bundle missing", "bundle altered", "index altered"])
+def test_audit_of_damaged_archive_is_not_checked(
+    nodes: RecordedNodes, run: Run, archive: MemoryBucket, damage: str
+) -> None:
+    bundle = next(name for name in archive.objects if name.endswith(".zip"))
+    if damage == "bundle missing":
+        del archive.objects[bundle]
+    elif damage == "bundle altered":
+        archive.objects[bundle] = StoredObject(archive.objects[bundle].body + b"x", "tag")
+    else:
+        archive.objects[index_name(nodes.source.round_id, 1)] = StoredObject(b"{}\n", "tag")
+    reasons = run(ROUND, "--archive", code=3)
+    assert {"A2 not_checked", "A3 not_checked", "B1 not_checked"} <= reasons.keys()
+    assert "archive" in reasons["A3 not_checked"]
+
+
 # ---------------------------------------------------------------------- report
 
 
@@ -365,8 +427,11 @@ def test_report_shows_what_failed(nodes: RecordedNodes, run: Run) -> None:
         (("ffffff",), 5, "0 rounds begin with ffffff"),
         (("zz" * 32,), 2, "ROUND must be 64 hex"),
         (("ab" * 32,), 5, "no such round"),
-        (("--from", "x.zip", "--follow"), 2, "cannot be used with --from"),
-        (("--from", "x.zip", "--cache", "y"), 2, "cannot be used with --from"),
+        (("--from", "x.zip", "--follow"), 2, "exclude each other"),
+        (("--from", "x.zip", "--cache", "y"), 2, "exclude each other"),
+        (("--from", "x.zip", "--archive"), 2, "exclude each other"),
+        ((ROUND, "--cache", "x", "--archive"), 2, "exclude each other"),
+        ((ROUND, "--archive"), 1, "[archive] place is not set"),
         ((ROUND, "--ea-pk", "12"), 2, "--ea-pk must be 64 hex"),
         ((ROUND, "--evidence", "helper.toml"), 1, "helper.toml already exists"),
         ((ROUND, "--report", "helper.toml"), 1, "helper.toml already exists"),
