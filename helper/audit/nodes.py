@@ -16,15 +16,17 @@ from typing import Final, TypeVar
 import anyio
 
 from helper.audit import source as sources
+from helper.audit.documents import parse_round_facts
 from helper.audit.source import AuditBlock, AuditTx, DataMissing
-from helper.audit.transactions import is_of_round
+from helper.audit.transactions import decode_partial_entry, is_of_round
 from helper.chain.counted_reveals import is_counted
 from helper.chain.json_fields import Fields
 from helper.chain.limited_gather import gather_limited
 from helper.chain.models import Block, LeafBlock
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient
-from helper.errors import ChainError, ChainUnavailable
+from helper.chain.rpc_client import RpcClient
+from helper.errors import AuditError, ChainError, ChainUnavailable
 
 T = TypeVar("T")
 
@@ -79,9 +81,35 @@ class NodeSource:
         proposal = name.removeprefix(sources.tally_document(0)[:-1])
         path = paths.get(name, f"tally/{round_hex}/{proposal}")
         answer = await self._query(path)
+        if answer is None and name == sources.PARTIALS:
+            answer = await self._read_stored_partials()
         if answer is None:
             raise DataMissing("not served by the node")
         return answer
+
+    async def _read_stored_partials(self) -> object | None:
+        """The partial decryptions in the store of a node with RPC: chains before v1 do not serve them otherwise."""
+        facts = parse_round_facts(await self.document(sources.ROUND))
+        keys = [
+            (index, proposal_id, decision)
+            for proposal_id, options in facts.options.items()
+            for decision in options
+            for index in facts.indices.values()
+        ]
+        for node in self._node_pool.usable_rpc_nodes:
+            assert node.rpc is not None
+            rpc = node.rpc
+
+            async def read(key: tuple[int, int, int], rpc: RpcClient = rpc) -> dict[str, object] | None:
+                stored = await rpc.partial_decryption(self._round_id, *key)
+                return None if stored is None else _partial_to_json(key[0], stored)
+
+            try:
+                entries = await gather_limited(keys, read, _CONCURRENT_REQUESTS)
+            except (ChainError, AuditError):
+                continue
+            return {"entries": [entry for entry in entries if entry is not None]}
+        return None
 
     async def _call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         """Call a node. Retries while none responds.
@@ -211,6 +239,17 @@ class NodeSource:
 def _leaf_block_to_json(block: LeafBlock) -> dict[str, object]:
     leaves = [_b64(block.leaves[at : at + 32]) for at in range(0, len(block.leaves), 32)]
     return {"height": block.height, "start_index": block.start_index, "leaves": leaves}
+
+
+def _partial_to_json(index: int, stored: bytes) -> dict[str, object]:
+    entry = decode_partial_entry(stored)
+    return {
+        "validator_index": index,
+        "proposal_id": entry.proposal_id,
+        "vote_decision": entry.decision,
+        "partial_decrypt": _b64(entry.point),
+        "dleq_proof": _b64(entry.proof),
+    }
 
 
 def _b64(value: bytes) -> str:

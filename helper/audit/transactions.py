@@ -175,13 +175,18 @@ def _decode_cast(body: bytes) -> Cast:
 
 def _decode_partial(body: bytes) -> PartialDecryption:
     fields = _Fields(body)
-    entries = (_Fields(entry) for entry in fields.repeated(4))
-    return PartialDecryption(
-        fields.data(1, 32),
-        fields.text(2),
-        fields.number(3),
-        tuple(PartialEntry(entry.number(1), entry.number(2), entry.data(3), entry.data(4)) for entry in entries),
-    )
+    entries = tuple(decode_partial_entry(entry) for entry in fields.repeated(4))
+    return PartialDecryption(fields.data(1, 32), fields.text(2), fields.number(3), entries)
+
+
+def decode_partial_entry(data: bytes) -> PartialEntry:
+    """Decode one partial decryption, as in transactions and in the chain's store.
+
+    Raises:
+        AuditError: the encoding is not known.
+    """
+    entry = _Fields(data)
+    return PartialEntry(entry.number(1), entry.number(2), entry.data(3), entry.data(4))
 
 
 def _decode_tally(body: bytes) -> Tally:

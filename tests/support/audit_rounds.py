@@ -263,6 +263,10 @@ class RecordedNodes:
             sync = {"latest_block_height": str(self._newest), "catching_up": False}
             sync["latest_block_time"] = datetime.fromtimestamp(time.time(), UTC).isoformat()
             return httpx.Response(200, json={"result": {"node_info": {"network": "svote-1"}, "sync_info": sync}})
+        if path == "abci_query":
+            rows = read_lines("threshold-round", "partials-store.jsonl")
+            value = next((row["value"] for row in rows if params["data"] == f"0x{row['key']}"), None)
+            return httpx.Response(200, json={"result": {"response": {"code": 0, "value": value}}})
         height = int(params["height"])
         block = self._block(height)
         assert block is not None

@@ -362,6 +362,16 @@ def test_audit_of_archived_reveals(nodes: RecordedNodes, run: Run, archive: Memo
     assert run("--from", "evidence.zip", code=3) == reasons
 
 
+def test_audit_of_archived_reveals_reads_partials_from_the_store(
+    nodes: RecordedNodes, run: Run, archive: MemoryBucket
+) -> None:
+    assert archive.objects
+    assert nodes.source
+    Path("helper.toml").write_text(ONE_NODE)
+    reasons = run(ROUND, "--archive", code=3)
+    assert reasons.keys() == {f"{check_id} not_checked" for check_id in (ONLY_REVEALS | {"E"}) - {"C3", "C4"}}
+
+
 def test_audit_of_archive_without_a_reveal_fails(nodes: RecordedNodes, run: Run, archive: MemoryBucket) -> None:
     name = index_name(nodes.source.round_id, 1)
     lines = archive.objects[name].body.splitlines(keepends=True)
