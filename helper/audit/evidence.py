@@ -6,13 +6,14 @@ Members: `blocks.jsonl` (one block per line with the round's transactions), `doc
 
 from __future__ import annotations
 
+import io
 import zipfile
 import zlib
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, cast
 
 import orjson
 
@@ -178,13 +179,20 @@ class EvidenceSource:
             DataMissing: a block was missing when the evidence was made.
             AuditError: a block is not readable.
         """
-        with _zip_errors(BLOCKS), self._zip.open(BLOCKS) as member:
+        with (
+            _zip_errors(BLOCKS),
+            io.BufferedReader(cast("io.RawIOBase", self._zip.open(BLOCKS)), _CHUNK_BYTES) as member,
+        ):
             while line := member.readline(MAX_LINE_BYTES):
                 block = decode_block(line)
                 if block.height >= first:
                     yield block
         if BLOCKS in self._missing:
             raise DataMissing(self._missing[BLOCKS])
+
+    def _open_buffered(self, name: str) -> io.BufferedReader:
+        """Open a member to read lines: the zip module searches for the end of a long line in small pieces."""
+        return io.BufferedReader(cast("io.RawIOBase", self._zip.open(name)), _CHUNK_BYTES)
 
     def _read(self, name: str, limit: int) -> bytes:
         with self._zip.open(name) as member:

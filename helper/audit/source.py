@@ -108,7 +108,7 @@ def decode_block(line: bytes) -> AuditBlock:
     if not isinstance(time, int | float | None):
         raise fields.invalid_field("time", "expected a number")
     txs = tuple(
-        AuditTx(tx.decode("tx", tx.text("tx"), None), tx.uint("code", maximum=2**32) if tx.has("code") else None)
+        AuditTx(tx.decode("tx", tx.value("tx"), None), tx.uint("code", maximum=2**32) if tx.has("code") else None)
         for tx in fields.children("txs")
     )
     return AuditBlock(fields.uint("height", maximum=2**62), None if time is None else float(time), txs)
