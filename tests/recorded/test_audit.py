@@ -375,6 +375,14 @@ async def test_audit_finds_fraud(name: str) -> None:
     assert expected <= of_verdict(await audit(source), Verdict.FAILED)
 
 
+async def test_audit_shows_the_first_problems_and_counts_the_rest() -> None:
+    source = threshold_round()
+    move(0x04, 286)(source)
+    reason = why(await audit(source), "A4")
+    assert reason.count("counted after the end of voting") == 3
+    assert reason.endswith("; and 13 more")
+
+
 async def test_audit_other_signed_key_fails_c1() -> None:
     source = threshold_round()
     key = b64decode(source.documents["round"]["round"]["ea_pk"])
