@@ -181,6 +181,7 @@ class NodeSource:
             DataMissing: no node has a block, for example because all have pruned it.
             ChainUnavailable: no node responded.
         """
+        await self._node_pool.probe_all()  # a round that was reported as finalized has its tally in a block
         last = self._node_pool.newest_height
         windows = [range(start, min(start + _WINDOW, last + 1)) for start in range(first, last + 1, _WINDOW)]
         reading = asyncio.create_task(self._read_window(windows[0])) if windows else None

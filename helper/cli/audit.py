@@ -246,7 +246,7 @@ def _cache_file(path: Path | None) -> Iterator[Path]:
 async def _wait_until_finalized(cache: BlockCache, source: NodeSource) -> None:
     """Read blocks into the cache until the round is finalized."""
     from helper.audit.documents import FINALIZED, parse_round_facts  # noqa: PLC0415
-    from helper.audit.source import ROUND  # noqa: PLC0415
+    from helper.audit.source import ROUND, DataMissing  # noqa: PLC0415
 
     while True:
         try:
@@ -257,6 +257,8 @@ async def _wait_until_finalized(cache: BlockCache, source: NodeSource) -> None:
                 return
         except ChainUnavailable as error:
             print_message(f"waiting for a node: {error}")
+        except DataMissing as error:
+            raise NotFound(f"the round cannot be followed: {error}", advice="Use other nodes.") from None
         await anyio.sleep(FOLLOW_SECONDS)
 
 

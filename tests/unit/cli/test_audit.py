@@ -442,6 +442,7 @@ def test_report_shows_what_failed(nodes: RecordedNodes, run: Run) -> None:
         (("--from", "x.zip", "--archive"), 2, "exclude each other"),
         ((ROUND, "--cache", "x", "--archive"), 2, "exclude each other"),
         ((ROUND, "--archive"), 1, "[archive] place is not set"),
+        (("ab" * 32, "--follow"), 5, "the round cannot be followed"),
         ((ROUND, "--ea-pk", "12"), 2, "--ea-pk must be 64 hex"),
         ((ROUND, "--evidence", "helper.toml"), 1, "helper.toml already exists"),
         ((ROUND, "--report", "helper.toml"), 1, "helper.toml already exists"),
