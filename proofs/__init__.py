@@ -300,7 +300,7 @@ def verify_each(circuit: str, items: Sequence[tuple[bytes, Statement]]) -> list[
 class Partial(NamedTuple):
     """A validator's partial decryption of one sum."""
 
-    index: int
+    validator_index: int
     """The validator's index in the key ceremony, from 1."""
     point: bytes
     proof: bytes
@@ -331,6 +331,5 @@ def check_tally(
     Raises:
         EncodingError: the sum or a commitment is malformed, or the number of commitments is not the threshold.
     """
-    return TallyCheck(
-        *_native.check_tally(ciphertext, list(commitments), threshold, [tuple(partial) for partial in partials], total)
-    )
+    fields = [(partial.validator_index, partial.point, partial.proof) for partial in partials]
+    return TallyCheck(*_native.check_tally(ciphertext, list(commitments), threshold, fields, total))

@@ -135,7 +135,7 @@ class _Auditor:
         summary = await self._load(sources.SUMMARY, docs.parse_summary, ("A1", "C6"))
         tree = await self._load_tree()
         reveals = RevealChecks(facts, tree.roots if tree else None, findings)
-        await self._read_blocks(tree, reveals, summary or {}, expects_tally=bool(results))
+        await self._read_blocks(tree, reveals, summary or {}, has_result=bool(results))
         if tree is not None and self._source.has_all_blocks:
             stop = self._last_height + 1 if self._has_ended else 2**63
             tree.check_rest(range(facts.created_at_height, stop))
@@ -191,10 +191,11 @@ class _Auditor:
         reveals: RevealChecks,
         summary: Mapping[Option, OptionSummary],
         *,
-        expects_tally: bool,
+        has_result: bool,
     ) -> None:
         """Read all blocks from the round's creation to its tally."""
         expected = sum(entry.count for entry in summary.values())
+        expects_tally = (has_result or expected > 0) and not self._facts.timed_out
         height = self._facts.created_at_height
         missing: str | None = None
         try:

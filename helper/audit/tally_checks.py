@@ -191,7 +191,7 @@ class PartialChecks:
         self._findings["C3"].count += len(partials)
         for partial, reason in zip(partials, checked.reasons, strict=True):
             if reason is not None:
-                self._findings["C3"].add_problem(f"{_name(option)}, validator {partial.index}: {reason}")
+                self._findings["C3"].add_problem(f"{_name(option)}, validator {partial.validator_index}: {reason}")
         self._findings["C4"].count += 1
         if total is None:
             self._findings["C4"].add_problem(f"{_name(option)}: no total is published")

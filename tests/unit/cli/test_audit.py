@@ -110,7 +110,7 @@ def test_audit_nodes_with_different_states_fails(nodes: RecordedNodes, run: Run)
     path = "/cosmos/base/tendermint/v1beta1/blocks/287"
     block = {"block_id": {"hash": b64encode(b"block 287").decode()}, "block": {"header": header}}
     nodes.faults["two.test", path] = httpx.Response(200, json=block)
-    assert run(ROUND, code=1) == {"E failed": "nodes report different blocks or states: one.test, two.test"}
+    assert run(ROUND, code=1) == {"E failed": "nodes report different blocks or states: one.test:80, two.test:80"}
 
 
 def test_audit_failed_transaction_does_not_count(nodes: RecordedNodes, run: Run) -> None:
@@ -150,7 +150,7 @@ def test_audit_asks_again_for_a_block_that_no_node_returns(
 
 def test_audit_other_signed_key_fails(nodes: RecordedNodes, run: Run) -> None:
     assert nodes.source
-    assert list(run(ROUND, "--ea-pk", "ab" * 32, code=1)) == ["C1 failed"]
+    assert list(run(ROUND, "--ea-pk", "ab" * 32, code=1)) == ["C1 failed", "C3 not_checked", "C4 not_checked"]
 
 
 # ---------------------------------------------------------------------- evidence

@@ -40,7 +40,7 @@ def test_ceremony_shares_decrypt_together() -> None:
         proofs.Partial(index, *proofs.decrypt_partially(ceremony.share_of(index), ciphertext))
         for index in ceremony.decrypting
     ]
-    assert [partial.index for partial in partials] == [1, 3, 4]
+    assert [partial.validator_index for partial in partials] == [1, 3, 4]
     arguments: dict[str, Any] = {"ciphertext": ciphertext, "commitments": ceremony.commitments, "threshold": 3}
     checked = proofs.check_tally(partials=partials, total=77, **arguments)
     assert checked == ([None, None, None], "matches")

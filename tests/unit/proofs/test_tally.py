@@ -157,10 +157,10 @@ def test_check_tally_altered_bit_of_partial_is_not_valid(bit: int) -> None:
 @pytest.mark.parametrize(
     ("partial", "reason"),
     [
-        (PARTIALS[0]._replace(index=0), "index out of range"),
-        (PARTIALS[0]._replace(index=-1), "index out of range"),
-        (PARTIALS[0]._replace(index=2**32), "index out of range"),
-        (PARTIALS[0]._replace(index=3), "dleq_proof: not valid"),  # the key of another validator
+        (PARTIALS[0]._replace(validator_index=0), "index out of range"),
+        (PARTIALS[0]._replace(validator_index=-1), "index out of range"),
+        (PARTIALS[0]._replace(validator_index=2**32), "index out of range"),
+        (PARTIALS[0]._replace(validator_index=3), "dleq_proof: not valid"),  # the key of another validator
         (PARTIALS[1], "repeated index"),
         (PARTIALS[0]._replace(proof=bytes(64)), "dleq_proof: not valid"),
         (PARTIALS[0]._replace(proof=PARTIALS[0].proof[:63]), "dleq_proof: length"),
