@@ -64,7 +64,7 @@ def audit(
     round_text: Annotated[
         str,
         typer.Argument(
-            metavar="[ROUND]",
+            metavar="ROUND",
             help="Round (hex, or a prefix of at least 6 characters); not needed with --from.",
             show_default=False,
         ),
