@@ -23,6 +23,9 @@ _NAMES = {
     txs.Delegation: "MsgDelegateVote",
     txs.Cast: "MsgCastVote",
     txs.CastBatch: "MsgCastVoteBatch",
+    txs.Contribution: "MsgContributeDKG",
+    txs.PartialDecryption: "MsgSubmitPartialDecryption",
+    txs.Tally: "MsgSubmitTally",
     txs.EndRound: "MsgEndRound",
     txs.EndTimeChange: "MsgChangeEnd",
 }
@@ -161,7 +164,10 @@ class Chain:
             action = _NAMES.get(type(message), action)
             if isinstance(message, txs.CastBatch) and message.delegated_nullifiers:
                 action = "MsgDelegateAndCastVoteBatch"
-            events = self._execute(message, height, time)
+            if isinstance(message, txs.CeremonyMessage):
+                events = (self._execute_ceremony(message),)
+            else:
+                events = self._execute(message, height, time)
         except RefusedError as refused:
             code, log = refused.code, refused.log
         except (txs.TxError, proofs.ProofsError) as error:
@@ -172,7 +178,7 @@ class Chain:
             self.reveals.setdefault(bytes.fromhex(events[0][1]["vote_round_id"]), []).append(result)
         return result
 
-    def _execute(self, message: txs.Message, height: int, time: int) -> tuple[Event, ...]:
+    def _execute(self, message: txs.UserMessage, height: int, time: int) -> tuple[Event, ...]:
         """Apply one message to the state. Returns its events."""
         match message:
             case txs.Reveal():
@@ -180,7 +186,7 @@ class Chain:
                 round_.nullifiers[message.nullifier] = height
                 round_.add_to_tally(message.proposal_id, message.vote_decision, message.enc_share)
                 return (("reveal_share", _reveal_attributes(message)),)
-            case txs.Delegation(round_id, leaves):
+            case txs.Delegation(round_id, leaves, _):
                 start = self._require_votable_round(round_id, time, height).append_leaves(height, leaves)
                 index = str(start) if len(leaves) == 1 else f"{start}..{start + len(leaves) - 1}"
                 values = {"vote_round_id": round_id.hex(), "leaf_index": index, "nullifier_count": "5"}
@@ -201,6 +207,40 @@ class Chain:
             case txs.EndTimeChange(round_id, end):
                 self._require_votable_round(round_id, time, height).vote_end_time = end
                 return (("change_vote_end_time", {"vote_round_id": round_id.hex(), "vote_end_time": str(end)}),)
+
+    def proposer_transactions(self, totals: Totals) -> list[bytes]:
+        """The transactions of key ceremonies and tallies that the proposer adds to the next block.
+
+        Args:
+            totals: the decrypted totals of the rounds whose tally is due.
+        """
+        height = self.height + 1
+        found: list[bytes] = []
+        for round_ in self.rounds.values():
+            if round_.ceremony is None:
+                continue
+            if height == round_.created_at_height + 1:
+                found += round_.contribution_transactions()
+            if round_.status == TALLYING and height == round_.status_history[-1][0] + 1:
+                found += round_.partial_transactions()
+            if _is_tally_due(round_, height):
+                found += round_.tally_transactions(totals[round_.round_id])
+        return found
+
+    def _execute_ceremony(self, message: txs.CeremonyMessage) -> Event:
+        """Apply a message of a key ceremony or a tally. Only the proposer makes them, so they are not checked."""
+        round_ = self.rounds.get(message.round_id)
+        if round_ is None or round_.ceremony is None:
+            raise RefusedError(3, "vote round not found")
+        values = {"vote_round_id": message.round_id.hex()}
+        if isinstance(message, txs.Contribution):
+            return ("contribute_dkg", {**values, "validator_address": message.creator})
+        values["creator"] = message.creator
+        if isinstance(message, txs.Tally):
+            return ("submit_tally", {**values, "finalized_entries": str(len(message.entries))})
+        round_.partials[message.validator_index] = message.entries
+        index, count = str(message.validator_index), str(len(message.entries))
+        return ("submit_partial_decryption", {**values, "validator_index": index, "entry_count": count})
 
     def _end_block(self, height: int, time: int, totals: Totals) -> list[Event]:
         """Compute the block's roots and advance the rounds. Returns the block events."""

@@ -17,8 +17,10 @@ from starlette.routing import Route
 
 import proofs
 from devnet.blocks import rfc3339_nano, validator_json
+from devnet.ceremony import Ceremony, default_threshold
 from devnet.chain import TxResult
 from devnet.faults import FaultRequest, FaultRules
+from devnet.gojson import b64
 from devnet.network import DevNet
 from devnet.responses import create_error, json_response
 from devnet.tx import Cast, Delegation, EndRound, EndTimeChange, NewRound, encode
@@ -28,6 +30,7 @@ _DEFAULT_PROPOSALS: list[dict[str, Any]] = [
     {"title": "Proposal B", "description": "Second proposal", "options": ["Support", "Oppose"]},
 ]
 _PENDING_FOREVER_BLOCKS = 1 << 40
+_SNAPSHOT_HEIGHT = 42000
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -47,7 +50,11 @@ class ProposalBody(_Body):
 
 
 class RoundBody(_Body):
-    """A new round. It ends at `vote_end_time` or in `seconds`. `status` 1: ACTIVE immediately; 4: always PENDING."""
+    """A new round. It ends at `vote_end_time` or in `seconds`. `status` 1: ACTIVE immediately; 4: always PENDING.
+
+    With `validators`, it has a key ceremony and a threshold tally whose transactions are in blocks. `removed` are the
+    indices of validators that leave after the ceremony, `absent` those that submit no partial decryptions.
+    """
 
     proposals: list[ProposalBody] | None = None
     vote_end_time: int | None = None
@@ -56,6 +63,10 @@ class RoundBody(_Body):
     pending_blocks: int = Field(2, ge=0)
     tally_blocks: int = Field(3, ge=1)
     vote_round_id: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    validators: int | None = Field(None, ge=1, le=32)
+    threshold: int | None = Field(None, ge=1, le=32)
+    removed: list[int] = Field(default_factory=list)
+    absent: list[int] = Field(default_factory=list)
 
 
 class EndTimeBody(_Body):
@@ -71,14 +82,16 @@ class CastBody(_Body):
     round_id: str
     vote_commitment: str | None = None
     vote_commitments: list[str] = Field(default_factory=list)
+    proposal_id: int = Field(1, ge=1)
     wait: float = 0
 
 
 class DelegateBody(_Body):
-    """A number of random leaves to append to a round's tree in one transaction."""
+    """A number of random leaves to append to a round's tree in one transaction, or `separate`, one each."""
 
     round_id: str
     count: int = Field(1, ge=1, le=1_000_000)
+    separate: bool = False
 
 
 class MineBody(_Body):
@@ -115,7 +128,7 @@ async def post_round(request: Request) -> Response:
     end = body.vote_end_time
     pending = {1: 0, 4: _PENDING_FOREVER_BLOCKS}.get(body.status or 0, body.pending_blocks)
     given = [proposal.model_dump(exclude_none=True) for proposal in body.proposals or []]
-    fields = {
+    fields: dict[str, Any] = {
         "vote_round_id": body.vote_round_id or proofs.random_field().hex(),
         "vote_end_time": end if end is not None else int(devnet.producer.now_ns() / 1e9 + body.seconds),
         "proposals": given or _DEFAULT_PROPOSALS,
@@ -124,9 +137,42 @@ async def post_round(request: Request) -> Response:
         "ea_secret": secret.hex(),
         "ea_pk": public.hex(),
     }
+    if body.validators is not None:
+        fields |= _ceremony_fields(body, body.validators, int(fields["vote_end_time"]))
     digest = devnet.admission.submit_message(encode(NewRound(fields)))
     shown = {name: fields[name] for name in ("vote_round_id", "vote_end_time", "ea_pk")}
     return json_response({**shown, "tx_hash": digest.hex().upper()})
+
+
+def _ceremony_fields(body: RoundBody, validators: int, end: int) -> dict[str, Any]:
+    """The fields of a round with a key ceremony. Its id is the hash of its fields, as on the real chain."""
+    ceremony = Ceremony(
+        secrets.token_bytes(32),
+        validators,
+        body.threshold or default_threshold(validators),
+        frozenset(body.removed),
+        frozenset(body.absent),
+    )
+    if len(ceremony.decrypting) < ceremony.threshold:
+        raise create_error(400, f"{len(ceremony.decrypting)} validators cannot reach threshold {ceremony.threshold}")
+    block_hash, proposals_hash = secrets.token_bytes(32), secrets.token_bytes(32)
+    roots = [proofs.random_field(), proofs.random_field()]
+    numbers = [_SNAPSHOT_HEIGHT]
+    numbers += [int.from_bytes(half, "little") for h in (block_hash, proposals_hash) for half in (h[:16], h[16:])]
+    round_id = proofs.poseidon(*(number.to_bytes(32, "little") for number in (*numbers, end)), *roots)
+    return {
+        "vote_round_id": round_id.hex(),
+        "ceremony": ceremony.to_fields(),
+        "ea_secret": ceremony.secret.hex(),
+        "ea_pk": ceremony.commitments[0].hex(),
+        "shown": {
+            "snapshot_height": _SNAPSHOT_HEIGHT,
+            "snapshot_blockhash": b64(block_hash),
+            "proposals_hash": b64(proposals_hash),
+            "nullifier_imt_root": b64(roots[0]),
+            "nc_root": b64(roots[1]),
+        },
+    }
 
 
 async def post_round_end(request: Request) -> Response:
@@ -150,7 +196,8 @@ async def post_cast(request: Request) -> Response:
     commitments = tuple(_parse_element(text) for text in wanted)
     if not commitments:
         raise create_error(400, "vote_commitment or vote_commitments is required")
-    vote = Cast(_parse_element(body.round_id), proofs.random_field(), commitments)
+    round_id, note, nullifier = _parse_element(body.round_id), proofs.random_field(), proofs.random_field()
+    vote = Cast(round_id, note, commitments, nullifier, body.proposal_id)
     digest = devnet.admission.submit_message(encode(vote))
     result = await _wait_for_transaction(devnet, digest, body.wait)
     return json_response(_cast_json(result) if result else {"tx_hash": digest.hex().upper()})
@@ -168,8 +215,12 @@ async def get_cast(request: Request) -> Response:
 async def post_delegate(request: Request) -> Response:
     """Append random leaves in the next block."""
     devnet, body = _get_devnet(request), await _parse_body(request, DelegateBody)
-    leaves = tuple(proofs.random_field() for _ in range(body.count))
-    digest = devnet.admission.submit_message(encode(Delegation(_parse_element(body.round_id), leaves)))
+    leaves = [proofs.random_field() for _ in range(body.count)]
+    groups = [(leaf,) for leaf in leaves] if body.separate else [tuple(leaves)]
+    round_id = _parse_element(body.round_id)
+    for group in groups:
+        nullifiers = (proofs.random_field(),) if body.separate else ()
+        digest = devnet.admission.submit_message(encode(Delegation(round_id, group, nullifiers)))
     return json_response({"tx_hash": digest.hex().upper()})
 
 

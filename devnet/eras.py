@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 BATCH_CAST, BATCH_DELEGATE = "cast-vote-batch", "delegate-and-cast-vote-batch"
-READINESS = "readiness"
+READINESS, PARTIAL_DECRYPTIONS = "readiness", "partial-decryptions"
 _KILOBYTE, _MEGABYTE = 1 << 10, 1 << 20
 
 
@@ -57,7 +57,7 @@ _ERA_1_4 = Era(
     version="v1.4.1",
     query_statuses={"NotFound": 404, "InvalidArgument": 400},
     garbles_events=True,
-    routes=frozenset({READINESS}),
+    routes=frozenset({READINESS, PARTIAL_DECRYPTIONS}),
     page_leaves=1000,
     has_open_leaf_range=True,
     has_null_active_round=True,
@@ -76,7 +76,7 @@ ERAS: Mapping[str, Era] = {
         version="v1.6.0",
         garbles_events=False,
         limits_leaf_range=False,
-        routes=frozenset({READINESS, BATCH_CAST, BATCH_DELEGATE}),
+        routes=frozenset({READINESS, PARTIAL_DECRYPTIONS, BATCH_CAST, BATCH_DELEGATE}),
     ),
 }
 """Eras by name, oldest first."""

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from devnet.frauds import Fraud
+
 Probability = Annotated[float, Field(ge=0, le=1)]
 KeyStatus = Literal["ready", "not_started", "warming", "failed"]
 """Status of the verifying keys of a node."""
@@ -55,6 +57,7 @@ class Switches(BaseModel):
     engine_failures: int = Field(0, ge=0, description="broadcasts: attempts to reach the consensus engine that fail")
     engine_seconds: float = Field(10, ge=0, description="broadcasts: duration of a failed attempt, in seconds")
     engine_delivers: bool = Field(False, description="broadcasts: a failed attempt delivers the transaction")
+    fraud: Fraud | None = Field(None, description="what the node changes in its responses about finished rounds")
 
 
 class FaultRequest(Switches):

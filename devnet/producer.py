@@ -41,7 +41,7 @@ class BlockProducer:
             totals: Totals = {}
             for round_ in self.chain.rounds_to_finalize():
                 totals[round_.round_id] = await asyncio.to_thread(round_.decrypt_totals)
-            transactions = self.admission.take_block_transactions()
+            transactions = self.chain.proposer_transactions(totals) + self.admission.take_block_transactions()
             at = self.now_ns() if time_ns is None else time_ns
             block = self.chain.apply_block(at, transactions, totals)
             self.journal.append(block.height, at, transactions, totals)

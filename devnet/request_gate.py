@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from devnet.chain import Chain
 from devnet.eras import RECORDED, Era
 from devnet.faults import FAULTS_BEFORE_HANDLING, FaultDecision, FaultRules
+from devnet.frauds import distort
 from devnet.gojson import dumps
 from devnet.node_view import NodeView
 from devnet.request_log import RequestLog, readable_body
@@ -145,6 +146,8 @@ class FaultMiddleware:
             response.status, response.headers, response.body = self._fault_responses[decision.response_fault]
         elif decision.response_fault == "half_json":
             response.body = response.body[: len(response.body) // 2]
+        if decision.switches.fraud is not None and response.status == 200:
+            response.body = distort(decision.switches.fraud, self._route_of(scope["path"]), response.body)
         headers = [*response.headers, (b"content-length", str(len(response.body)).encode())]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         if decision.switches.trickle:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from devnet.admission import BroadcastResult, Fate
 from devnet.blocks import tx_events
 from devnet.broadcasts import broadcast, require_keys
-from devnet.eras import READINESS, Era, garble_events
+from devnet.eras import PARTIAL_DECRYPTIONS, READINESS, Era, garble_events
 from devnet.gojson import b64, omit_zero, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
 from devnet.responses import QueryError, create_error, create_field_error, get_view, json_response
@@ -82,6 +82,12 @@ async def get_tally_results(request: Request) -> Response:
         for (proposal, option), total in sorted(round_.totals.items())
     ]
     return json_response(omit_zero({"results": results if status == FINALIZED else []}))
+
+
+async def get_partial_decryptions(request: Request) -> Response:
+    """The partial decryptions of a round. Chains before v1 have them in blocks and in the store only."""
+    round_, _ = _require_round(request)
+    return json_response(round_.partials_json())
 
 
 async def get_tree_latest(request: Request) -> Response:
@@ -200,7 +206,10 @@ ROUTES = [
     Route(f"{_PREFIX}/tx/{{hash}}", get_tx),
     Route(f"{_PREFIX}/reveal-share", post_reveal, methods=["POST"]),
 ]
-ERA_ROUTES = {READINESS: Route(f"{_PREFIX}/{READINESS}", get_readiness)}
+ERA_ROUTES = {
+    READINESS: Route(f"{_PREFIX}/{READINESS}", get_readiness),
+    PARTIAL_DECRYPTIONS: Route(f"{_PREFIX}/{PARTIAL_DECRYPTIONS}/{{round_id}}", get_partial_decryptions),
+}
 """Routes that older eras do not have, by name."""
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import proofs
+from devnet import tx as txs
+from devnet.ceremony import Ceremony, address
 from devnet.gojson import b64, omit_zero
 
 ACTIVE, TALLYING, FINALIZED, PENDING = 1, 2, 3, 4
@@ -73,6 +75,8 @@ class Round:
         self.dkg_at = time
         self.active_height = height + int(fields.get("pending_blocks", 2))
         self.tally_blocks = int(fields.get("tally_blocks", 3))
+        self.ceremony = Ceremony.from_fields(fields["ceremony"]) if fields.get("ceremony") else None
+        self.partials: dict[int, tuple[bytes, ...]] = {}
         self.ea_secret = bytes.fromhex(fields["ea_secret"]) if fields.get("ea_secret") else None
         self.ea_pk = bytes.fromhex(fields["ea_pk"])
         self.public_fields: dict[str, Any] = dict(fields.get("shown", {}))
@@ -147,6 +151,44 @@ class Round:
             for option, ballot in self.option_tallies.items()
         }
 
+    def contribution_transactions(self) -> list[bytes]:
+        """The transactions of the key ceremony."""
+        ceremony = self.ceremony
+        if ceremony is None:
+            return []
+        return [
+            txs.encode(
+                txs.Contribution(
+                    address(index),
+                    self.round_id,
+                    ceremony.commitments_of(index),
+                    tuple(txs.encode_entry(*payload) for payload in ceremony.payloads_of(index)),
+                )
+            )
+            for index in range(1, ceremony.validators + 1)
+        ]
+
+    def partial_transactions(self) -> list[bytes]:
+        """The transactions with the partial decryptions of all sums, one for each validator."""
+        if self.ceremony is None or not self.option_tallies:
+            return []
+        sums = sorted((option, ballot.compute_sum()) for option, ballot in self.option_tallies.items())
+        found = []
+        for index in self.ceremony.decrypting:
+            share = self.ceremony.share_of(index)
+            entries = tuple(
+                txs.encode_entry(*option, *proofs.decrypt_partially(share, total)) for option, total in sums
+            )
+            found.append(txs.encode(txs.PartialDecryption(self.round_id, address(index), index, entries)))
+        return found
+
+    def tally_transactions(self, totals: dict[tuple[int, int], int]) -> list[bytes]:
+        """The transaction with the totals; none without reveals."""
+        if self.ceremony is None or not totals:
+            return []
+        entries = tuple(txs.encode_entry(*option, total) for option, total in sorted(totals.items()))
+        return [txs.encode(txs.Tally(self.round_id, address(self.ceremony.decrypting[0]), entries))]
+
     def to_json(self, status: int, *, started: int = 0) -> dict[str, Any]:
         """The round in the REST API's format with this status, without zero values."""
         pending = status == PENDING
@@ -182,10 +224,26 @@ class Round:
         if status in (TALLYING, FINALIZED):
             fields["tally_phase_start"] = started or self.tally_started_at
             fields["tally_phase_timeout"] = 21600
+        if self.ceremony is not None:
+            return omit_zero(fields | self.ceremony.to_json(pending=pending))
         if not pending:
             part = {"validator_address": VALIDATOR_ADDRESS, "feldman_commitments": [ea_pk]}
             fields["dkg_contributions"] = [part]
         return omit_zero(fields)
+
+    def partials_json(self) -> dict[str, Any]:
+        """The partial decryptions in the REST API's format."""
+        names = ("proposal_id", "vote_decision", "partial_decrypt", "dleq_proof")
+        entries = []
+        for index, encoded in sorted(self.partials.items()):
+            for entry in encoded:
+                values = txs.decode_entry(entry)
+                shown = {
+                    name: b64(value) if isinstance(value, bytes) else value
+                    for name, value in ((name, values.get(number, 0)) for number, name in enumerate(names, 1))
+                }
+                entries.append(omit_zero({"validator_index": index, **shown}))
+        return omit_zero({"entries": entries})
 
     def summary_json(self, status: int) -> dict[str, Any]:
         """The round's vote summary: ballot counts by option and, once finalized, totals."""

@@ -11,7 +11,9 @@ from starlette.routing import Route
 
 from devnet.blocks import block_results, rpc_status, tx_search_row
 from devnet.gojson import b64
+from devnet.node_view import NodeView
 from devnet.responses import ResponseError, get_view, json_response
+from devnet.tx import decode_entry
 
 _ROUND_CONDITION = re.compile(r"reveal_share\.vote_round_id\s*=\s*'([0-9a-f]{64})'")
 _HEIGHT_CONDITION = re.compile(r"tx\.height\s*(>=|<=)\s*([0-9]+)")
@@ -57,7 +59,11 @@ async def get_tx_search(request: Request) -> Response:
 
 
 async def get_abci_query(request: Request) -> Response:
-    """A key of the vote store: 0x01 0x02, round, nullifier. Its value is 0x01 if the nullifier is spent."""
+    """A key of the vote store.
+
+    0x01 0x02, round, nullifier: 0x01 if the nullifier is spent. 0x12, round, validator index, proposal, decision: the
+    partial decryption.
+    """
     view = get_view(request)
     data = _text_param(request, "data").removeprefix("0x")
     try:
@@ -66,18 +72,32 @@ async def get_abci_query(request: Request) -> Response:
         raise _rpc_error("invalid data: not hex") from None
     is_key = len(key) == 66 and key[:2] == b"\x01\x02" and _text_param(request, "path") == "/store/vote/key"
     spent = is_key and view.is_spent(key[2:34], key[34:])
+    value = b"\x01" if spent else _find_partial(view, key)
     response = {
         "code": 0,
         "log": "",
         "info": "",
         "index": "0",
         "key": b64(key),
-        "value": b64(b"\x01") if spent else None,
+        "value": b64(value) if value else None,
         "proofOps": None,
         "height": str(view.height),
         "codespace": "",
     }
     return _rpc_result({"response": response})
+
+
+def _find_partial(view: NodeView, key: bytes) -> bytes | None:
+    """The partial decryption with a key of the vote store."""
+    found = view.round(key[1:33]) if len(key) == 45 and key[0] == 0x12 else None
+    if found is None:
+        return None
+    index, proposal, decision = (int.from_bytes(key[at : at + 4], "big") for at in (33, 37, 41))
+    for entry in found[0].partials.get(index, ()):
+        values = decode_entry(entry)
+        if (values.get(1, 0), values.get(2, 0)) == (proposal, decision):
+            return entry
+    return None
 
 
 ROUTES = [

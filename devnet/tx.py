@@ -1,9 +1,12 @@
 """The chain's transactions: one tag byte, then a protobuf message.
 
-The reveal is identical to the real chain's message. Delegations and votes contain only the leaves that they append; on
-the real chain they carry proofs of circuits that are not part of this product. Batches of votes have a tag of the dev
-chain. Creating a round and ending it early are JSON messages with tags of the dev chain. This module deliberately does
-not use the helper's encoder, so that it can be tested against it.
+Reveals, contributions to the key ceremony, partial decryptions and tallies are identical to the real chain's messages.
+Delegations and votes have its field numbers, but only the fields that the tree and an audit need: on the real chain
+they carry proofs of circuits that are not part of this product. A delegation may append several leaves here. The
+content of batches of votes is the dev chain's. Creating a round and ending it early are JSON messages with tags of the
+dev chain.
+
+This module deliberately does not use the helper's encoder, so that it can be tested against it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from google.protobuf.message import DecodeError
 TAG_ROUND, TAG_DELEGATE, TAG_CAST, TAG_REVEAL = 0x01, 0x02, 0x03, 0x04
 TAG_END_ROUND = 0x7F
 TAG_END_TIME = 0x7E
-TAG_CAST_BATCH = 0x7D
+TAG_TALLY, TAG_CAST_BATCH, TAG_PARTIAL, TAG_CONTRIBUTION = 0x05, 0x06, 0x0D, 0x0E
 
 
 class TxError(ValueError):
@@ -41,10 +44,11 @@ class Reveal:
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """A delegation: the leaves (VANs) that it appends to a round's tree."""
+    """A delegation: the leaves (VANs) that it appends to a round's tree, and the nullifiers of the notes."""
 
     round_id: bytes
     leaves: tuple[bytes, ...]
+    note_nullifiers: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Cast:
     round_id: bytes
     authority_note: bytes
     vote_commitments: tuple[bytes, ...]
+    van_nullifier: bytes = b""
+    proposal_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,35 @@ class CastBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Contribution:
+    """A validator's contribution to a key ceremony. The payloads are encoded with `encode_entry`."""
+
+    creator: str
+    round_id: bytes
+    commitments: tuple[bytes, ...]
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialDecryption:
+    """A validator's partial decryptions of all sums. The entries are encoded with `encode_entry`."""
+
+    round_id: bytes
+    creator: str
+    validator_index: int
+    entries: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The totals of all sums. The entries are encoded with `encode_entry`."""
+
+    round_id: bytes
+    creator: str
+    entries: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NewRound:
     """The creation of a round; see `rounds.Round` for the fields."""
 
@@ -103,7 +138,10 @@ class EndTimeChange:
     vote_end_time: int
 
 
-Message = Reveal | Delegation | Cast | CastBatch | NewRound | EndRound | EndTimeChange
+CeremonyMessage = Contribution | PartialDecryption | Tally
+"""Messages that only the proposer of a block makes."""
+UserMessage = Reveal | Delegation | Cast | CastBatch | NewRound | EndRound | EndTimeChange
+Message = UserMessage | CeremonyMessage
 
 
 def tx_hash(tx: bytes) -> bytes:
@@ -113,14 +151,42 @@ def tx_hash(tx: bytes) -> bytes:
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _BYTES, _UINT32, _UINT64 = _FIELD.TYPE_BYTES, _FIELD.TYPE_UINT32, _FIELD.TYPE_UINT64
-_PROTOBUF_MESSAGES: dict[int, tuple[str, type[Any], tuple[Any, ...]]] = {
-    TAG_DELEGATE: ("MsgDelegateVote", Delegation, (_BYTES, _BYTES)),
-    TAG_CAST: ("MsgCastVote", Cast, (_BYTES, _BYTES, _BYTES)),
-    TAG_CAST_BATCH: ("MsgCastVoteBatch", CastBatch, (_BYTES, _BYTES, _BYTES, _BYTES, _UINT32, _UINT32)),
-    TAG_REVEAL: ("MsgRevealShare", Reveal, (_BYTES, _BYTES, _UINT32, _UINT32, _BYTES, _BYTES, _UINT64)),
+_STRING = _FIELD.TYPE_STRING
+_PROTOBUF_MESSAGES: dict[int, tuple[str, type[Any], tuple[tuple[int, Any], ...]]] = {
+    TAG_DELEGATE: ("MsgDelegateVote", Delegation, ((9, _BYTES), (6, _BYTES), (7, _BYTES))),
+    TAG_CAST: ("MsgCastVote", Cast, ((6, _BYTES), (2, _BYTES), (3, _BYTES), (1, _BYTES), (4, _UINT32))),
+    TAG_CAST_BATCH: (
+        "MsgCastVoteBatch",
+        CastBatch,
+        tuple(enumerate((_BYTES, _BYTES, _BYTES, _BYTES, _UINT32, _UINT32), 1)),
+    ),
+    TAG_REVEAL: (
+        "MsgRevealShare",
+        Reveal,
+        tuple(enumerate((_BYTES, _BYTES, _UINT32, _UINT32, _BYTES, _BYTES, _UINT64), 1)),
+    ),
+    TAG_CONTRIBUTION: ("MsgContributeDKG", Contribution, ((1, _STRING), (2, _BYTES), (3, _BYTES), (4, _BYTES))),
+    TAG_PARTIAL: (
+        "MsgSubmitPartialDecryption",
+        PartialDecryption,
+        ((1, _BYTES), (2, _STRING), (3, _UINT32), (4, _BYTES)),
+    ),
+    TAG_TALLY: ("MsgSubmitTally", Tally, ((1, _BYTES), (2, _STRING), (3, _BYTES))),
 }
-"""Messages in protobuf by tag: name, class, and the types of its fields, which are numbered in their order."""
-_REPEATED_FIELDS = ("leaves", "vote_commitments", "van_nullifiers", "proposal_ids")
+"""Messages in protobuf by tag: name, class, and number and type of its fields in their order.
+
+Nested messages are byte strings, which are encoded alike.
+"""
+_REPEATED_FIELDS = (
+    "leaves",
+    "note_nullifiers",
+    "vote_commitments",
+    "van_nullifiers",
+    "proposal_ids",
+    "commitments",
+    "payloads",
+    "entries",
+)
 
 
 def encode(message: Message) -> bytes:
@@ -136,6 +202,51 @@ def encode(message: Message) -> bytes:
     values = {field.name: getattr(message, field.name) for field in fields(message)}
     encoded: bytes = _PROTOBUF_CLASSES[tag](**values).SerializeToString(deterministic=True)
     return bytes([tag]) + encoded
+
+
+def encode_entry(*values: int | str | bytes) -> bytes:
+    """Encode a nested message with fields from 1 on. Zero values are omitted."""
+    encoded = b""
+    for number, value in enumerate(values, 1):
+        if isinstance(value, int):
+            encoded += bytes([number << 3]) + _varint(value) if value else b""
+        elif value:
+            data = value.encode() if isinstance(value, str) else value
+            encoded += bytes([number << 3 | 2]) + _varint(len(data)) + data
+    return encoded
+
+
+def decode_entry(data: bytes) -> dict[int, int | bytes]:
+    """Decode what `encode_entry` encodes: values by field number."""
+    values: dict[int, int | bytes] = {}
+    at = 0
+
+    def take_varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            value, shift, at = value | (byte & 0x7F) << shift, shift + 7, at + 1
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        key = take_varint()
+        number = take_varint()
+        if key & 7:
+            values[key >> 3] = data[at : at + number]
+            at += number
+        else:
+            values[key >> 3] = number
+    return values
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
 
 
 def decode(tx: bytes) -> Message:
@@ -178,7 +289,7 @@ def _create_protobuf_classes() -> dict[int, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="devnet/svote.proto", package="svote.v1", syntax="proto3")
     for name, kind, types in _PROTOBUF_MESSAGES.values():
         message = file.message_type.add(name=name)
-        for number, (field, type_) in enumerate(zip(fields(kind), types, strict=True), 1):
+        for field, (number, type_) in zip(fields(kind), types, strict=True):
             label = _FIELD.LABEL_REPEATED if field.name in _REPEATED_FIELDS else _FIELD.LABEL_OPTIONAL
             message.field.add(name=field.name, number=number, label=label, type=type_)
     pool = descriptor_pool.DescriptorPool()

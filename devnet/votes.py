@@ -51,7 +51,10 @@ async def post_cast_vote(request: Request) -> Response:
     require_keys(request)
     fields = parse_object(await request.body())
     round_id, vote = _decode_round_id(fields), _decode_vote(request, fields)
-    message = Cast(round_id, vote["vote_authority_note_new"], (vote["vote_commitment"],))
+    note, commitment, nullifier = (
+        vote[name] for name in ("vote_authority_note_new", "vote_commitment", "van_nullifier")
+    )
+    message = Cast(round_id, note, (commitment,), nullifier, take_uint(fields, "proposal_id", 32))
     return await _submit(request, round_id, encode(message))
 
 

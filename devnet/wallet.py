@@ -155,7 +155,11 @@ class Wallet:
         """Cast the vote on the chain. Returns the position of its commitment in the round's tree."""
         if not self.uses_control_routes:
             return await self._cast_over_public_routes(ballot, timeout)
-        body = {"round_id": ballot.round_id.hex(), "vote_commitment": ballot.commitment.hex()}
+        body = {
+            "round_id": ballot.round_id.hex(),
+            "vote_commitment": ballot.commitment.hex(),
+            "proposal_id": ballot.proposal_id,
+        }
         sent = await self._http.post(f"{self.chain_url}/devnet/cast", json=body)
         if sent.status_code != 200:
             raise WalletError(f"the chain refused the vote: {sent.text[:200]}")

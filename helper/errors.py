@@ -17,6 +17,7 @@
     │   └── BackupKeyError      the passphrase or identity does not decrypt it
     ├── ExportFileError         an export could not be made or read
     ├── ProofBundleError        a proof bundle is invalid or could not be made
+    ├── AuditError              a round could not be audited
     ├── ActionRefused           an operator action was refused
     │   └── NotFound            there is no such share or round
     ├── BucketError             an object store operation failed
@@ -178,6 +179,12 @@ class ProofBundleError(HelperError):
     """A proof bundle is invalid, or could not be made."""
 
     advice = "Request a new bundle, or create one from the chain: `svote-helper proof export`."
+
+
+class AuditError(HelperError):
+    """A round could not be audited: its data is incomplete or not readable."""
+
+    advice = "Check the round id and the evidence file, or use other nodes."
 
 
 class ActionRefused(HelperError):

@@ -1,7 +1,7 @@
 """Typed interface of the native module.
 
-Provides the proofs, hashes, commitment tree and ElGamal encryption of shielded voting, and the native parts of the
-store: row checks, and the scan for stale bytes in database pages.
+Provides the proofs, hashes, commitment tree, ElGamal encryption and tally checks of shielded voting, and the native
+parts of the store: row checks, and the scan for stale bytes in database pages.
 
 All values are bytes. Field elements are 32 bytes, little-endian and canonical (below the modulus of the Pallas base
 field); points are compressed (x with y's parity in the top bit). A malformed value, or an int out of range, raises an
@@ -26,11 +26,14 @@ from proofs._native import (
     CommitmentTree,
     check_encoding,
     check_point,
+    decrypt_partially,
     elgamal_add,
     elgamal_decrypt,
     elgamal_encrypt,
     elgamal_keygen,
+    elgamal_sum,
     fingerprint,
+    multiply_generator,
     page_gap,
     pages_in_log,
     poseidon,
@@ -40,6 +43,8 @@ from proofs._native import (
     share_commitment,
     share_nullifier,
     shares_hash,
+    sum_points,
+    verify_decryption,
     vote_commitment,
     warm,
 )
@@ -57,20 +62,26 @@ __all__ = [
     "EncodingError",
     "InvalidReason",
     "InvalidShare",
+    "Partial",
     "ProofsError",
     "Proved",
     "ProvingError",
     "ReadShare",
     "ShareRuleError",
     "Statement",
+    "TallyCheck",
     "TreeError",
     "check_encoding",
     "check_point",
+    "check_tally",
+    "decrypt_partially",
     "elgamal_add",
     "elgamal_decrypt",
     "elgamal_encrypt",
     "elgamal_keygen",
+    "elgamal_sum",
     "fingerprint",
+    "multiply_generator",
     "page_gap",
     "pages_in_log",
     "poseidon",
@@ -82,7 +93,10 @@ __all__ = [
     "share_commitment",
     "share_nullifier",
     "shares_hash",
+    "sum_points",
     "verify",
+    "verify_decryption",
+    "verify_each",
     "vote_commitment",
     "warm",
 ]
@@ -257,3 +271,65 @@ def verify(circuit: str, proof: bytes, statement: Statement) -> bool:
         root=statement.root,
         round_id=statement.round_id,
     )
+
+
+def verify_each(circuit: str, items: Sequence[tuple[bytes, Statement]]) -> list[str | None]:
+    """Verify many proofs on all cores. Returns for each why it is not valid, or None if it is.
+
+    One equation covers all valid proofs, so this is several times faster than `verify`. An invalid proof costs about
+    2·log2(n) additional equations. A malformed proof or statement is not valid. Raises `CircuitError`.
+    """
+    return _native.verify_each(
+        circuit,
+        [
+            (
+                proof,
+                statement.nullifier,
+                statement.c1,
+                statement.c2,
+                statement.proposal_id,
+                statement.vote_decision,
+                statement.root,
+                statement.round_id,
+            )
+            for proof, statement in items
+        ],
+    )
+
+
+class Partial(NamedTuple):
+    """A validator's partial decryption of one sum."""
+
+    validator_index: int
+    """The validator's index in the key ceremony, from 1."""
+    point: bytes
+    proof: bytes
+    """The DLEQ proof: challenge and response, 64 bytes."""
+
+
+class TallyCheck(NamedTuple):
+    """Result of `check_tally`."""
+
+    reasons: list[str | None]
+    """Why each partial decryption is not valid, None if it is."""
+    total: Literal["matches", "differs", "too_few"]
+    """Whether the valid ones decrypt the sum to the total; `too_few` if they are fewer than the threshold."""
+
+
+def check_tally(
+    *, ciphertext: bytes, commitments: Sequence[bytes], threshold: int, partials: Sequence[Partial], total: int
+) -> TallyCheck:
+    """Check the partial decryptions of one sum and its published total, without a discrete logarithm.
+
+    Args:
+        ciphertext: the sum, 64 bytes. Use a sum computed from the reveals: the proofs do not bind the round.
+        commitments: the combined Feldman commitments C_0 … C_(t-1) of the key ceremony.
+        threshold: t; the number of commitments.
+        partials: all published partial decryptions of this sum. Of two with the same index, the second is not valid.
+        total: the published total, in ballots.
+
+    Raises:
+        EncodingError: the sum or a commitment is malformed, or the number of commitments is not the threshold.
+    """
+    fields = [(partial.validator_index, partial.point, partial.proof) for partial in partials]
+    return TallyCheck(*_native.check_tally(ciphertext, list(commitments), threshold, fields, total))

@@ -62,6 +62,14 @@ class Fields:
         """Whether the field is present and not null."""
         return self._value.get(name) is not None
 
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self._value)
+
+    def value(self, name: str) -> object:
+        """The value of a field as parsed, None if missing."""
+        return self._value.get(name)
+
     def uint(self, name: str, *, maximum: int = UINT64_MAX) -> int:
         """A number, or a string of digits as Cosmos encodes 64-bit numbers; 0 if missing."""
         value = self._value.get(name)

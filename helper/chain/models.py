@@ -93,6 +93,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockIds:
+    """The id of a block, and the app hash in its header: the state before it. Base64; "" if not reported."""
+
+    block_id: str
+    app_hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class TxResult:
     """Result of an included transaction: code 0 is success, anything else failure."""
 
@@ -271,6 +279,13 @@ def parse_block(answer: object) -> Block:
     head = parse_head(answer)
     data = Fields(answer, "response").child("block").child("data")
     return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
+
+
+def parse_block_ids(answer: object) -> BlockIds:
+    """Parse the ids of `GET blocks/{height}`."""
+    fields = Fields(answer, "response")
+    block_id = fields.child("block_id").text("hash") if fields.has("block_id") else ""
+    return BlockIds(block_id, fields.child("block").child("header").text("app_hash"))
 
 
 def parse_syncing(answer: object) -> bool:

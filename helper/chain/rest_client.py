@@ -15,6 +15,7 @@ from helper.chain.models import (
     MAX_LEAVES,
     Block,
     BlockHead,
+    BlockIds,
     LeafBlock,
     NodeInfo,
     Round,
@@ -22,6 +23,7 @@ from helper.chain.models import (
     TreeState,
     TxResult,
     parse_block,
+    parse_block_ids,
     parse_head,
     parse_leaves,
     parse_node_info,
@@ -106,6 +108,20 @@ class ChainClient(NodeHttp):
     async def totals(self, round_id: bytes) -> list[OptionTotal]:
         """The result of a finalized round."""
         return await self._get(f"{_VOTE_PREFIX}/tally-results/{round_id.hex()}", parse_totals)
+
+    async def query(self, path: str) -> object | None:
+        """The JSON of a query of the voting module, None if the node does not serve it or knows no such round.
+
+        Args:
+            path: path below `/shielded-vote/v1/`.
+        """
+
+        def parse(answer: NodeResponse) -> object | None:
+            if answer.status in _NO_ROUTE or _reports(answer, "not found"):
+                return None
+            return _parse_body(answer, path.partition("/")[0])
+
+        return await parse_response(await self.get(f"{_VOTE_PREFIX}/{path}", limit=PAGE_LIMIT_BYTES), parse)
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
         """The newest root of a round's tree.
@@ -196,6 +212,14 @@ class ChainClient(NodeHttp):
             if block.head.height != height:
                 raise InvalidResponse(f"block: height {block.head.height} was returned for {height}")
             return block
+
+        return await parse_response(await self.get(f"{_COSMOS_PREFIX}/blocks/{height}", limit=BLOCK_LIMIT_BYTES), parse)
+
+    async def block_ids(self, height: int) -> BlockIds | None:
+        """The id of the block at a height and the app hash in its header, None if the node does not have the block."""
+
+        def parse(answer: NodeResponse) -> BlockIds | None:
+            return None if answer.status in _QUERY_ERRORS else parse_block_ids(_parse_body(answer, "block"))
 
         return await parse_response(await self.get(f"{_COSMOS_PREFIX}/blocks/{height}", limit=BLOCK_LIMIT_BYTES), parse)
 

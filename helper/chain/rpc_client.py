@@ -80,6 +80,18 @@ class RpcClient(NodeHttp):
                 return None
             raise HeightPrunedError(f"block_results: {refusal.data}") from None
 
+    async def tx_codes(self, height: int) -> list[int] | None:
+        """The code of each transaction of a block, 0 if it succeeded. None if the node does not have the results."""
+        try:
+            return await self._call(
+                "/block_results",
+                {"height": str(height)},
+                lambda result: [tx.uint("code", maximum=2**32) for tx in result.children("txs_results")],
+                limit=BLOCK_LIMIT_BYTES,
+            )
+        except _RpcError:
+            return None
+
     async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         """Find the counted shares of a round in the blocks `first` to `last`.
 
@@ -133,14 +145,24 @@ class RpcClient(NodeHttp):
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         """Whether a nullifier is spent. Only for nullifiers that are public, or for a trusted node."""
-        key = b"\x01\x02" + round_id + nullifier
+        return await self._stored_value(b"\x01\x02" + round_id + nullifier) == b"\x01"
+
+    async def partial_decryption(self, round_id: bytes, index: int, proposal_id: int, decision: int) -> bytes | None:
+        """A validator's partial decryption of one sum as stored: a protobuf message; None if there is none.
+
+        Args:
+            index: the validator's index in the key ceremony.
+        """
+        numbers = b"".join(number.to_bytes(4, "big") for number in (index, proposal_id, decision))
+        return await self._stored_value(b"\x12" + round_id + numbers)
+
+    async def _stored_value(self, key: bytes) -> bytes | None:
+        """The value of a key in the store of the voting module, None if there is none."""
         query = {"path": '"/store/vote/key"', "data": f"0x{key.hex()}"}
         response = await self._call("/abci_query", query, lambda result: result.child("response"))
         if response.uint("code"):
             raise InvalidResponse(f"abci_query: code {response.uint('code')}")
-        if not response.has("value"):
-            return False
-        return response.decode("value", response.text("value"), None) == b"\x01"
+        return response.decode("value", response.text("value"), None) if response.has("value") else None
 
     async def _call(
         self, path: str, params: dict[str, str], parse: Callable[[Fields], T], *, limit: int = DEFAULT_LIMIT_BYTES

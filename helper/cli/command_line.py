@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "tx": "helper.cli.tx",
     "proof": "helper.cli.proof",
     "plan": "helper.cli.plan",
+    "audit": "helper.cli.audit",
     "doctor": "helper.cli.doctor",
     "healthcheck": "helper.cli.healthcheck",
     "db": "helper.cli.db",

@@ -74,7 +74,8 @@ pub fn decrypt(secret: &[u8], bytes: &[u8], limit: u64) -> Result<u64> {
         .ok_or_else(|| Error::Decryption(format!("the value is above {limit}")))
 }
 
-fn ciphertext(field: &str, bytes: &[u8]) -> Result<(pallas::Point, pallas::Point)> {
+/// Decodes a ciphertext: both halves, the identity allowed.
+pub fn ciphertext(field: &str, bytes: &[u8]) -> Result<(pallas::Point, pallas::Point)> {
     if bytes.len() != CIPHERTEXT {
         return Err(Error::encoding(field, Reason::Length));
     }

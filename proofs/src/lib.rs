@@ -1,5 +1,5 @@
-//! Share-reveal proofs, hashes, commitment tree and ElGamal of shielded voting, and the store's row checks and page
-//! scans.
+//! Share-reveal proofs, hashes, commitment tree, ElGamal and tally checks of shielded voting, and the store's row
+//! checks and page scans.
 //!
 //! The Python package `proofs` is the only user and documents each function.
 
@@ -16,6 +16,7 @@ pub mod pages;
 pub mod payload;
 pub mod poseidon;
 pub mod rows;
+pub mod tally;
 pub mod tree;
 
 // Excluded from the crate's tests, so that they do not link against libpython.

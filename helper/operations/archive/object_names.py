@@ -115,6 +115,18 @@ def encode_index(entries: Iterable[IndexEntry]) -> bytes:
     return b"".join(entry.model_dump_json().encode() + b"\n" for entry in ordered)
 
 
+def parse_index(index: bytes) -> list[IndexEntry]:
+    """Parse an index part.
+
+    Raises:
+        ProofBundleError: a line is invalid.
+    """
+    try:
+        return [IndexEntry.model_validate_json(line) for line in index.splitlines()]
+    except ValidationError:
+        raise ProofBundleError("the archive's index has an invalid line") from None
+
+
 def find_entry(index: bytes, nullifier: bytes) -> IndexEntry | None:
     """Find the reveal of a nullifier in an index part; None without a match.
 

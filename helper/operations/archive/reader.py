@@ -1,8 +1,8 @@
-"""Finds the proof bundle of a reveal in the archive. The archive's content is untrusted."""
+"""Reads proof bundles of the archive. The archive's content is untrusted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from hashlib import sha256
 
 from helper.chain.limited_gather import gather_limited
@@ -13,6 +13,7 @@ from helper.operations.archive.object_names import (
     bundle_name,
     find_entry,
     index_directory,
+    parse_index,
     parse_round_directory,
 )
 from helper.operations.proof_bundle import ProofBundle, unpack_bundle
@@ -56,6 +57,30 @@ async def find_bundle(
             raise ProofBundleError(f"{name} is in the archive's index but missing in the archive")
         return _unpack_archived_bundle(stored.body, entry, circuits, round_id)
     return None
+
+
+async def read_round(
+    bucket: Bucket, circuits: Mapping[str, CircuitInfo], round_id: bytes
+) -> AsyncGenerator[list[ProofBundle]]:
+    """Iterate over the bundles of a round, one index part at a time, by height.
+
+    Raises:
+        ProofBundleError: an object is missing or was altered.
+        BucketError: the object store is unreachable.
+    """
+
+    async def read(entry: IndexEntry) -> ProofBundle:
+        name = bundle_name(round_id, entry.transaction)
+        stored = await bucket.get(name)
+        if stored is None:
+            raise ProofBundleError(f"{name} is in the archive's index but missing in the archive")
+        return _unpack_archived_bundle(stored.body, entry, circuits, round_id)
+
+    for name in sorted(await bucket.list_names(index_directory(round_id))):
+        part = await bucket.get(name)
+        entries = [] if part is None else parse_index(part.body)
+        for start in range(0, len(entries), CONCURRENCY):
+            yield await gather_limited(entries[start : start + CONCURRENCY], read, CONCURRENCY)
 
 
 async def _find_index_entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -> IndexEntry | None:

@@ -13,6 +13,7 @@ mod pages;
 mod payload;
 mod proving;
 mod rows;
+mod tally;
 mod tree;
 
 /// A pair of byte strings.
@@ -22,6 +23,7 @@ type Pair<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 const WIRE_LIMIT: u64 = 1 << 32;
 
 /// A Python int. `None` if it is negative or does not fit into 64 bits, which is out of range for every parameter.
+#[derive(Clone, Copy)]
 struct Number(Option<u64>);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Number {
@@ -80,9 +82,14 @@ mod _native {
     #[pymodule_export]
     use super::payload::read_shares;
     #[pymodule_export]
-    use super::proving::{circuits, fingerprint, prove, verify, warm};
+    use super::proving::{circuits, fingerprint, prove, verify, verify_each, warm};
     #[pymodule_export]
     use super::rows::{row_check, row_checks};
+    #[pymodule_export]
+    use super::tally::{
+        check_tally, decrypt_partially, elgamal_sum, multiply_generator, sum_points,
+        verify_decryption,
+    };
     #[pymodule_export]
     use super::tree::{empty_root, CommitmentTree};
 

@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{bytes, run, Number, WIRE_LIMIT};
-use crate::circuit::{self, Coordinates, Statement, Witness, CIRCUITS};
+use crate::circuit::{self, Coordinates, Item, Statement, Witness, CIRCUITS};
+use crate::errors::Result;
 use crate::fields::{base, base_array, below, point, Base};
 use crate::hashes::{self, SHARES};
 use crate::tree;
@@ -97,15 +98,86 @@ pub fn verify(
     round_id: &[u8],
 ) -> PyResult<bool> {
     run(py, || {
-        let statement = Statement {
-            nullifier: base("share_nullifier", nullifier)?.to_repr(),
-            c1: Coordinates::from(&point("enc_share.c1", c1)?),
-            c2: Coordinates::from(&point("enc_share.c2", c2)?),
-            proposal_id: below("proposal_id", proposal_id.0, WIRE_LIMIT)?,
-            vote_decision: below("vote_decision", vote_decision.0, WIRE_LIMIT)?,
-            root: base("root", root)?.to_repr(),
-            round_id: base("vote_round_id", round_id)?.to_repr(),
-        };
+        let statement = statement(
+            nullifier,
+            c1,
+            c2,
+            proposal_id,
+            vote_decision,
+            root,
+            round_id,
+        )?;
         circuit::find(circuit)?.verify(proof, &statement)
+    })
+}
+
+/// Proof, then the fields of `proofs.Statement` in their order.
+type ItemFields<'py> = (
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Number,
+    Number,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+);
+
+#[pyfunction]
+pub fn verify_each(
+    py: Python<'_>,
+    circuit: &str,
+    items: Vec<ItemFields<'_>>,
+) -> PyResult<Vec<Option<String>>> {
+    let parsed: Vec<_> = items
+        .iter()
+        .map(
+            |(proof, nullifier, c1, c2, proposal, decision, root, round)| {
+                let [nullifier, c1, c2, root, round] =
+                    [nullifier, c1, c2, root, round].map(|value| value.as_bytes());
+                statement(nullifier, c1, c2, *proposal, *decision, root, round).map(|statement| {
+                    Item {
+                        proof: proof.as_bytes(),
+                        statement,
+                    }
+                })
+            },
+        )
+        .collect();
+    run(py, || {
+        let circuit = circuit::find(circuit)?;
+        let mut reasons = Vec::with_capacity(parsed.len());
+        let mut sound = Vec::new();
+        for item in parsed {
+            reasons.push(item.as_ref().err().map(ToString::to_string));
+            sound.extend(item.ok());
+        }
+        let mut outcomes = circuit::verify_each(circuit, &sound)?.into_iter();
+        for reason in reasons.iter_mut().filter(|reason| reason.is_none()) {
+            if outcomes.next() != Some(true) {
+                *reason = Some("proof: not valid".into());
+            }
+        }
+        Ok(reasons)
+    })
+}
+
+fn statement(
+    nullifier: &[u8],
+    c1: &[u8],
+    c2: &[u8],
+    proposal_id: Number,
+    vote_decision: Number,
+    root: &[u8],
+    round_id: &[u8],
+) -> Result<Statement> {
+    Ok(Statement {
+        nullifier: base("share_nullifier", nullifier)?.to_repr(),
+        c1: Coordinates::from(&point("enc_share.c1", c1)?),
+        c2: Coordinates::from(&point("enc_share.c2", c2)?),
+        proposal_id: below("proposal_id", proposal_id.0, WIRE_LIMIT)?,
+        vote_decision: below("vote_decision", vote_decision.0, WIRE_LIMIT)?,
+        root: base("root", root)?.to_repr(),
+        round_id: base("vote_round_id", round_id)?.to_repr(),
     })
 }

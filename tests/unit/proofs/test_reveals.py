@@ -197,3 +197,33 @@ def test_prove_releases_the_gil(circuit: str, witness: dict[str, Any]) -> None:
     started, ended = times
     quarter = (ended - started) / 4
     assert any(started + quarter < tick < ended - quarter for tick in ticks)
+
+
+def test_verify_each_names_the_invalid_proofs_of_many(reveal: ProvenReveal) -> None:
+    proof, statement = reveal.proof, reveal.statement
+    altered = bytes([proof[0] ^ 1]) + proof[1:]
+    items = [(proof, statement)] * 9
+    assert proofs.verify_each(reveal.circuit, items) == [None] * 9
+    assert proofs.verify_each(reveal.circuit, []) == []
+    items[2] = (altered, statement)
+    items[3] = (proof, replace(statement, vote_decision=statement.vote_decision + 1))
+    items[5] = (proof + b"\0", statement)
+    items[6] = (proof, replace(statement, nullifier=encode_element(MODULUS)))
+    items[8] = (proof, replace(statement, c1=bytes(32)))
+    not_valid = "proof: not valid"
+    assert proofs.verify_each(reveal.circuit, items) == [
+        None,
+        None,
+        not_valid,
+        not_valid,
+        None,
+        not_valid,
+        "share_nullifier: non-canonical",
+        None,
+        "enc_share.c1: identity",
+    ]
+
+
+def test_verify_each_unknown_circuit_raises(reveal: ProvenReveal) -> None:
+    with pytest.raises(proofs.CircuitError):
+        proofs.verify_each("k99", [(reveal.proof, reveal.statement)])

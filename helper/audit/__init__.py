@@ -1,0 +1,1 @@
+"""Checks a round's published result from public data."""

@@ -1,0 +1,203 @@
+"""Parses the published answers about a round: the round, its tree, sums, results and partial decryptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helper.audit.transactions import PartialEntry
+from helper.chain.json_fields import Fields
+from helper.chain.models import LeafBlock, parse_leaves
+
+FINALIZED = 3
+"""Status of a round whose result is final."""
+
+Option = tuple[int, int]
+"""A proposal id and an option index."""
+
+
+@dataclass(frozen=True, slots=True)
+class DkgContribution:
+    """A contribution to the key ceremony as the round lists it.
+
+    Attributes:
+        creator: the validator's address.
+        receivers: number of encrypted shares, one for each other validator.
+    """
+
+    creator: str
+    commitments: tuple[bytes, ...]
+    receivers: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """The published fields of a round.
+
+    Attributes:
+        options: number of options by proposal id.
+        titles: title of each proposal, and labels of its options by index.
+        indices: index of each listed ceremony validator by address.
+        commitments: the combined commitments of the key ceremony.
+        stripped: whether validators were removed after the ceremony.
+    """
+
+    round_id: bytes
+    status: int
+    snapshot_height: int
+    created_at_height: int
+    snapshot_blockhash: bytes
+    proposals_hash: bytes
+    vote_end_time: int
+    nullifier_imt_root: bytes
+    nc_root: bytes
+    ea_pk: bytes
+    options: dict[int, tuple[int, ...]]
+    titles: dict[int, tuple[str, dict[int, str]]]
+    indices: dict[str, int]
+    threshold: int
+    commitments: tuple[bytes, ...]
+    contributions: tuple[DkgContribution, ...]
+    stripped: bool
+    timed_out: bool
+
+
+def parse_round_facts(answer: object) -> RoundFacts:
+    """Parse `GET round/{id}`. Raises `InvalidResponse`."""
+    fields = Fields(answer, "response").child("round")
+    proposals = fields.children("proposals")
+    validators = fields.children("ceremony_validators")
+    return RoundFacts(
+        round_id=fields.base64_bytes("vote_round_id", 32),
+        status=fields.uint("status", maximum=2**31),
+        snapshot_height=fields.uint("snapshot_height"),
+        created_at_height=fields.uint("created_at_height", maximum=2**62),
+        snapshot_blockhash=fields.base64_bytes("snapshot_blockhash", 32),
+        proposals_hash=fields.base64_bytes("proposals_hash", 32),
+        vote_end_time=fields.uint("vote_end_time", maximum=2**62),
+        nullifier_imt_root=fields.base64_bytes("nullifier_imt_root", 32),
+        nc_root=fields.base64_bytes("nc_root", 32),
+        ea_pk=fields.decode("ea_pk", fields.text("ea_pk"), None),
+        options={
+            proposal.uint("id", maximum=2**31): tuple(
+                option.uint("index", maximum=2**31) for option in proposal.children("options")
+            )
+            for proposal in proposals
+        },
+        titles={
+            proposal.uint("id", maximum=2**31): (
+                proposal.text("title"),
+                {option.uint("index", maximum=2**31): option.text("label") for option in proposal.children("options")},
+            )
+            for proposal in proposals
+        },
+        indices={entry.text("validator_address"): entry.uint("shamir_index", maximum=2**32) for entry in validators},
+        threshold=fields.uint("threshold", maximum=2**32),
+        commitments=_points(fields, "feldman_commitments"),
+        contributions=tuple(
+            DkgContribution(
+                entry.text("validator_address"), _points(entry, "feldman_commitments"), len(entry.items("payloads"))
+            )
+            for entry in fields.children("dkg_contributions")
+        ),
+        stripped=any(isinstance(line, str) and "stripped" in line for line in fields.items("ceremony_log")),
+        timed_out=fields.boolean("tally_timed_out"),
+    )
+
+
+def _points(fields: Fields, name: str) -> tuple[bytes, ...]:
+    return tuple(fields.decode(f"{name}[{i}]", value, None) for i, value in enumerate(fields.items(name)))
+
+
+def parse_sums(answer: object, proposal_id: int) -> dict[Option, bytes]:
+    """Parse `GET tally/{id}/{proposal}`: the sum of each option with reveals. Raises `InvalidResponse`."""
+    fields = Fields(answer, "response")
+    if not fields.has("tally"):
+        return {}
+    tally = fields.child("tally")
+    sums: dict[Option, bytes] = {}
+    for name in tally.names():
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise tally.invalid_field(name, "expected the number of an option")
+        sums[proposal_id, int(name)] = tally.base64_bytes(name, 64)
+    return sums
+
+
+def parse_results(answer: object, round_id: bytes) -> dict[Option, int]:
+    """Parse `GET tally-results/{id}`: the total of each option. Raises `InvalidResponse`."""
+    results: dict[Option, int] = {}
+    for entry in Fields(answer, "response").children("results"):
+        option = (entry.uint("proposal_id", maximum=2**32), entry.uint("vote_decision", maximum=2**32))
+        if entry.base64_bytes("vote_round_id", 32) != round_id or option in results:
+            raise entry.invalid_field("vote_round_id", "of another round, or listed twice")
+        results[option] = entry.uint("total_value")
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSummary:
+    """Count of reveals and total of one option."""
+
+    count: int
+    total: int
+
+
+def parse_summary(answer: object) -> dict[Option, OptionSummary]:
+    """Parse `GET vote-summary/{id}`. Raises `InvalidResponse`."""
+    return {
+        (proposal.uint("id", maximum=2**32), option.uint("index", maximum=2**32)): OptionSummary(
+            option.uint("ballot_count"), option.uint("total_value")
+        )
+        for proposal in Fields(answer, "response").children("proposals")
+        for option in proposal.children("options")
+    }
+
+
+def parse_partials(answer: object) -> dict[int, list[PartialEntry]]:
+    """Parse `GET partial-decryptions/{id}`: the entries of each validator index. Raises `InvalidResponse`."""
+    partials: dict[int, list[PartialEntry]] = {}
+    for entry in Fields(answer, "response").children("entries"):
+        partials.setdefault(entry.uint("validator_index", maximum=2**32), []).append(
+            PartialEntry(
+                entry.uint("proposal_id", maximum=2**32),
+                entry.uint("vote_decision", maximum=2**32),
+                entry.decode("partial_decrypt", entry.text("partial_decrypt"), None),
+                entry.decode("dleq_proof", entry.text("dleq_proof"), None),
+            )
+        )
+    return partials
+
+
+def parse_leaf_blocks(answer: object) -> list[LeafBlock]:
+    """Parse all pages of leaves, joined. Raises `InvalidResponse`."""
+    return parse_leaves(answer).blocks
+
+
+def parse_roots(answer: object) -> dict[int, bytes]:
+    """Parse the roots by height. Raises `InvalidResponse`."""
+    return {
+        entry.uint("height", maximum=2**62): entry.base64_bytes("root", 32)
+        for entry in Fields(answer, "response").children("roots")
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHead:
+    """What one node reports about a block: the block's id and the state before it."""
+
+    node: str
+    height: int
+    block_id: str
+    app_hash: str
+
+
+def parse_heads(answer: object) -> list[NodeHead]:
+    """Parse the heads that nodes reported. Raises `InvalidResponse`."""
+    return [
+        NodeHead(
+            entry.text("node"),
+            entry.uint("height", maximum=2**62),
+            entry.text("block_id"),
+            entry.text("app_hash"),
+        )
+        for entry in Fields(answer, "response").children("heads")
+    ]

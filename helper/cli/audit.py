@@ -1,0 +1,318 @@
+"""`svote-helper audit`: checks the result of a round from public data."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+
+import anyio
+import typer
+
+from helper.cli.options import ConfigOption, JsonOption
+from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
+from helper.cli.passphrase import map_file_errors_to_exit_codes
+from helper.errors import ChainUnavailable, ConfigError, NotFound
+from helper.runtime.privileges import acting_as_owner
+
+if TYPE_CHECKING:
+    from helper.audit.auditor import Audit, Progress
+    from helper.audit.block_cache import BlockCache
+    from helper.audit.nodes import NodeSource
+    from helper.audit.source import AuditSource
+    from helper.chain.node_pool import NodePool
+    from helper.chain.read_only_pool import ReadOnlyNodePool
+    from helper.object_store.bucket import Bucket
+
+app = typer.Typer()
+
+FOLLOW_SECONDS: Final = 5.0
+"""Seconds between two reads of new blocks with `--follow`."""
+
+PROBE_SECONDS: Final = 5.0
+"""Seconds between two checks of the nodes."""
+
+_MIN_PREFIX: Final = 6
+_EXIT_CODES: Final[dict[object, ExitCode]] = {
+    "passed": ExitCode.OK,
+    "failed": ExitCode.FAILURE,
+    "not_checked": ExitCode.DEGRADED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What to audit, and which files to write."""
+
+    round_text: str
+    evidence_in: Path | None
+    signed_ea_pk: bytes | None
+    evidence: Path | None
+    report: Path | None
+    cache: Path | None
+    follow: bool
+    archive: bool
+
+
+@app.command()
+def audit(
+    round_text: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROUND",
+            help="Round (hex, or a prefix of at least 6 characters); not needed with --from.",
+            show_default=False,
+        ),
+    ] = "",
+    evidence_in: Annotated[
+        Path | None,
+        typer.Option("--from", readable=False, help="Repeat the audit with an evidence file.", show_default=False),
+    ] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(help="File to write with all data that was read, to repeat the audit.", show_default=False),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="HTML page to write, for readers without this command.", show_default=False)
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that keeps the blocks that were read; an interrupted audit continues with it.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Read blocks until the round is finalized, then audit it.")
+    ] = False,
+    archive: Annotated[
+        bool,
+        typer.Option(
+            "--archive", help="Read the reveals from the archive ([archive] place), for nodes that pruned the blocks."
+        ),
+    ] = False,
+    ea_pk: Annotated[
+        str,
+        typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
+    ] = "",
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check the result of a finished round from public data.
+
+    Reads all blocks of the vote from the nodes in [chain] endpoints, or an evidence file, and recomputes what anyone
+    can: reveals and their proofs, sums, partial decryptions, totals, the commitment tree and the round id. Each check
+    is passed, failed or not checked (docs/audit.md). Exit code 0: all passed, 1: at least one failed, 3: at least one
+    was not checked.
+
+    No request concerns a single share. Needs no database and does not disturb a running helper.
+    """
+    with map_errors_to_exit_codes():
+        key = _parse_key(ea_pk)
+        if evidence_in is None and not round_text:
+            raise ValueError("ROUND is required without --from")
+        if (evidence_in is not None) + archive + bool(cache or follow) > 1:
+            raise ValueError("--from, --archive, and --cache or --follow exclude each other")
+        request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive)
+        with map_file_errors_to_exit_codes():
+            result = anyio.run(_run, config, request)
+    emit(result, _print_result, json=json)
+    code = _EXIT_CODES[result["verdict"]]
+    if code is not ExitCode.OK:
+        raise typer.Exit(code)
+
+
+def _parse_key(text: str) -> bytes | None:
+    from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+
+    return parse_hex32("--ea-pk", text) if text else None
+
+
+async def _run(config: Path | None, request: _Request) -> dict[str, object]:
+    """Make the audit and write the files."""
+    from helper.audit.auditor import audit_round  # noqa: PLC0415
+    from helper.audit.evidence import RecordingSource  # noqa: PLC0415
+    from helper.audit.report import create_report  # noqa: PLC0415
+
+    with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
+        async with _open_source(config, request) as (source, round_id):
+            with closing(RecordingSource(source, round_id, evidence)) as recording, _progress() as on_progress:
+                completed = await audit_round(
+                    recording, round_id, signed_ea_pk=request.signed_ea_pk, on_progress=on_progress
+                )
+                recording.finish()
+        if report is not None:
+            report.write(create_report(completed, recording.hashes, _command(request, completed)).encode())
+    return completed.result.to_json()
+
+
+@asynccontextmanager
+async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[tuple[AuditSource, bytes]]:
+    from helper.audit.archive_reveals import ArchiveSource  # noqa: PLC0415
+    from helper.audit.block_cache import BlockCache  # noqa: PLC0415
+    from helper.audit.evidence import EvidenceSource  # noqa: PLC0415
+    from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
+    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
+
+    if request.evidence_in is not None:
+        if not request.evidence_in.exists():
+            raise FileNotFoundError(2, "no such file", str(request.evidence_in))
+        stored = EvidenceSource(request.evidence_in)
+        try:
+            if not stored.round_id.hex().startswith(request.round_text):
+                raise NotFound(
+                    f"the evidence is of round {stored.round_id.hex()}", advice="Leave ROUND out, or use another file."
+                )
+            yield stored, stored.round_id
+        finally:
+            stored.close()
+        return
+    async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
+        round_id = await _find_round(nodes, request.round_text)
+        source = NodeSource(readers, round_id)
+        if request.archive:
+            yield ArchiveSource(source, _open_archive(config), circuit_infos(), round_id), round_id
+            return
+        if request.cache is None and not request.follow:
+            yield source, round_id
+            return
+        with _cache_file(request.cache) as path, closing(BlockCache(source, path, round_id)) as cache:
+            if request.follow:
+                await _wait_until_finalized(cache, source)
+            yield cache, round_id
+
+
+def _open_archive(config: Path | None) -> Bucket:
+    import os  # noqa: PLC0415
+
+    from helper.cli.settings import read_settings  # noqa: PLC0415
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.operations.archive import factory  # noqa: PLC0415
+
+    bucket = factory.open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
+    if bucket is None:
+        raise ConfigError("[archive] place is not set")
+    return bucket
+
+
+@asynccontextmanager
+async def _monitored(nodes: NodePool) -> AsyncIterator[ReadOnlyNodePool]:
+    """Probe the nodes in the background: a node whose newest block is old is not used. Yields their readers."""
+    from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415
+
+    readers = ReadOnlyNodePool(nodes)
+    monitoring = asyncio.create_task(nodes.monitor(PROBE_SECONDS))
+    try:
+        yield readers
+    finally:
+        monitoring.cancel()
+        await asyncio.gather(monitoring, return_exceptions=True)
+        await readers.aclose()
+
+
+async def _find_round(nodes: NodePool, text: str) -> bytes:
+    """The round with this id or prefix."""
+    from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+
+    if len(text) == 64:
+        return parse_hex32("ROUND", text)
+    if len(text) < _MIN_PREFIX:
+        raise ValueError("ROUND must be 64 hex characters, or a prefix of at least 6")
+    listed = await nodes.call(lambda client: client.rounds())
+    ids = {entry.round_id.hex() for entry in listed.rounds} | {entry.hex() for entry in listed.unknown_status}
+    known = [round_hex for round_hex in ids if round_hex.startswith(text)]
+    if len(known) != 1:
+        raise NotFound(f"{len(known)} rounds begin with {text}", advice="List them with `svote-helper rounds`.")
+    return bytes.fromhex(known[0])
+
+
+@contextmanager
+def _cache_file(path: Path | None) -> Iterator[Path]:
+    """The file for the blocks that were read; a temporary one if none is given."""
+    if path is None:
+        with tempfile.TemporaryDirectory(prefix="svote-audit-") as directory:
+            yield Path(directory) / "blocks.jsonl"
+    else:
+        with acting_as_owner(path) as real:
+            yield real
+
+
+async def _wait_until_finalized(cache: BlockCache, source: NodeSource) -> None:
+    """Read blocks into the cache until the round is finalized."""
+    from helper.audit.documents import FINALIZED, parse_round_facts  # noqa: PLC0415
+    from helper.audit.source import ROUND, DataMissing  # noqa: PLC0415
+
+    while True:
+        try:
+            # read before the blocks: all blocks of a finalized round exist
+            facts = parse_round_facts(await source.document(ROUND))
+            await cache.read_ahead(facts.created_at_height)
+            if facts.status == FINALIZED:
+                return
+        except ChainUnavailable as error:
+            print_message(f"waiting for a node: {error}")
+        except DataMissing as error:
+            raise NotFound(f"the round cannot be followed: {error}", advice="Use other nodes.") from None
+        await anyio.sleep(FOLLOW_SECONDS)
+
+
+@contextmanager
+def _new_file(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """Create a file, and remove it again if the audit cannot be completed."""
+    if path is None:
+        yield None
+        return
+    with acting_as_owner(path) as real:
+        try:
+            file = real.open("xb")
+        except FileExistsError:
+            fail(f"{path} already exists")
+        try:
+            with file:
+                yield file
+        except BaseException:
+            real.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar on a terminal; print nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    columns = (TextColumn("block {task.fields[height]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reveals", total=None, height=0)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, total=progress.expected or None, completed=progress.reveals, height=progress.height)
+
+        yield show
+
+
+def _command(request: _Request, completed: Audit) -> str:
+    """The command that repeats the audit."""
+    source = f"--from {request.evidence.name}" if request.evidence is not None else completed.result.round_id.hex()
+    return f"svote-helper audit {source}"
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    from helper.audit.verdicts import CHECKS  # noqa: PLC0415
+
+    rows = [
+        (check["id"], check["verdict"].replace("_", " "), check["count"], check["why"] or CHECKS[check["id"]])
+        for check in result["checks"]
+    ]
+    emit_table(("check", "verdict", "items", "what or why"), rows)
+    print_message(f"round {result['round']}: {result['verdict'].replace('_', ' ')}")

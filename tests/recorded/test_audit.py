@@ -1,0 +1,587 @@
+"""Audits of the recorded rounds: every check passes that the data allows, and every alteration is found."""
+
+from __future__ import annotations
+
+import random
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import proofs
+from helper.audit.auditor import Audit, Progress, audit_round
+from helper.audit.source import AuditTx
+from helper.audit.verdicts import CHECKS, Verdict
+from helper.chain.reveal_transaction import RevealMessage
+from helper.errors import AuditError, NotFound
+from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round
+
+pytestmark = pytest.mark.anyio
+
+Change = Callable[[MemorySource, random.Random], None]
+
+
+@pytest.fixture(autouse=True)
+def _verify_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify each proof once for all audits: most tests alter one reveal of 16."""
+    verify = proofs.verify_each
+
+    def verify_each(circuit: str, items: list[tuple[bytes, proofs.Statement]]) -> list[str | None]:
+        new = [item for item in dict.fromkeys(items) if (circuit, item) not in _KNOWN]
+        _KNOWN.update(zip([(circuit, item) for item in new], verify(circuit, new), strict=True))
+        return [_KNOWN[circuit, item] for item in items]
+
+    monkeypatch.setattr(proofs, "verify_each", verify_each)
+
+
+_KNOWN: dict[tuple[str, tuple[bytes, proofs.Statement]], str | None] = {}
+
+
+async def audit(source: MemorySource, **arguments: Any) -> Audit:
+    return await audit_round(source, source.round_id, **arguments)
+
+
+def of_verdict(result: Audit, verdict: Verdict) -> set[str]:
+    return {check.id for check in result.result.checks if check.verdict is verdict}
+
+
+def why(result: Audit, check_id: str) -> str:
+    return next(check.why for check in result.result.checks if check.id == check_id)
+
+
+# ---------------------------------------------------------------------- as recorded
+
+
+async def test_audit_threshold_round_passes_all_but_node_comparison() -> None:
+    result = await audit(threshold_round())
+    assert of_verdict(result, Verdict.PASSED) == CHECKS.keys() - {"E"}
+    assert of_verdict(result, Verdict.NOT_CHECKED) == {"E"}
+    assert result.result.verdict is Verdict.NOT_CHECKED
+    counts = {check.id: check.count for check in result.result.checks}
+    assert (counts["A1"], counts["A3"], counts["C3"], counts["D1"], counts["D2"]) == (152, 16, 2, 3, 2)
+    assert result.totals == {(1, 1): 1}
+    assert result.counts == {(1, 1): 16}
+
+
+async def test_audit_with_heads_of_two_nodes_passes() -> None:
+    source = threshold_round()
+    source.documents["heads"] = heads(("a", "A", "S"), ("b", "A", "S"))
+    result = await audit(source)
+    assert result.result.verdict is Verdict.PASSED
+    assert all(not check.why and check.count for check in result.result.checks)
+
+
+async def test_audit_reveals_only_passes_what_they_allow() -> None:
+    result = await audit(single_key_round())
+    assert of_verdict(result, Verdict.PASSED) == {"A2", "A3", "A4", "B1", "B2", "C1", "C2", "C5", "D3"}
+    assert of_verdict(result, Verdict.FAILED) == set()
+
+
+async def test_audit_reports_progress() -> None:
+    steps: list[Progress] = []
+    await audit(threshold_round(), on_progress=steps.append)
+    assert steps[0] == Progress(135, 0, 16)
+    assert steps[-1] == Progress(286, 16, 16)
+
+
+def test_partial_decryptions_in_store_equal_those_in_blocks() -> None:
+    """The consensus RPC's store has the entries of the transactions, byte for byte."""
+    sent = [raw for _, _, raw in threshold_round().find(0x0D)]
+    stored = read_lines("threshold-round", "partials-store.jsonl")
+    assert [row["index"] for row in stored] == [2, 3]
+    for raw, row in zip(sent, stored, strict=True):
+        assert b64decode(row["value"]) in raw
+
+
+# ---------------------------------------------------------------------- single altered bits
+
+
+def flip(value: bytes, rng: random.Random) -> bytes:
+    bit = rng.randrange(8 * len(value))
+    return bytes(byte ^ (1 << bit % 8 if at == bit // 8 else 0) for at, byte in enumerate(value))
+
+
+def flip_reveal(field: str) -> Change:
+    def change(source: MemorySource, rng: random.Random) -> None:
+        height, at, raw = rng.choice(source.find(0x04))
+        message = RevealMessage.from_tx(raw)
+        value = getattr(message, field)
+        altered: Any = flip(value, rng) if isinstance(value, bytes) else value ^ (1 << rng.randrange(4))
+        source.replace_tx(height, at, replace(message, **{field: altered}).to_tx())
+
+    return change
+
+
+def flip_transaction(tag: int, prefix: bytes, length: int) -> Change:
+    """Flip a bit in the bytes after a prefix."""
+
+    def change(source: MemorySource, rng: random.Random) -> None:
+        height, at, raw = source.find(tag)[-1]
+        start = raw.index(prefix) + len(prefix)
+        altered = flip(raw[start : start + length], rng)
+        source.replace_tx(height, at, raw[:start] + altered + raw[start + length :])
+
+    return change
+
+
+def flip_document(*path: str | int) -> Change:
+    """Flip a bit of a base64 value or of the four lowest bits of a number."""
+
+    def change(source: MemorySource, rng: random.Random) -> None:
+        *steps, last = path
+        place: Any = source.documents
+        for step in steps:
+            place = place[step]
+        value = place[last]
+        if isinstance(value, int):
+            place[last] = value ^ (1 << rng.randrange(4))
+        else:
+            place[last] = b64encode(flip(b64decode(value), rng)).decode()
+
+    return change
+
+
+def flip_total(source: MemorySource, rng: random.Random) -> None:
+    height, at, raw = source.find(0x05)[0]
+    source.replace_tx(height, at, raw[:-1] + bytes([raw[-1] ^ (1 << rng.randrange(7))]))
+
+
+ROUND = ("round", "round")
+RESULT = ("results", "results", 0)
+SUMMARY = ("summary", "proposals", 0, "options", 1)
+BITS: dict[str, tuple[Change, set[str]]] = {
+    "nullifier of a reveal": (flip_reveal("nullifier"), {"A3"}),
+    "ciphertext of a reveal": (flip_reveal("enc_share"), {"A3"}),
+    "proposal of a reveal": (flip_reveal("proposal_id"), {"A1", "A3", "B2"}),
+    "option of a reveal": (flip_reveal("vote_decision"), {"A1", "A3", "B2"}),
+    "proof of a reveal": (flip_reveal("proof"), {"A3"}),
+    "anchor of a reveal": (flip_reveal("anchor_height"), {"A3"}),
+    "round of a reveal": (flip_reveal("round_id"), {"A1", "B1"}),
+    "sum": (flip_document("tally/1", "tally", "1"), {"B1"}),
+    "delegated leaf": (flip_document("leaves", "blocks", 0, "leaves", 0), {"A3", "D1", "D2"}),
+    "authority note's leaf": (flip_document("leaves", "blocks", 1, "leaves", 0), {"A3", "D1", "D2"}),
+    "vote commitment's leaf": (flip_document("leaves", "blocks", 1, "leaves", 1), {"A3", "D1", "D2"}),
+    "first root": (flip_document("roots", "roots", 0, "root"), {"D2"}),
+    "last root": (flip_document("roots", "roots", 1, "root"), {"D2"}),
+    "leaf in a delegation": (flip_transaction(0x02, b"\x32\x20", 32), {"D1"}),
+    "leaf in a cast vote": (flip_transaction(0x03, b"\x1a\x20", 32), {"D1"}),
+    "election key": (flip_document(*ROUND, "ea_pk"), {"C1"}),
+    "first commitment": (flip_document(*ROUND, "feldman_commitments", 0), {"C1", "C2"}),
+    "second commitment": (flip_document(*ROUND, "feldman_commitments", 1), {"C2"}),
+    "partial decryption": (flip_transaction(0x0D, b"\x1a\x20", 32), {"C3"}),
+    "proof of a partial decryption": (flip_transaction(0x0D, b"\x22\x40", 64), {"C3"}),
+    "total in the results": (flip_document(*RESULT, "total_value"), {"C4", "C6"}),
+    "total in the summary": (flip_document(*SUMMARY, "total_value"), {"C6"}),
+    "total in the tally transaction": (flip_total, {"C6"}),
+    "number of reveals": (flip_document(*SUMMARY, "ballot_count"), {"A1"}),
+    "end of voting": (flip_document(*ROUND, "vote_end_time"), {"D3"}),
+    "snapshot height": (flip_document(*ROUND, "snapshot_height"), {"D3"}),
+    "snapshot's block": (flip_document(*ROUND, "snapshot_blockhash"), {"D3"}),
+    "proposals": (flip_document(*ROUND, "proposals_hash"), {"D3"}),
+    "nullifier root of the snapshot": (flip_document(*ROUND, "nullifier_imt_root"), {"D3"}),
+    "note root of the snapshot": (flip_document(*ROUND, "nc_root"), {"D3"}),
+    "round id": (flip_document(*ROUND, "vote_round_id"), {"D3"}),
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+async def test_audit_finds_altered_bit(name: str) -> None:
+    change, expected = BITS[name]
+    for seed in range(1 if "leaf" in name else 3):  # with another leaf, all proofs are invalid
+        source = threshold_round()
+        change(source, random.Random(f"{name} {seed}"))
+        result = await audit(source)
+        failed = of_verdict(result, Verdict.FAILED)
+        # A sum or a leaf that is not on the curve or not canonical cannot be looked at, which is not "passed" either.
+        open_checks = failed | of_verdict(result, Verdict.NOT_CHECKED)
+        assert expected <= open_checks, f"seed {seed}"
+        assert expected & failed, f"seed {seed}"
+
+
+async def test_audit_altered_contribution_fails_c2() -> None:
+    source = threshold_round()
+    for entry in source.documents["round"]["round"]["dkg_contributions"]:
+        entry["feldman_commitments"] = entry["feldman_commitments"][::-1]
+    assert "C2" not in of_verdict(await audit(source), Verdict.FAILED)  # the transactions add up
+    for height, at, raw in source.find(0x0E):
+        start = raw.index(b"\x1a\x20") + 2
+        source.replace_tx(height, at, raw[:start] + source.round_id + raw[start + 32 :])
+    assert "C2" in of_verdict(await audit(source), Verdict.FAILED)
+
+
+# ---------------------------------------------------------------------- other frauds
+
+
+def heads(*nodes: tuple[str, str, str]) -> dict[str, Any]:
+    return {"heads": [{"node": n, "height": 287, "block_id": i, "app_hash": a} for n, i, a in nodes]}
+
+
+def drop_reveal(source: MemorySource) -> None:
+    height, at, raw = source.find(0x04)[3]
+    source.replace_tx(height, at, raw, code=1)
+
+
+def insert(source: MemorySource, height: int, raw: bytes) -> None:
+    index = height - source.block_list[0].height
+    block = source.block_list[index]
+    source.block_list[index] = replace(block, txs=(*block.txs, AuditTx(raw, 0)))
+
+
+def repeat(tag: int, height: int) -> Callable[[MemorySource], None]:
+    """Include the first transaction with a tag again in a later block."""
+    return lambda source: insert(source, height, source.find(tag)[0][2])
+
+
+def move(tag: int, height: int) -> Callable[[MemorySource], None]:
+    def change(source: MemorySource) -> None:
+        for old, at, raw in source.find(tag):
+            source.replace_tx(old, at, raw, code=1)
+            insert(source, height, raw)
+
+    return change
+
+
+def drop_partial(source: MemorySource) -> None:
+    height, at, raw = source.find(0x0D)[1]
+    source.replace_tx(height, at, raw, code=1)
+
+
+def swap_leaves(source: MemorySource) -> None:
+    source.documents["leaves"]["blocks"][1]["leaves"].reverse()
+
+
+def swap_leaf_blocks(source: MemorySource) -> None:
+    source.documents["leaves"]["blocks"].reverse()
+
+
+def add_leaf(source: MemorySource) -> None:
+    """Fork the tree: one more leaf with a consistent root."""
+    source.documents["leaves"]["blocks"].append(
+        {"height": 170, "start_index": 3, "leaves": [source.documents["leaves"]["blocks"][0]["leaves"][0]]}
+    )
+    tree = proofs.CommitmentTree()
+    for block in source.documents["leaves"]["blocks"]:
+        tree.append(b"".join(b64decode(leaf) for leaf in block["leaves"]))
+    source.documents["roots"]["roots"].append({"height": 170, "root": b64encode(tree.root()).decode()})
+
+
+def drop_root(source: MemorySource) -> None:
+    source.documents["roots"]["roots"].pop()
+
+
+def change_index(source: MemorySource) -> None:
+    for entry in source.documents["round"]["round"]["ceremony_validators"]:
+        entry["shamir_index"] = {1: 1, 2: 3, 3: 2}[entry["shamir_index"]]
+
+
+def repeat_index(source: MemorySource) -> None:
+    source.documents["round"]["round"]["ceremony_validators"][0]["shamir_index"] = 2
+
+
+def raise_threshold(source: MemorySource) -> None:
+    source.documents["round"]["round"]["threshold"] = 3
+
+
+def add_result(source: MemorySource) -> None:
+    source.documents["results"]["results"].append(
+        {"vote_round_id": b64encode(source.round_id).decode(), "proposal_id": 2, "total_value": 9}
+    )
+
+
+def drop_result(source: MemorySource) -> None:
+    source.documents["results"]["results"].clear()
+
+
+def inflate_result(source: MemorySource) -> None:
+    source.documents["results"]["results"][0]["total_value"] = 1 << 28
+
+
+def add_sum(source: MemorySource) -> None:
+    source.documents["tally/2"] = {"tally": {"0": source.documents["tally/1"]["tally"]["1"]}}
+
+
+def drop_sum(source: MemorySource) -> None:
+    source.documents["tally/1"] = {}
+
+
+def other_partials(source: MemorySource) -> None:
+    """A node that lists other partial decryptions than those in the blocks."""
+    source.documents["partials"] = {
+        "entries": [
+            {
+                "validator_index": 2,
+                "proposal_id": 1,
+                "vote_decision": 1,
+                "partial_decrypt": b64encode(bytes(32)).decode(),
+                "dleq_proof": b64encode(bytes(64)).decode(),
+            }
+        ]
+    }
+
+
+def differing_heads(at: int) -> Callable[[MemorySource], None]:
+    def change(source: MemorySource) -> None:
+        second = ["b", "A", "S"]
+        second[at] = "X"
+        source.documents["heads"] = heads(("a", "A", "S"), (second[0], second[1], second[2]))
+
+    return change
+
+
+FRAUDS: dict[str, tuple[Callable[[MemorySource], None], set[str]]] = {
+    "a reveal is left out": (drop_reveal, {"A1", "B1"}),
+    "a reveal is counted twice": (repeat(0x04, 200), {"A1", "A2", "B1"}),
+    "reveals are counted after the end": (move(0x04, 286), {"A4"}),
+    "reveals are counted before their anchor": (move(0x04, 161), {"A4"}),
+    "a reveal for another option is added to a sum": (add_sum, {"B2"}),
+    "a sum is left out": (drop_sum, {"B2"}),
+    "reveals without a cast vote": (lambda source: drop_tag(source, 0x03), {"A5", "D1"}),
+    "a vote without a delegation": (lambda source: drop_tag(source, 0x02), {"D1", "D4"}),
+    "a vote is cast twice": (repeat(0x03, 200), {"D1", "D4"}),
+    "notes are delegated twice": (repeat(0x02, 200), {"D1", "D4"}),
+    "a leaf without a transaction": (add_leaf, {"D1"}),
+    "leaves are swapped": (swap_leaves, {"A3", "D1", "D2"}),
+    "blocks of leaves are swapped": (swap_leaf_blocks, {"D1"}),
+    "a root is left out": (drop_root, {"D2"}),
+    "indices of validators are swapped": (change_index, {"C3"}),
+    "an index is used twice": (repeat_index, {"C1"}),
+    "another threshold": (raise_threshold, {"C1"}),
+    "fewer partial decryptions than the threshold": (drop_partial, {"C4"}),
+    "partial decryptions of one validator twice": (repeat(0x0D, 285), {"C3"}),
+    "other partial decryptions are listed": (other_partials, {"C3"}),
+    "a result without reveals": (add_result, {"C6"}),
+    "a result is left out": (drop_result, {"C4", "C6"}),
+    "an impossible result": (inflate_result, {"C4", "C5", "C6"}),
+    "partial decryptions before the end": (move(0x0D, 250), {"C7"}),
+    "a tally before the end": (move(0x05, 250), {"C7"}),
+    "two tallies": (lambda source: insert(source, 286, source.find(0x05)[0][2]), {"C6"}),
+    "nodes report different blocks": (differing_heads(1), {"E"}),
+    "nodes report different states": (differing_heads(2), {"E"}),
+}
+
+
+def drop_tag(source: MemorySource, tag: int) -> None:
+    for height, at, raw in source.find(tag):
+        source.replace_tx(height, at, raw, code=5)
+
+
+@pytest.mark.parametrize("name", FRAUDS)
+async def test_audit_finds_fraud(name: str) -> None:
+    change, expected = FRAUDS[name]
+    source = threshold_round()
+    change(source)
+    assert expected <= of_verdict(await audit(source), Verdict.FAILED)
+
+
+async def test_audit_shows_the_first_problems_and_counts_the_rest() -> None:
+    source = threshold_round()
+    move(0x04, 286)(source)
+    reason = why(await audit(source), "A4")
+    assert reason.count("counted after the end of voting") == 3
+    assert reason.endswith("; and 13 more")
+
+
+async def test_audit_other_signed_key_fails_c1() -> None:
+    source = threshold_round()
+    key = b64decode(source.documents["round"]["round"]["ea_pk"])
+    assert "C1" in of_verdict(await audit(source, signed_ea_pk=key), Verdict.PASSED)
+    result = await audit(source, signed_ea_pk=bytes(32))
+    assert "C1" in of_verdict(result, Verdict.FAILED)
+    assert why(result, "C1") == "the election key is not the one in the signed configuration"
+
+
+# ---------------------------------------------------------------------- data that is missing
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("leaves", {"A3", "D1", "D2"}),
+        ("roots", {"D2"}),
+        ("summary", {"A1", "C6"}),
+        ("results", {"C3", "C4", "C5", "C6", "C7"}),
+        ("tally/1", {"B1", "B2"}),
+    ],
+)
+async def test_audit_missing_document_is_not_checked(document: str, expected: set[str]) -> None:
+    source = threshold_round()
+    del source.documents[document]
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert expected | {"E"} == of_verdict(result, Verdict.NOT_CHECKED)
+
+
+ALL_BLOCKS = {"A1", "A2", "A3", "A4", "A5", "B1", "B2", "C3", "C4", "C6", "C7", "D1", "D4"}
+
+
+@pytest.mark.parametrize("kept", [0, 40, 57, 140])
+async def test_audit_pruned_blocks_are_not_checked(kept: int) -> None:
+    source = threshold_round()
+    source.block_list = source.block_list[:kept]
+    source.missing = "lowest height is 999"
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.NOT_CHECKED) >= ALL_BLOCKS
+    assert "lowest height is 999" in why(result, "A1")
+
+
+async def test_audit_gap_in_blocks_is_not_checked() -> None:
+    source = threshold_round()
+    del source.block_list[52]
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.NOT_CHECKED) >= ALL_BLOCKS
+
+
+@pytest.mark.parametrize("dropped", [1, 2, 3])
+async def test_audit_blocks_without_tally_are_not_checked(dropped: int) -> None:
+    source = threshold_round()
+    source.block_list = source.block_list[:-dropped]
+    if dropped > 2:  # neither the tally nor any partial decryption; the end of voting is in block 283
+        source.block_list[-1] = replace(source.block_list[-1], time=1795426279.0)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert {"C3", "C4", "C6", "E"} == of_verdict(result, Verdict.NOT_CHECKED)
+
+
+async def test_audit_pending_round_has_no_key_yet() -> None:
+    source = threshold_round()
+    known = source.documents["round"]["round"]
+    for name in ("ea_pk", "feldman_commitments", "dkg_contributions", "threshold"):
+        known.pop(name)
+    known["status"] = 4
+    source.block_list = source.block_list[:1]
+    for name in ("leaves", "results", "tally/1"):
+        source.documents[name] = {}
+    source.documents["roots"] = {"roots": []}
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert {"C1", "C2"} <= of_verdict(result, Verdict.NOT_CHECKED)
+
+
+async def test_audit_unknown_result_of_a_reveal_is_not_checked() -> None:
+    source = threshold_round()
+    height, at, raw = source.find(0x04)[0]
+    source.replace_tx(height, at, raw, code=None)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.NOT_CHECKED) >= ALL_BLOCKS
+
+
+async def test_audit_batch_of_votes_is_not_checked() -> None:
+    source = threshold_round()
+    insert(source, 200, b"\x06" + source.round_id)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.NOT_CHECKED) == {"A5", "D1", "D4", "E"}
+
+
+async def test_audit_undecodable_transaction_is_not_checked() -> None:
+    source = threshold_round()
+    insert(source, 200, b"\x03\x0a\x20" + source.round_id + b"\x0b")
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.NOT_CHECKED) >= ALL_BLOCKS
+
+
+async def test_audit_unknown_proof_length_is_not_checked() -> None:
+    source = threshold_round()
+    height, at, raw = source.find(0x04)[0]
+    message = RevealMessage.from_tx(raw)
+    source.replace_tx(height, at, replace(message, proof=message.proof + b"\0").to_tx())
+    result = await audit(source)
+    assert of_verdict(result, Verdict.NOT_CHECKED) == {"A3", "E"}
+    assert "4001 bytes" in why(result, "A3")
+
+
+async def test_audit_running_round_has_no_result_yet() -> None:
+    source = threshold_round()
+    source.documents["round"]["round"]["status"] = 1
+    source.documents["results"] = {}
+    source.block_list = source.block_list[:100]
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert {"A1", "B1", "C4", "C6"} <= of_verdict(result, Verdict.NOT_CHECKED)
+    assert {"A2", "A3", "A4", "A5", "C1", "C2", "D1", "D2", "D3", "D4"} <= of_verdict(result, Verdict.PASSED)
+
+
+async def test_audit_timed_out_tally_is_no_result_not_a_wrong_one() -> None:
+    source = threshold_round()
+    source.documents["round"]["round"]["tally_timed_out"] = True
+    source.documents["results"] = {}
+    for entry in source.documents["summary"]["proposals"][0]["options"]:
+        entry.pop("total_value", None)
+    drop_tag(source, 0x05)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert {"C3", "C4", "C5", "C6", "C7", "E"} == of_verdict(result, Verdict.NOT_CHECKED)
+
+
+async def test_audit_round_without_reveals_passes() -> None:
+    source = threshold_round()
+    for tag in (0x02, 0x03, 0x04, 0x05, 0x0D):
+        drop_tag(source, tag)
+    for name in ("tally/1", "results", "leaves"):
+        source.documents[name] = {}
+    source.documents["roots"] = {"roots": []}
+    for option in source.documents["summary"]["proposals"][0]["options"]:
+        option.pop("ballot_count", None)
+        option.pop("total_value", None)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.NOT_CHECKED) == {"E"}
+    assert of_verdict(result, Verdict.FAILED) == set()
+
+
+async def test_audit_one_node_is_not_a_comparison() -> None:
+    source = threshold_round()
+    source.documents["heads"] = heads(("a", "A", "S"))
+    result = await audit(source)
+    assert "E" in of_verdict(result, Verdict.NOT_CHECKED)
+    source.documents["heads"]["heads"] = heads(("a", "A", "S"), ("b", "A", "S"))["heads"]
+    for entry in source.documents["heads"]["heads"]:
+        entry["height"] = 286  # its app hash is from before the last block that was read
+    assert "E" in of_verdict(await audit(source), Verdict.NOT_CHECKED)
+
+
+async def test_audit_unknown_round_is_not_found() -> None:
+    source = threshold_round()
+    del source.documents["round"]
+    with pytest.raises(NotFound):
+        await audit(source)
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"round": {}}, {"round": {"vote_round_id": 7}}])
+async def test_audit_malformed_round_is_an_error(answer: object) -> None:
+    source = threshold_round()
+    source.documents["round"] = answer
+    with pytest.raises(AuditError):
+        await audit(source)
+
+
+@pytest.mark.parametrize("name", ["leaves", "roots", "summary", "results", "tally/1", "heads", "partials"])
+@pytest.mark.parametrize(
+    "answer", [[], {"blocks": 1, "roots": 1, "proposals": 1, "results": 1, "heads": 1, "entries": 1, "tally": 1}]
+)
+async def test_audit_malformed_document_is_never_passed(name: str, answer: object) -> None:
+    source = threshold_round()
+    source.documents[name] = answer
+    result = await audit(source)
+    assert result.result.verdict is not Verdict.PASSED
+    assert name.partition("/")[0] in {"heads", "partials"} or len(of_verdict(result, Verdict.NOT_CHECKED)) > 1
+
+
+async def test_audit_key_without_threshold_uses_proofs_of_decryption() -> None:
+    source = single_key_round()
+    source.has_all_blocks = True
+    known = source.documents["round"]["round"]
+    for name in ("feldman_commitments", "dkg_contributions", "threshold"):
+        known.pop(name)
+    secret, key = proofs.elgamal_keygen(b"whole key")
+    known["ea_pk"] = b64encode(key).decode()
+    result = await audit(source)
+    assert secret
+    assert of_verdict(result, Verdict.FAILED) <= {"A1", "A5", "D1", "D4"}
+    assert {"C2", "C3", "C4"} <= of_verdict(result, Verdict.NOT_CHECKED)
+    assert why(result, "C2") == "the round has no key ceremony"
