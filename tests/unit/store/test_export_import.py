@@ -16,7 +16,7 @@ from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.test_chain_data import ChainRound
-from tests.unit.store.conformance.test_operator_actions import fail_share, retry_matching
+from tests.unit.store.conformance.test_operator_actions import retry_matching
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
@@ -40,7 +40,10 @@ async def enqueue_one_of_each(store: SqliteStore) -> None:
     """Share 1 was sent, 2 failed, 3 is being proven, 4 is pending; 5 is of another round."""
     await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND)], NOW)
     await store.set_meta("chain_id", "chain-1")
-    await fail_share(store, 2, note="refused")
+    await enqueue_shares(store, 2)
+    (failed,) = await claim_all_due(store)
+    await store.retry(failed.id, due_ms=int(NOW * 1000), stage="proof", note="timed out")
+    await store.fail(failed.id, stage="proof", note="refused")
     await enqueue_shares(store, 1)
     (queued,) = await claim_all_due(store)
     await store.prepare(queued.id, make_reveal(1))
@@ -69,7 +72,10 @@ async def test_export_contains_each_share_with_its_state(store: SqliteStore, pat
     }
     assert by_number[1].reveal == ExportedReveal(make_reveal(1), 1, 110, 110, "node:80", "ACCEPTED")
     assert (by_number[2].attempts, by_number[2].stage, by_number[2].note) == (1, "proof", "refused")
-    assert [(line.stage, line.spent_attempt) for line in by_number[2].history] == [("proof", True)]
+    assert [(line.stage, line.spent_attempt) for line in by_number[2].history] == [
+        ("proof", True),
+        ("proof", False),
+    ]
     assert by_number[4] == ExportedShare(
         make_posted_share(4, submit_at=int(NOW) + 50).share,
         int(NOW * 1000),
@@ -190,6 +196,7 @@ async def test_imported_shares_continue_in_their_state(
     assert details is not None
     assert [(line.stage, line.note) for line in details.history] == [
         ("accepted", ""),
+        ("proof", "timed out"),
         ("proof", "refused"),
         ("import", "from there"),
     ]
