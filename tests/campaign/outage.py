@@ -34,7 +34,7 @@ from tests.support.tcp_gate import TcpGate, open_gates
 
 BLOCK_SECONDS = 0.3
 PROVERS = 2
-PROOF_SECONDS = 0.1
+PROOF_SECONDS = 0.2
 LEASE_SECONDS = 600
 """Lease in a shared database in seconds of the server's clock, which runs in real time."""
 FULL_PROOFS_PER_SECOND = PROVERS / PROOF_SECONDS
