@@ -30,7 +30,7 @@ from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
 from helper.config import Config
-from helper.core.dispatch_order import BacklogLimits
+from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
 from helper.core.pause import PauseReason, text_of
 from helper.core.roles import ROLES
 from helper.errors import HelperError
@@ -287,7 +287,7 @@ class Service:
             store=self.store,
             proof_times=self.proof_times,
             limits=BacklogLimits(
-                due_shares=settings.backlog_min_shares or self.prover_pool.workers,
+                due_shares=settings.backlog_min_shares or SHARES_PER_PROVER * self.prover_pool.workers,
                 overdue_seconds=settings.backlog_after_seconds,
             ),
             clock=self.clock,

@@ -113,7 +113,7 @@ class HelperSection(Section):
         0,
         ge=0,
         le=10_000,
-        description="A backlog has more due shares than this; 0 means more than concurrent proofs.",
+        description="A backlog has more due shares than this; 0 means 8 for each concurrent proof.",
     )
     sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")
     max_attempts: IntegerField = Field(

@@ -14,6 +14,12 @@ from typing import Final, NamedTuple
 
 OVERDUE_SECONDS: Final = 2.0
 """Default lateness of a round's oldest share, in seconds, from which the round is overdue."""
+SHARES_PER_PROVER: Final = 8
+"""Default number of due shares per prover from which they are a backlog.
+
+Fewer are proven within seconds. By due time none of them waits longer than that; in another order one could be
+overtaken until the delay has passed, for example after a node has stopped responding.
+"""
 RESERVE_SECONDS: Final = 30.0
 """Seconds of slack below which a round is at risk. A share that fails later than this before the end is not retried."""
 RESERVE_FRACTION: Final = 0.1
@@ -39,7 +45,7 @@ class BacklogLimits:
     """Limits from which due shares are a backlog.
 
     Attributes:
-        due_shares: there are more due shares than this; normally the number of provers.
+        due_shares: there are more due shares than this.
         overdue_seconds: the oldest of them is later than this.
     """
 
