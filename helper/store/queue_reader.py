@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 from helper.core.share import ShareState
@@ -40,6 +41,14 @@ class RowReader(Protocol):
         """
         ...
 
+    async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
+        """Return the rows of all these named queries, one after the other, as of one moment.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+        ...
+
 
 class QueueReader:
     """Queries for operators. Results contain no witness field, position or nullifier.
@@ -62,7 +71,7 @@ class QueueReader:
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         """Return the first `limit` live shares that match, by due time."""
-        return await list_shares(self._operator_reader.fetch, query, limit)
+        return await list_shares(self._operator_reader.fetch, self._operator_reader.fetch_snapshot, query, limit)
 
     async def get_share_details(self, share_ref: str) -> ShareDetails | None:
         """Return details and history of the share whose reference starts with `share_ref` (at least 6 hex characters).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
@@ -13,6 +13,8 @@ from helper.store.transaction import Params
 
 Fetch = Callable[[str, Params], Awaitable[list[Row]]]
 """Runs a named query and returns all its rows."""
+FetchSnapshot = Callable[[Sequence[tuple[str, Params]]], Awaitable[list[Row]]]
+"""Runs several named queries on one snapshot of the database and returns the rows of all."""
 
 UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
 _NO_LIMIT_MS: Final = 2**62
@@ -42,27 +44,33 @@ class ListedShare(NamedTuple):
     vote_end_time: int | None = None
 
 
-async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[QueueEntry]:
-    """Return the first shares that match, by due time. Includes unreadable shares, which do not hide others."""
+async def list_shares(fetch: Fetch, fetch_snapshot: FetchSnapshot, query: QueueFilter, limit: int) -> list[QueueEntry]:
+    """Return the first shares that match, by due time. Includes unreadable shares, which do not hide others.
+
+    The states are read from one snapshot: otherwise a share that changes its state between two queries is not listed.
+    """
     states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
     try:
-        rows = await _fetch_matching(fetch, query, states, limit)
+        queries = await _matching_queries(fetch, query, states, limit)
+        rows = [ListedShare(*row) for row in await fetch_snapshot(queries)]
     except StoreCorrupt:
         rows = [row for row in await _read_individually(fetch, query, states) if _matches(row, query, states)]
     entries = [to_queue_entry(row) for row in rows]
     return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
 
 
-async def _fetch_matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[ListedShare]:
-    """Return the rows that match, at most `limit` pending ones per round and at most `limit` of each other state."""
+async def _matching_queries(
+    fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int
+) -> list[tuple[str, Params]]:
+    """Return queries for the matches: at most `limit` pending ones per round and at most `limit` per other state."""
     params: dict[str, Column] = {**to_query_params(query), "limit": limit}
-    rows: list[Row] = []
+    queries: list[tuple[str, Params]] = []
     if ShareState.RECEIVED in states:
         for round_id in await _list_round_ids(fetch, query):
-            rows += await fetch("list_waiting", {**params, "round_id": round_id})
+            queries.append(("list_waiting", {**params, "round_id": round_id}))
     for state in sorted(states - {ShareState.RECEIVED}):
-        rows += await fetch("list_in_progress", {**params, "round_id": query.round_id, "state": state.value})
-    return [ListedShare(*row) for row in rows]
+        queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
+    return queries
 
 
 def to_query_params(query: QueueFilter) -> dict[str, Column]:

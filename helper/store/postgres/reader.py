@@ -1,4 +1,4 @@
-"""Read-only connection pool. Each query sees the latest committed state."""
+"""Read-only connection pool. Each query, or snapshot of several queries, sees the latest committed state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -22,6 +22,9 @@ from helper.store.transaction import Params
 
 CONNECTIONS: Final = 4
 """Read-only connections of one host, shared by operator queries and wallet requests."""
+
+_BEGIN_SNAPSHOT: Final = b"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+"""First statement of a transaction whose statements all see the same committed state."""
 
 # The pool's own messages repeat errors that are already reported as StoreError.
 logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
@@ -72,18 +75,35 @@ class PostgresReader:
         rows = await self.run(postgres_statements()[name], self._encryption.encrypt_params(name, params))
         return self._encryption.decrypt_rows(name, rows)
 
+    async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
+        """Return the rows of all these named queries, one after the other, as of one moment.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+        encrypt, decrypt = self._encryption.encrypt_params, self._encryption.decrypt_rows
+        results = await self._run_all(
+            [(_BEGIN_SNAPSHOT, None)]
+            + [(postgres_statements()[name], encrypt(name, params)) for name, params in queries]
+        )
+        return [row for (name, _), rows in zip(queries, results[1:], strict=True) for row in decrypt(name, rows)]
+
     async def run(self, sql: bytes, params: Any = None) -> list[Row]:
         """Return all rows of a statement that changes nothing. A lost connection is replaced once."""
+        return (await self._run_all([(sql, params)]))[0]
+
+    async def _run_all(self, statements: Sequence[tuple[bytes, Any]]) -> list[list[Row]]:
+        """Return the rows of each statement; several statements run in one transaction."""
         if self._pool is None:
             raise StoreError("the database is not open", advice="Start the helper again.")
         try:
             with _restore_cancellation():
                 try:
-                    return await _run(self._pool, sql, params)
+                    return await _run_all(self._pool, statements)
                 except psycopg.Error as error:
                     if not is_connection_lost(error):
                         raise
-                    return await _run(self._pool, sql, params)
+                    return await _run_all(self._pool, statements)
         except (psycopg.Error, PoolTimeout) as error:
             raise translate(error) from error
 
@@ -105,7 +125,12 @@ def _restore_cancellation() -> Iterator[None]:
             raise asyncio.CancelledError
 
 
-async def _run(pool: AsyncConnectionPool[psycopg.AsyncConnection[Row]], sql: bytes, params: Any) -> list[Row]:
-    async with pool.connection() as conn:
-        cursor = await conn.execute(sql, params)
-        return [] if cursor.description is None else await cursor.fetchall()
+async def _run_all(
+    pool: AsyncConnectionPool[psycopg.AsyncConnection[Row]], statements: Sequence[tuple[bytes, Any]]
+) -> list[list[Row]]:
+    async with pool.connection() as conn, conn.transaction() if len(statements) > 1 else contextlib.nullcontext():
+        results: list[list[Row]] = []
+        for sql, params in statements:
+            cursor = await conn.execute(sql, params)
+            results.append([] if cursor.description is None else await cursor.fetchall())
+        return results

@@ -1,20 +1,20 @@
 """Read-only connections to the database file.
 
-Each query is one statement, and all its rows are fetched immediately. No read transaction stays open, so the WAL can
-be truncated.
+All rows of a query are fetched immediately. No read transaction stays open, so the WAL can be truncated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import aiosqlite
+import anyio
 
 from helper.errors import StoreError
 from helper.store.meta import refuse_marked
@@ -36,6 +36,7 @@ class SqliteReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._conn: aiosqlite.Connection | None = None
+        self._snapshot_lock = asyncio.Lock()
 
     async def open(self) -> None:
         """Connect.
@@ -68,6 +69,20 @@ class SqliteReader:
             StoreError: the file cannot be read.
         """
         return await self.run(sqlite_statements()[name], params)
+
+    async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
+        """Return the rows of all these named queries, one after the other, as of one moment.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        async with self._snapshot_lock:
+            await self.run("BEGIN")
+            try:
+                return [row for name, params in queries for row in await self.fetch(name, params)]
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self.run("ROLLBACK")
 
     async def run(self, sql: str, params: Params = ()) -> list[Row]:
         """Return all rows of a read-only statement."""

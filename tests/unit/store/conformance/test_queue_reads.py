@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from helper.core.share import ShareState
 from helper.store.models import DueBucket, DueForecast, QueueFilter, RetryGroup, RevealFacts
 from helper.store.store import Store
@@ -87,6 +89,23 @@ async def test_queue_reads_after_confirmation_show_only_a_count(store: Store) ->
     assert await store.list_shares(QueueFilter(), 5) == []
     assert await store.list_shares(QueueFilter(state=ShareState.SUBMITTED), 5) == []
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
+
+
+async def test_list_shares_includes_shares_that_change_state_meanwhile(store: Store) -> None:
+    await enqueue_shares(store, *range(9))
+
+    async def claim_and_release() -> None:
+        while True:
+            for queued in await claim_all_due(store):
+                await store.release_claim(queued.id)
+
+    changing = asyncio.create_task(claim_and_release())
+    try:
+        lengths = [len(await store.list_shares(QueueFilter(), 99)) for _ in range(200)]
+    finally:
+        changing.cancel()
+        await asyncio.wait([changing])
+    assert set(lengths) == {9}
 
 
 async def test_list_shares_is_ordered_by_due_time_and_filtered(store: Store) -> None:
