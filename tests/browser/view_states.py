@@ -45,6 +45,8 @@ async def reviewed(browser_tab: BrowserTab) -> None:
     await browser_tab.press_button("Connect Keplr")
     await browser_tab.wait_for_text("Connected as")
     await browser_tab.press_button("Show the text")
+    # The text's heading receives the focus after it is painted.
+    await browser_tab.page.locator(":focus", has_text="This exact text is signed").wait_for()
     await browser_tab.page.get_by_role("group", name="text to sign").wait_for()
 
 
