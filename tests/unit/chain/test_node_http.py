@@ -93,7 +93,7 @@ class DelayedNode(httpx.AsyncBaseTransport):
 async def read_fast_responses(client: ChainClient, node: DelayedNode) -> None:
     """Read as many responses as the limit is derived from."""
     node.head_delay = node.body_delay = 0.0
-    for _ in range(response_times.MIN_ANSWERS):
+    for _ in range(response_times.MIN_RESPONSES):
         await client.is_syncing()
 
 
@@ -133,10 +133,10 @@ async def test_recent_times_of_one_kind_do_not_limit_another(monkeypatch: pytest
 
 async def test_wait_for_response_to_send_follows_recent_sends() -> None:
     client = ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(503)))
-    for _ in range(response_times.MIN_ANSWERS):
-        assert client.answer_wait == node_http.ANSWER_WAIT_SECONDS == 3
+    for _ in range(response_times.MIN_RESPONSES):
+        assert client.response_wait == node_http.RESPONSE_WAIT_SECONDS == 3
         await client.broadcast(MESSAGE)
-    assert client.answer_wait == response_times.MIN_LIMIT_SECONDS == 1
+    assert client.response_wait == response_times.MIN_LIMIT_SECONDS == 1
 
 
 async def test_send_is_not_limited_by_the_timeout_of_reads() -> None:

@@ -355,7 +355,7 @@ async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.
     network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_ANSWERS):
+    for _ in range(response_times.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with anyio.fail_after(10):
@@ -370,7 +370,7 @@ async def test_only_node_is_not_limited_by_its_recent_times(monkeypatch: pytest.
     network = FakeNetwork(a=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_ANSWERS):
+    for _ in range(response_times.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with pytest.raises(TimeoutError), anyio.fail_after(0.1):
