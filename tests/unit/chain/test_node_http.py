@@ -272,8 +272,8 @@ async def get_body(http: NodeHttp) -> None:
 
 
 async def stream_body(http: NodeHttp) -> None:
-    async with http.stream("GET", "/rounds") as answer:
-        async for _ in answer.iter_chunks():
+    async with http.stream("GET", "/rounds") as response:
+        async for _ in response.iter_chunks():
             pass
 
 
@@ -317,8 +317,8 @@ async def test_node_http_sends_credentials_and_no_cookies() -> None:
         await http.get("/status")
     await http.get("/status", {"height": "7"})
     await http.post("/reveal", {"a": 1})
-    async with http.stream("GET", "/rounds?x=%2F") as answer:
-        assert answer.status == 200
+    async with http.stream("GET", "/rounds?x=%2F") as response:
+        assert response.status == 200
     requests_sent = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
     assert requests_sent == [
         ("GET", "http://node/base/status"),
@@ -340,8 +340,8 @@ async def test_node_http_without_credentials_sends_none() -> None:
         requests.append(request)
         return httpx.Response(302, headers={"location": "http://elsewhere/"})
 
-    answer = await NodeHttp("http://node", transport=httpx.MockTransport(handle)).get("/status")
-    assert (answer.status, len(requests)) == (302, 1)
+    response = await NodeHttp("http://node", transport=httpx.MockTransport(handle)).get("/status")
+    assert (response.status, len(requests)) == (302, 1)
     assert "authorization" not in requests[0].headers
 
 
