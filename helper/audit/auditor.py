@@ -43,7 +43,7 @@ class Progress:
 
     Attributes:
         height: the last block that was read.
-        reveals: number of reveals whose proofs were looked at.
+        reveals: number of reveals whose proofs were checked.
         expected: number of reveals that the chain reports; 0 if it does not.
     """
 

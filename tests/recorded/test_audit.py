@@ -194,7 +194,7 @@ async def test_audit_finds_altered_bit(name: str) -> None:
         change(source, random.Random(f"{name} {seed}"))
         result = await audit(source)
         failed = of_verdict(result, Verdict.FAILED)
-        # A sum or a leaf that is not on the curve or not canonical cannot be looked at, which is not "passed" either.
+        # A sum or a leaf that is not on the curve or not canonical cannot be checked, which is not "passed" either.
         open_checks = failed | of_verdict(result, Verdict.NOT_CHECKED)
         assert expected <= open_checks, f"seed {seed}"
         assert expected & failed, f"seed {seed}"
