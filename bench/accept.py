@@ -122,14 +122,14 @@ async def measure(votes: int, seconds: int) -> dict[str, float]:
             await helper.wait_for_leaf(round_id, max(position for _, position in cast))
             async with run_baseline() as url:
                 before = await run_load(url, posted, CONNECTIONS, seconds)
-                ours = await run_load(helper.url, posted, CONNECTIONS, seconds)
+                measured = await run_load(helper.url, posted, CONNECTIONS, seconds)
                 after = await run_load(url, posted, CONNECTIONS, seconds)
             single = await run_load(helper.url, alone, 1, seconds)
     baseline = (before["per_second"] + after["per_second"]) / 2
     return {
-        **ours,
+        **measured,
         "bare_per_second": baseline,
-        "ratio": ours["per_second"] / baseline,
+        "ratio": measured["per_second"] / baseline,
         **{f"one_{name}": value for name, value in single.items()},
     }
 

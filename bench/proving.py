@@ -36,13 +36,13 @@ def run_worker(circuit: str, count: int) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.perf_counter()
-    proof_cpu, verify_seconds, made = [], [], []
+    proof_cpu, verify_seconds, generated = [], [], []
     for _ in range(count):
         cpu = time.process_time()
-        made.append(proofs.prove(circuit, **witness).proof)
+        generated.append(proofs.prove(circuit, **witness).proof)
         proof_cpu.append(time.process_time() - cpu)
     ended = time.perf_counter()
-    for proof in made:
+    for proof in generated:
         started_at = time.perf_counter()
         verified = proofs.verify(circuit, proof, statement)
         verify_seconds.append(time.perf_counter() - started_at)

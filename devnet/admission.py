@@ -146,11 +146,11 @@ class Admission:
         first: dict[tuple[bytes, bytes], MempoolEntry] = {}
         for entry in self.mempool:
             key = (entry.reveal.round_id, entry.reveal.nullifier)
-            taken, dropped = entry.transactions[:1], entry.transactions[1:]
+            admitted, dropped = entry.transactions[:1], entry.transactions[1:]
             if key in first:
                 dropped = entry.transactions
             else:
-                first[key] = MempoolEntry(taken, entry.reveal)
+                first[key] = MempoolEntry(admitted, entry.reveal)
             self._evict(dropped)
         return list(first.values())
 

@@ -215,17 +215,17 @@ class Chain:
             totals: the decrypted totals of the rounds whose tally is due.
         """
         height = self.height + 1
-        found: list[bytes] = []
+        transactions: list[bytes] = []
         for round_ in self.rounds.values():
             if round_.ceremony is None:
                 continue
             if height == round_.created_at_height + 1:
-                found += round_.contribution_transactions()
+                transactions += round_.contribution_transactions()
             if round_.status == TALLYING and height == round_.status_history[-1][0] + 1:
-                found += round_.partial_transactions()
+                transactions += round_.partial_transactions()
             if _is_tally_due(round_, height):
-                found += round_.tally_transactions(totals[round_.round_id])
-        return found
+                transactions += round_.tally_transactions(totals[round_.round_id])
+        return transactions
 
     def _execute_ceremony(self, message: txs.CeremonyMessage) -> Event:
         """Apply a message of a key ceremony or a tally. Only the proposer makes them, so they are not checked."""

@@ -48,8 +48,8 @@ def _flip(text: str) -> str:
 def _change_txs(tag: int, change: Callable[[str], list[str]]) -> Callable[[dict[str, Any]], None]:
     """Replace each transaction with a tag in a block by others."""
 
-    def apply(answer: dict[str, Any]) -> None:
-        for block in (answer["block"], answer["sdk_block"]):
+    def apply(response: dict[str, Any]) -> None:
+        for block in (response["block"], response["sdk_block"]):
             txs: list[str] = []
             for raw in block["data"]["txs"]:
                 txs += change(raw) if base64.b64decode(raw)[0] == tag else [raw]
@@ -61,8 +61,8 @@ def _change_txs(tag: int, change: Callable[[str], list[str]]) -> Callable[[dict[
 def _move_time(tag: int, by: timedelta) -> Callable[[dict[str, Any]], None]:
     """Change the time of the blocks that contain a transaction with a tag."""
 
-    def apply(answer: dict[str, Any]) -> None:
-        for block in (answer["block"], answer["sdk_block"]):
+    def apply(response: dict[str, Any]) -> None:
+        for block in (response["block"], response["sdk_block"]):
             if any(base64.b64decode(raw)[0] == tag for raw in block["data"]["txs"]):
                 header = block["header"]
                 header["time"] = (datetime.fromisoformat(header["time"]) + by).isoformat().replace("+00:00", "Z")
@@ -84,60 +84,60 @@ def _alter_partial(raw: str) -> list[str]:
     return [base64.b64encode(tx).decode()]
 
 
-def _alter_sum(answer: dict[str, Any]) -> None:
+def _alter_sum(response: dict[str, Any]) -> None:
     """Exchange the halves of each sum."""
-    for option, text in answer.get("tally", {}).items():
+    for option, text in response.get("tally", {}).items():
         raw = base64.b64decode(text)
-        answer["tally"][option] = base64.b64encode(raw[32:] + raw[:32]).decode()
+        response["tally"][option] = base64.b64encode(raw[32:] + raw[:32]).decode()
 
 
-def _move_sum(answer: dict[str, Any]) -> None:
+def _move_sum(response: dict[str, Any]) -> None:
     """Show each sum for another option."""
-    answer["tally"] = {str(int(option) ^ 1): text for option, text in answer.get("tally", {}).items()}
+    response["tally"] = {str(int(option) ^ 1): text for option, text in response.get("tally", {}).items()}
 
 
-def _replace_key(answer: dict[str, Any]) -> None:
-    answer["round"]["ea_pk"] = answer["round"]["feldman_commitments"][-1]
+def _replace_key(response: dict[str, Any]) -> None:
+    response["round"]["ea_pk"] = response["round"]["feldman_commitments"][-1]
 
 
-def _alter_commitment(answer: dict[str, Any]) -> None:
-    commitments = answer["round"]["feldman_commitments"]
+def _alter_commitment(response: dict[str, Any]) -> None:
+    commitments = response["round"]["feldman_commitments"]
     commitments[-1] = commitments[0]
 
 
 def _change_totals(change: Callable[[int], int]) -> Callable[[dict[str, Any]], None]:
-    def apply(answer: dict[str, Any]) -> None:
-        for result in answer.get("results", []):
+    def apply(response: dict[str, Any]) -> None:
+        for result in response.get("results", []):
             result["total_value"] = change(result.get("total_value", 0))
 
     return apply
 
 
-def _alter_summary(answer: dict[str, Any]) -> None:
-    for proposal in answer["proposals"]:
+def _alter_summary(response: dict[str, Any]) -> None:
+    for proposal in response["proposals"]:
         for option in proposal["options"]:
             if "total_value" in option:
                 option["total_value"] += 1
 
 
-def _add_leaf(answer: dict[str, Any]) -> None:
+def _add_leaf(response: dict[str, Any]) -> None:
     """Append a leaf to the last block of the page."""
-    if answer.get("blocks"):
-        leaves = answer["blocks"][-1]["leaves"]
+    if response.get("blocks"):
+        leaves = response["blocks"][-1]["leaves"]
         leaves.append(leaves[0])
 
 
-def _alter_root(answer: dict[str, Any]) -> None:
-    if "root" in answer["tree"]:
-        answer["tree"]["root"] = _flip(answer["tree"]["root"])
+def _alter_root(response: dict[str, Any]) -> None:
+    if "root" in response["tree"]:
+        response["tree"]["root"] = _flip(response["tree"]["root"])
 
 
-def _alter_round(answer: dict[str, Any]) -> None:
-    answer["round"]["nc_root"] = _flip(answer["round"]["nc_root"])
+def _alter_round(response: dict[str, Any]) -> None:
+    response["round"]["nc_root"] = _flip(response["round"]["nc_root"])
 
 
-def _alter_state(answer: dict[str, Any]) -> None:
-    for block in (answer["block"], answer["sdk_block"]):
+def _alter_state(response: dict[str, Any]) -> None:
+    for block in (response["block"], response["sdk_block"]):
         block["header"]["app_hash"] = _flip(block["header"]["app_hash"])
 
 
@@ -170,6 +170,6 @@ def distort(fraud: Fraud, route: str, body: bytes) -> bytes:
     changed_route, change = _CHANGES[fraud]
     if route != changed_route:
         return body
-    answer = json.loads(body)
-    change(answer)
-    return dumps(answer)
+    response = json.loads(body)
+    change(response)
+    return dumps(response)

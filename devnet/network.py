@@ -128,8 +128,8 @@ class DevNet:
 
     def height_before(self, seconds: float) -> int:
         """The chain's height this many seconds ago (at least 1)."""
-        then = self.producer.now_ns() - int(seconds * 1e9)
-        return max(1, bisect_right(self.chain.blocks, then, key=lambda block: block.time_ns))
+        time_ns = self.producer.now_ns() - int(seconds * 1e9)
+        return max(1, bisect_right(self.chain.blocks, time_ns, key=lambda block: block.time_ns))
 
     def set_validator(self, record: dict[str, Any]) -> None:
         """Add or replace a validator in staking."""

@@ -91,9 +91,9 @@ class Cluster:
         """
         if not self.data_directory.exists():
             make = ["--auth=trust", f"--username={self._owner}", "--encoding=UTF8", "--no-locale", "--no-sync"]
-            made = self.run("initdb", *make, "--pgdata", str(self.data_directory))
-            if made.returncode != 0:
-                raise ClusterError(f"initdb failed:\n{made.stderr.decode(errors='replace').strip()}")
+            initdb = self.run("initdb", *make, "--pgdata", str(self.data_directory))
+            if initdb.returncode != 0:
+                raise ClusterError(f"initdb failed:\n{initdb.stderr.decode(errors='replace').strip()}")
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - an installed program
                 [

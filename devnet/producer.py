@@ -46,8 +46,8 @@ class BlockProducer:
             block = self.chain.apply_block(at, transactions, totals)
             self.journal.append(block.height, at, transactions, totals)
             self.admission.recheck_mempool(block)
-        made, self._block_produced = self._block_produced, asyncio.Event()
-        made.set()
+        event, self._block_produced = self._block_produced, asyncio.Event()
+        event.set()
         return block
 
     async def run(self, block_seconds: float) -> None:

@@ -134,13 +134,13 @@ async def get_leaves(request: Request) -> Response:
     if not blocks or round_view is None:
         return json_response({})
     shown: list[dict[str, Any]] = []
-    taken, cursor = 0, 0
+    leaf_count, cursor = 0, 0
     for block in blocks:
-        if devnet.page_leaves and taken and taken + block.count > devnet.page_leaves:
+        if devnet.page_leaves and leaf_count and leaf_count + block.count > devnet.page_leaves:
             cursor = block.height
             break
         shown.append(_leaf_block_json(round_view[0], block, b64(view.served_root(block)) if devnet.page_leaves else ""))
-        taken += block.count
+        leaf_count += block.count
     return json_response(omit_zero({"blocks": shown, "next_from_height": cursor}))
 
 

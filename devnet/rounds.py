@@ -173,14 +173,14 @@ class Round:
         if self.ceremony is None or not self.option_tallies:
             return []
         sums = sorted((option, ballot.compute_sum()) for option, ballot in self.option_tallies.items())
-        found = []
+        transactions = []
         for index in self.ceremony.decrypting:
             share = self.ceremony.share_of(index)
             entries = tuple(
                 txs.encode_entry(*option, *proofs.decrypt_partially(share, total)) for option, total in sums
             )
-            found.append(txs.encode(txs.PartialDecryption(self.round_id, address(index), index, entries)))
-        return found
+            transactions.append(txs.encode(txs.PartialDecryption(self.round_id, address(index), index, entries)))
+        return transactions
 
     def tally_transactions(self, totals: dict[tuple[int, int], int]) -> list[bytes]:
         """The transaction with the totals; none without reveals."""
@@ -266,16 +266,16 @@ class Round:
 
     def _placeholder(self, name: str) -> str:
         """A 32-byte placeholder: as given at creation, else derived from the round id."""
-        given = self.public_fields.get(name)
-        return str(given) if given else b64(hashlib.sha256(name.encode() + self.round_id).digest())
+        field = self.public_fields.get(name)
+        return str(field) if field else b64(hashlib.sha256(name.encode() + self.round_id).digest())
 
     def _ceremony_log(self, pending: bool) -> list[str]:
         """The log of the key ceremony."""
-        made, active = self.created_at_height, self.active_height
-        log = [f"[height={made}] round created with 1 ceremony validators"]
+        created, active = self.created_at_height, self.active_height
+        log = [f"[height={created}] round created with 1 ceremony validators"]
         if not pending:
             key = self.ea_pk[:8].hex()
-            log.append(f"[height={min(made + 1, active)}] DKG complete (1/1 contributions), ea_pk={key}")
+            log.append(f"[height={min(created + 1, active)}] DKG complete (1/1 contributions), ea_pk={key}")
             log.append(f"[height={active}] ack from {VALIDATOR_ADDRESS} (1/1 acked)")
             log.append(f"[height={active}] ceremony confirmed (1/1 acked), round ACTIVE")
         return log

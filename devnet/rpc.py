@@ -89,11 +89,11 @@ async def get_abci_query(request: Request) -> Response:
 
 def _find_partial(view: NodeView, key: bytes) -> bytes | None:
     """The partial decryption with a key of the vote store."""
-    found = view.round(key[1:33]) if len(key) == 45 and key[0] == 0x12 else None
-    if found is None:
+    round_view = view.round(key[1:33]) if len(key) == 45 and key[0] == 0x12 else None
+    if round_view is None:
         return None
     index, proposal, decision = (int.from_bytes(key[at : at + 4], "big") for at in (33, 37, 41))
-    for entry in found[0].partials.get(index, ()):
+    for entry in round_view[0].partials.get(index, ()):
         values = decode_entry(entry)
         if (values.get(1, 0), values.get(2, 0)) == (proposal, decision):
             return entry

@@ -142,11 +142,11 @@ class Gates:
 
     def store_fault(self) -> PauseReason | None:
         """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
-        trouble = self._store.write_error
-        if trouble is None:
+        reason = self._store.write_error
+        if reason is None:
             return None
-        if trouble in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
-            return PauseCause.DATABASE_MOVED.reason(trouble)
+        if reason in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
+            return PauseCause.DATABASE_MOVED.reason(reason)
         return PauseCause.QUEUE_UNWRITABLE.reason()
 
     def _clock_fault(self) -> PauseReason | None:

@@ -43,7 +43,7 @@ class Progress:
 
     Attributes:
         height: the last block that was read.
-        reveals: number of reveals whose proofs were looked at.
+        reveals: number of reveals whose proofs were checked.
         expected: number of reveals that the chain reports; 0 if it does not.
     """
 
@@ -130,7 +130,7 @@ class _Auditor:
         if facts.timed_out:
             self._mark_missing(_NEEDS_RESULT, "the tally timed out, so the round has no result")
         results = await self._load(
-            sources.RESULTS, lambda answer: docs.parse_results(answer, self._round_id), _NEEDS_RESULT
+            sources.RESULTS, lambda document: docs.parse_results(document, self._round_id), _NEEDS_RESULT
         )
         summary = await self._load(sources.SUMMARY, docs.parse_summary, ("A1", "C6"))
         tree = await self._load_tree()

@@ -1,4 +1,4 @@
-"""Parses the published answers about a round: the round, its tree, sums, results and partial decryptions."""
+"""Parses the published documents about a round: the round, its tree, sums, results and partial decryptions."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class RoundFacts:
     timed_out: bool
 
 
-def parse_round_facts(answer: object) -> RoundFacts:
+def parse_round_facts(document: object) -> RoundFacts:
     """Parse `GET round/{id}`. Raises `InvalidResponse`."""
-    fields = Fields(answer, "response").child("round")
+    fields = Fields(document, "response").child("round")
     proposals = fields.children("proposals")
     validators = fields.children("ceremony_validators")
     return RoundFacts(
@@ -108,9 +108,9 @@ def _points(fields: Fields, name: str) -> tuple[bytes, ...]:
     return tuple(fields.decode(f"{name}[{i}]", value, None) for i, value in enumerate(fields.items(name)))
 
 
-def parse_sums(answer: object, proposal_id: int) -> dict[Option, bytes]:
+def parse_sums(document: object, proposal_id: int) -> dict[Option, bytes]:
     """Parse `GET tally/{id}/{proposal}`: the sum of each option with reveals. Raises `InvalidResponse`."""
-    fields = Fields(answer, "response")
+    fields = Fields(document, "response")
     if not fields.has("tally"):
         return {}
     tally = fields.child("tally")
@@ -122,10 +122,10 @@ def parse_sums(answer: object, proposal_id: int) -> dict[Option, bytes]:
     return sums
 
 
-def parse_results(answer: object, round_id: bytes) -> dict[Option, int]:
+def parse_results(document: object, round_id: bytes) -> dict[Option, int]:
     """Parse `GET tally-results/{id}`: the total of each option. Raises `InvalidResponse`."""
     results: dict[Option, int] = {}
-    for entry in Fields(answer, "response").children("results"):
+    for entry in Fields(document, "response").children("results"):
         option = (entry.uint("proposal_id", maximum=2**32), entry.uint("vote_decision", maximum=2**32))
         if entry.base64_bytes("vote_round_id", 32) != round_id or option in results:
             raise entry.invalid_field("vote_round_id", "of another round, or listed twice")
@@ -141,21 +141,21 @@ class OptionSummary:
     total: int
 
 
-def parse_summary(answer: object) -> dict[Option, OptionSummary]:
+def parse_summary(document: object) -> dict[Option, OptionSummary]:
     """Parse `GET vote-summary/{id}`. Raises `InvalidResponse`."""
     return {
         (proposal.uint("id", maximum=2**32), option.uint("index", maximum=2**32)): OptionSummary(
             option.uint("ballot_count"), option.uint("total_value")
         )
-        for proposal in Fields(answer, "response").children("proposals")
+        for proposal in Fields(document, "response").children("proposals")
         for option in proposal.children("options")
     }
 
 
-def parse_partials(answer: object) -> dict[int, list[PartialEntry]]:
+def parse_partials(document: object) -> dict[int, list[PartialEntry]]:
     """Parse `GET partial-decryptions/{id}`: the entries of each validator index. Raises `InvalidResponse`."""
     partials: dict[int, list[PartialEntry]] = {}
-    for entry in Fields(answer, "response").children("entries"):
+    for entry in Fields(document, "response").children("entries"):
         partials.setdefault(entry.uint("validator_index", maximum=2**32), []).append(
             PartialEntry(
                 entry.uint("proposal_id", maximum=2**32),
@@ -167,16 +167,16 @@ def parse_partials(answer: object) -> dict[int, list[PartialEntry]]:
     return partials
 
 
-def parse_leaf_blocks(answer: object) -> list[LeafBlock]:
+def parse_leaf_blocks(document: object) -> list[LeafBlock]:
     """Parse all pages of leaves, joined. Raises `InvalidResponse`."""
-    return parse_leaves(answer).blocks
+    return parse_leaves(document).blocks
 
 
-def parse_roots(answer: object) -> dict[int, bytes]:
+def parse_roots(document: object) -> dict[int, bytes]:
     """Parse the roots by height. Raises `InvalidResponse`."""
     return {
         entry.uint("height", maximum=2**62): entry.base64_bytes("root", 32)
-        for entry in Fields(answer, "response").children("roots")
+        for entry in Fields(document, "response").children("roots")
     }
 
 
@@ -190,7 +190,7 @@ class NodeHead:
     app_hash: str
 
 
-def parse_heads(answer: object) -> list[NodeHead]:
+def parse_heads(document: object) -> list[NodeHead]:
     """Parse the heads that nodes reported. Raises `InvalidResponse`."""
     return [
         NodeHead(
@@ -199,5 +199,5 @@ def parse_heads(answer: object) -> list[NodeHead]:
             entry.text("block_id"),
             entry.text("app_hash"),
         )
-        for entry in Fields(answer, "response").children("heads")
+        for entry in Fields(document, "response").children("heads")
     ]

@@ -1,6 +1,6 @@
 """Evidence file of an audit: a zip of all data that was read, to repeat the audit without a node.
 
-Members: `blocks.jsonl` (one block per line with the round's transactions), `documents.json` (answers by name) and
+Members: `blocks.jsonl` (one block per line with the round's transactions), `documents.json` (documents by name) and
 `manifest.json` (format, round, missing data, SHA-256 of the other members). All of it is public on the chain.
 """
 
@@ -70,12 +70,12 @@ class RecordingSource:
     async def document(self, name: str) -> object:
         """Return a document of the source."""
         try:
-            answer = await self._source.document(name)
+            document = await self._source.document(name)
         except DataMissing as error:
             self._missing[name] = str(error)
             raise
-        self._documents[name] = answer
-        return answer
+        self._documents[name] = document
+        return document
 
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
         """Iterate over the blocks of the source."""

@@ -80,12 +80,12 @@ class NodeSource:
         }
         proposal = name.removeprefix(sources.tally_document(0)[:-1])
         path = paths.get(name, f"tally/{round_hex}/{proposal}")
-        answer = await self._query(path)
-        if answer is None and name == sources.PARTIALS:
-            answer = await self._read_stored_partials()
-        if answer is None:
+        document = await self._query(path)
+        if document is None and name == sources.PARTIALS:
+            document = await self._read_stored_partials()
+        if document is None:
             raise DataMissing("not served by the node")
-        return answer
+        return document
 
     async def _read_stored_partials(self) -> object | None:
         """The partial decryptions in the store of a node with RPC: chains before v1 do not serve them otherwise."""
@@ -137,10 +137,10 @@ class NodeSource:
 
     async def _read_leaves(self) -> list[LeafBlock]:
         if self._leaves is None:
-            answer = await self._query(f"round/{self._round_id.hex()}")
-            if answer is None:
+            document = await self._query(f"round/{self._round_id.hex()}")
+            if document is None:
                 raise DataMissing("no such round")
-            created = Fields(answer, "response").child("round").uint("created_at_height", maximum=2**62)
+            created = Fields(document, "response").child("round").uint("created_at_height", maximum=2**62)
             last = self._node_pool.newest_height
             self._leaves = await self._call(lambda client: client.leaves(self._round_id, created, last))
         return self._leaves

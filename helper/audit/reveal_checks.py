@@ -33,7 +33,7 @@ class RevealChecks:
     Attributes:
         counts: number of reveals per option.
         sums: sum of the ciphertexts per option, 64 bytes.
-        verified: number of reveals whose proof was looked at.
+        verified: number of reveals whose proof was checked.
     """
 
     def __init__(self, facts: RoundFacts, roots: Mapping[int, bytes] | None, findings: Mapping[str, Findings]) -> None:

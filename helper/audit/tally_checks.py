@@ -96,14 +96,14 @@ def check_contributions(facts: RoundFacts, transactions: Iterable[Contribution],
     listed = {entry.creator: entry.commitments for entry in facts.contributions}
     sent = {entry.creator: entry.commitments for entry in transactions}
     size = ceremony_size(facts)
-    candidates = [found for found in (listed, sent) if len(found) >= size]
+    candidates = [entries for entries in (listed, sent) if len(entries) >= size]
     if not candidates:
         findings.add_missing(
             f"only {max(len(listed), len(sent))} of {size} contributions to the key ceremony are available"
         )
         return
     findings.count = size
-    if not any(_add_up(found.values(), facts.commitments) for found in candidates):
+    if not any(_add_up(entries.values(), facts.commitments) for entries in candidates):
         findings.add_problem("the contributions do not add up to the commitments of the key")
 
 

@@ -48,7 +48,7 @@ class CheckResult:
     Attributes:
         id: a key of `CHECKS`.
         why: the reason unless the check passed; "" if it did.
-        count: number of items that were looked at.
+        count: number of items that were checked.
     """
 
     id: str
@@ -64,10 +64,10 @@ class Findings:
     A problem makes the check fail. Missing data makes it "not checked" unless there is a problem.
 
     Attributes:
-        count: number of items that were looked at.
+        count: number of items that were checked.
         problems: the first problems, which are shown.
         problem_count: number of all problems.
-        missing: reasons why data could not be looked at.
+        missing: reasons why data could not be checked.
     """
 
     count: int = 0
@@ -82,7 +82,7 @@ class Findings:
             self.problems.append(problem)
 
     def add_missing(self, reason: str) -> None:
-        """Record data that could not be looked at."""
+        """Record data that could not be checked."""
         if reason not in self.missing and len(self.missing) < _MAX_SHOWN_REASONS:
             self.missing.append(reason)
 

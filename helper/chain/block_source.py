@@ -57,7 +57,7 @@ class BlockSource:
         """
         last_error: ChainError | None = None
         pruned: list[HeightPrunedError] = []
-        has_answer = is_pending = False
+        has_response = is_pending = False
         copies: list[tuple[Node, BlockResults]] = []
         sources = [(node, node.rpc) for node in self._node_pool.usable_rpc_nodes]
         sources += [(node, None) for node in self._node_pool.usable_nodes]
@@ -73,7 +73,7 @@ class BlockSource:
             except ChainError as error:
                 if self._uses_backoff:
                     self._node_pool.record_error(node, error, rpc=rpc is not None)
-                last_error, has_answer = error, has_answer or not isinstance(error, ChainUnavailable)
+                last_error, has_response = error, has_response or not isinstance(error, ChainUnavailable)
                 continue
             if results is None:
                 is_pending = True
@@ -86,7 +86,7 @@ class BlockSource:
                 return agreed
         if copies:
             return self._check_single_copy(copies, height)
-        return None if is_pending else _raise_reason(height, pruned, last_error, has_answer=has_answer)
+        return None if is_pending else _raise_reason(height, pruned, last_error, has_response=has_response)
 
     async def fetch_leading(
         self, heights: Sequence[int], *, always_try_rest: bool = False
@@ -159,12 +159,12 @@ class BlockSource:
 
 
 def _raise_reason(
-    height: int, pruned: list[HeightPrunedError], last_error: ChainError | None, *, has_answer: bool
+    height: int, pruned: list[HeightPrunedError], last_error: ChainError | None, *, has_response: bool
 ) -> NoReturn:
     """Raise the reason why no node has returned a block, as `BlockSource.fetch` documents."""
     if pruned and last_error is None:
         lowest = [error.lowest_height for error in pruned if error.lowest_height is not None]
         raise HeightPrunedError(f"block {height}: {pruned[-1]}", min(lowest, default=None))
-    if pruned or has_answer:
+    if pruned or has_response:
         raise ChainResponseError(f"block {height}: {last_error}")
     raise ChainUnavailable(f"block {height}: {last_error or 'no chain node is in sync'}")

@@ -65,10 +65,10 @@ class ChainLookups:
                 return None
             return result, await self._fetch_tx_bytes(node, result.height, tx_hash)
 
-        answer = (await self._node_pool.call_until(look_up, is_enough=lambda answer: answer is not None))[-1]
-        if answer is None:
+        included = (await self._node_pool.call_until(look_up, is_enough=lambda included: included is not None))[-1]
+        if included is None:
             return None
-        result, raw = answer
+        result, raw = included
         return IncludedTx(result.height, result.code, result.log, raw)
 
     async def _fetch_tx_bytes(self, node: Node, height: int, tx_hash: bytes) -> bytes | None:

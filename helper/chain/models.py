@@ -155,12 +155,12 @@ class LeafPage:
     next_from_height: int | None
 
 
-def parse_round(answer: object) -> Round:
+def parse_round(response: object) -> Round:
     """Parse `GET round/{id}`."""
-    return _parse_round_fields(Fields(answer, "response").child("round"))
+    return _parse_round_fields(Fields(response, "response").child("round"))
 
 
-def parse_rounds(answer: object) -> RoundList:
+def parse_rounds(response: object) -> RoundList:
     """Parse `GET rounds`.
 
     A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others. A
@@ -169,7 +169,7 @@ def parse_rounds(answer: object) -> RoundList:
     valid: dict[bytes, Round] = {}
     invalid: dict[bytes, str] = {}
     unknown_status: dict[bytes, UnknownStatusRound] = {}
-    for fields in Fields(answer, "response").children("rounds"):
+    for fields in Fields(response, "response").children("rounds"):
         round_id = fields.base64_bytes("vote_round_id", 32)
         if round_id in valid or round_id in invalid or round_id in unknown_status:
             invalid[round_id] = "listed twice"
@@ -218,9 +218,9 @@ def _parse_proposal(fields: Fields) -> Proposal:
     return Proposal(id=fields.uint("id", maximum=2**31), options=options)
 
 
-def parse_tree(answer: object) -> TreeState | None:
+def parse_tree(response: object) -> TreeState | None:
     """Parse `GET commitment-tree/{id}/latest`: the newest root, None while the tree has none."""
-    fields = Fields(answer, "response").child("tree")
+    fields = Fields(response, "response").child("tree")
     if not fields.has("root"):
         return None
     if not fields.has("next_index_at_root"):
@@ -232,9 +232,9 @@ def parse_tree(answer: object) -> TreeState | None:
     )
 
 
-def parse_tree_at(answer: object, height: int) -> TreeState | None:
+def parse_tree_at(response: object, height: int) -> TreeState | None:
     """Parse `GET commitment-tree/{id}/{height}`: the root stored at that height, None if there is none."""
-    fields = Fields(answer, "response").child("tree")
+    fields = Fields(response, "response").child("tree")
     if not fields.has("root"):
         return None
     if fields.uint("height", maximum=2**62) != height:
@@ -242,9 +242,9 @@ def parse_tree_at(answer: object, height: int) -> TreeState | None:
     return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32), height)
 
 
-def parse_leaves(answer: object) -> LeafPage:
+def parse_leaves(response: object) -> LeafPage:
     """Parse `GET commitment-tree/{id}/leaves`: one page."""
-    fields = Fields(answer, "response")
+    fields = Fields(response, "response")
     blocks = [_parse_leaf_block(block) for block in fields.children("blocks")]
     return LeafPage(blocks, fields.uint("next_from_height", maximum=2**62) or None)
 
@@ -258,9 +258,9 @@ def _parse_leaf_block(fields: Fields) -> LeafBlock:
     )
 
 
-def parse_head(answer: object) -> BlockHead:
+def parse_head(response: object) -> BlockHead:
     """Parse the header of `GET blocks/latest` or `blocks/{height}`."""
-    header = Fields(answer, "response").child("block").child("header")
+    header = Fields(response, "response").child("block").child("header")
     return create_head(header.text("chain_id"), header.uint("height", maximum=2**62), header.timestamp("time"))
 
 
@@ -274,38 +274,38 @@ def create_head(chain_id: str, height: int, time: float) -> BlockHead:
     return BlockHead(chain_id, height, time)
 
 
-def parse_block(answer: object) -> Block:
+def parse_block(response: object) -> Block:
     """Parse `GET blocks/{height}`: head and raw transactions."""
-    head = parse_head(answer)
-    data = Fields(answer, "response").child("block").child("data")
+    head = parse_head(response)
+    data = Fields(response, "response").child("block").child("data")
     return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
 
 
-def parse_block_ids(answer: object) -> BlockIds:
+def parse_block_ids(response: object) -> BlockIds:
     """Parse the ids of `GET blocks/{height}`."""
-    fields = Fields(answer, "response")
+    fields = Fields(response, "response")
     block_id = fields.child("block_id").text("hash") if fields.has("block_id") else ""
     return BlockIds(block_id, fields.child("block").child("header").text("app_hash"))
 
 
-def parse_syncing(answer: object) -> bool:
+def parse_syncing(response: object) -> bool:
     """Parse `GET syncing`: whether the node is syncing."""
-    fields = Fields(answer, "response")
+    fields = Fields(response, "response")
     if not fields.has("syncing"):
         raise fields.invalid_field("syncing", "missing")
     return fields.boolean("syncing")
 
 
-def parse_node_info(answer: object) -> NodeInfo:
+def parse_node_info(response: object) -> NodeInfo:
     """Parse `GET node_info`: chain id and build version."""
-    fields = Fields(answer, "response")
+    fields = Fields(response, "response")
     version = fields.child("application_version").text("version") if fields.has("application_version") else ""
     return NodeInfo(fields.child("default_node_info").text("network"), version)
 
 
-def parse_tx(answer: object) -> TxResult:
+def parse_tx(response: object) -> TxResult:
     """Parse `GET tx/{hash}`: code, height and log. The other fields are not reliable and not read."""
-    fields = Fields(answer, "response")
+    fields = Fields(response, "response")
     if not fields.has("height"):
         raise fields.invalid_field("height", "missing")
     return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=2**62), fields.text("log"))

@@ -64,7 +64,7 @@ SEND_TIMEOUT_SECONDS = 75.0
 A node tries three times to reach its consensus engine, 10 s each, and looks the transaction up for 5 s after each try.
 """
 
-ANSWER_WAIT_SECONDS = 3.0
+RESPONSE_WAIT_SECONDS = 3.0
 """Maximum seconds until a send without a response counts as unanswered. Its call continues."""
 
 SLOW_CALL_SECONDS = 1.0
@@ -266,7 +266,7 @@ class NodeHttp:
         self._connections = connections
         # By kind of request; None without limits from recent times.
         self._read_times: dict[str, ResponseTimes] | None = {} if is_adaptive else None
-        self._send_times = ResponseTimes(ANSWER_WAIT_SECONDS)
+        self._send_times = ResponseTimes(RESPONSE_WAIT_SECONDS)
         self._socket_options = [] if receive_buffer is None else [(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)]
         self._in_progress: set[float] = set()  # start of each call, in event loop time
         self._reusable = self._connect(parsed, transport, max_idle=8)
@@ -293,7 +293,7 @@ class NodeHttp:
         return bool(self._in_progress) and anyio.current_time() - min(self._in_progress) > SLOW_CALL_SECONDS
 
     @property
-    def answer_wait(self) -> float:
+    def response_wait(self) -> float:
         """Seconds after which a send without a response counts as unanswered, from the recent times of sends."""
         return self._send_times.limit
 

@@ -153,8 +153,8 @@ class NodePool:
         """
         now = self.clock.monotonic()
         healths = [node.health for node in self.nodes]
-        answering = all(h.error is None and h.head is not None and now >= h.backoff_until for h in healths)
-        return answering and not self.has_usable_node
+        all_respond = all(h.error is None and h.head is not None and now >= h.backoff_until for h in healths)
+        return all_respond and not self.has_usable_node
 
     @property
     def head(self) -> BlockHead | None:
@@ -173,8 +173,8 @@ class NodePool:
         newest = self._newest_node()
         if newest is None or newest.health.head is None or newest.health.head_absent_at < monotonic:
             return False
-        then = self.clock.now() - (self.clock.monotonic() - monotonic)
-        return newest.health.head.time >= then - min(newest.health.offsets)
+        wall_time = self.clock.now() - (self.clock.monotonic() - monotonic)
+        return newest.health.head.time >= wall_time - min(newest.health.offsets)
 
     @property
     def newest_height(self) -> int:
@@ -304,7 +304,7 @@ class NodePool:
         Raises:
             ChainUnavailable: no node responded.
         """
-        answers, reasons = [], []
+        results, reasons = [], []
         for node in sorted(self.usable_nodes, key=lambda e: e.health.head is None or e.health.head.height < min_height):
             if self._create_reason_check()(node.health) is not None:
                 continue  # Another call has put it into backoff since.
@@ -314,12 +314,12 @@ class NodePool:
                 reasons.append(f"{node.name}: {error}")
                 self.record_error(node, error)
             else:
-                answers.append(result)
+                results.append(result)
                 if is_enough(result):
                     node.health.failures = 0
                     break
-        if answers:
-            return answers
+        if results:
+            return results
         if not reasons:
             reasons = [f"{name}: {reason}" for name, reason in self.unusable_reasons().items()]
         raise ChainUnavailable("no chain node responded (" + "; ".join(reasons) + ")")
@@ -332,8 +332,8 @@ class NodePool:
         """
         if isinstance(error, HeightPrunedError):
             return
-        is_answer = isinstance(error, (InvalidResponse, ChainUnavailable)) and not isinstance(error, NoResponse)
-        if not is_answer:
+        has_responded = isinstance(error, (InvalidResponse, ChainUnavailable)) and not isinstance(error, NoResponse)
+        if not has_responded:
             self.start_backoff(node, str(error), rpc=rpc)
             return
         name = node.rpc.name if rpc and node.rpc is not None else node.name
@@ -479,8 +479,8 @@ class NodePool:
 
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
-        ours = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
-        return [health.offsets[-1] for health in ours if health.offsets]
+        same_chain = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
+        return [health.offsets[-1] for health in same_chain if health.offsets]
 
 
 def _strip_digits(reason: str) -> str:

@@ -74,5 +74,5 @@ class ReadOnlyNodePool:
             raise HeightPrunedError(
                 message, min((error.lowest_height for error in pruned if error.lowest_height is not None), default=None)
             )
-        has_answer = any(isinstance(error, ChainResponseError) for error in errors.values())
-        raise (ChainResponseError if has_answer else ChainUnavailable)(message)
+        has_response = any(isinstance(error, ChainResponseError) for error in errors.values())
+        raise (ChainResponseError if has_response else ChainUnavailable)(message)

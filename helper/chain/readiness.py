@@ -16,13 +16,13 @@ _UNREADY_REASONS: Final = {
 }
 
 
-def parse_readiness(answer: object) -> str | None:
+def parse_readiness(response: object) -> str | None:
     """Parse `GET readiness`: why the node accepts no reveals, None if it accepts them.
 
     Raises:
         InvalidResponse: the status is not one of `ready`, `not_started`, `warming` and `failed`.
     """
-    fields = Fields(answer, "readiness")
+    fields = Fields(response, "readiness")
     status, error = fields.text("status"), sanitize_text(fields.text("error"))
     if status == _READY:
         return None
@@ -37,10 +37,10 @@ def reports_unready_keys(body: bytes) -> bool:
     Nodes before v1.4 have no status and report it as an error.
     """
     try:
-        answer = loads(body, "readiness")
-        fields = Fields(answer, "readiness")
+        response = loads(body, "readiness")
+        fields = Fields(response, "readiness")
         if fields.has("status"):
-            return parse_readiness(answer) is not None
+            return parse_readiness(response) is not None
         return "warming up" in fields.text("error")
     except InvalidResponse:
         return False

@@ -12,10 +12,10 @@ MIN_LIMIT_SECONDS = 1.0
 LIMIT_FACTOR = 4
 """The limit is this multiple of the longest recent time."""
 
-MIN_ANSWERS = 8
+MIN_RESPONSES = 8
 """Number of recent responses from which the limit is derived; with fewer, the maximum applies."""
 
-MAX_ANSWERS = 64
+MAX_RESPONSES = 64
 """Number of most recent responses that count."""
 
 _IDENTIFIER_PATTERN = re.compile(r"/(?:\d+|[0-9A-Fa-f]{64})(?=/|$)")
@@ -30,12 +30,12 @@ class ResponseTimes:
 
     def __init__(self, maximum: float) -> None:
         self._maximum = maximum
-        self._seconds: deque[float] = deque(maxlen=MAX_ANSWERS)
+        self._seconds: deque[float] = deque(maxlen=MAX_RESPONSES)
 
     @property
     def limit(self) -> float:
         """Seconds to wait for the node: the maximum, or less if its recent responses were fast."""
-        if len(self._seconds) < MIN_ANSWERS:
+        if len(self._seconds) < MIN_RESPONSES:
             return self._maximum
         return min(self._maximum, max(MIN_LIMIT_SECONDS, LIMIT_FACTOR * max(self._seconds)))
 
@@ -44,7 +44,7 @@ class ResponseTimes:
         self._seconds.append(seconds)
 
     def forget(self) -> None:
-        """Return to the maximum until the node has responded `MIN_ANSWERS` times.
+        """Return to the maximum until the node has responded `MIN_RESPONSES` times.
 
         For a response that took longer than the limit. The node may be slow and not dead, or this request larger than
         the recent ones, and then a repeated short limit would never let it respond.

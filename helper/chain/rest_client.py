@@ -91,10 +91,10 @@ class ChainClient(NodeHttp):
     async def round(self, round_id: bytes) -> Round | None:
         """The round with this id, None if the node does not know it."""
 
-        def parse(answer: NodeResponse) -> Round | None:
-            if _reports(answer, "vote round not found"):
+        def parse(response: NodeResponse) -> Round | None:
+            if _reports(response, "vote round not found"):
                 return None
-            parsed = parse_round(_parse_body(answer, "round"))
+            parsed = parse_round(_parse_body(response, "round"))
             if parsed.round_id != round_id:
                 raise InvalidResponse("round: the node returned another round")
             return parsed
@@ -116,10 +116,10 @@ class ChainClient(NodeHttp):
             path: path below `/shielded-vote/v1/`.
         """
 
-        def parse(answer: NodeResponse) -> object | None:
-            if answer.status in _NO_ROUTE or _reports(answer, "not found"):
+        def parse(response: NodeResponse) -> object | None:
+            if response.status in _NO_ROUTE or _reports(response, "not found"):
                 return None
-            return _parse_body(answer, path.partition("/")[0])
+            return _parse_body(response, path.partition("/")[0])
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/{path}", limit=PAGE_LIMIT_BYTES), parse)
 
@@ -133,13 +133,13 @@ class ChainClient(NodeHttp):
     async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
         """The root of a round's tree at a height, None if none was stored there."""
 
-        def parse(answer: NodeResponse) -> TreeState | None:
-            if _reports(answer, "no commitment root at height"):
+        def parse(response: NodeResponse) -> TreeState | None:
+            if _reports(response, "no commitment root at height"):
                 return None
-            return parse_tree_at(_parse_body(answer, "tree"), height)
+            return parse_tree_at(_parse_body(response, "tree"), height)
 
-        answer = await self.get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}")
-        return await parse_response(answer, parse)
+        response = await self.get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}")
+        return await parse_response(response, parse)
 
     async def leaves(
         self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES
@@ -202,13 +202,13 @@ class ChainClient(NodeHttp):
             HeightPrunedError: the node has pruned the block.
         """
 
-        def parse(answer: NodeResponse) -> Block | None:
-            if answer.status in _QUERY_ERRORS:
-                message = Fields(loads(answer.body, "block"), "block").text("message")
+        def parse(response: NodeResponse) -> Block | None:
+            if response.status in _QUERY_ERRORS:
+                message = Fields(loads(response.body, "block"), "block").text("message")
                 if "bigger then the chain length" in message or "bigger than the chain length" in message:
                     return None
                 raise HeightPrunedError(f"block: {sanitize_text(message)}")
-            block = parse_block(_parse_body(answer, "block"))
+            block = parse_block(_parse_body(response, "block"))
             if block.head.height != height:
                 raise InvalidResponse(f"block: height {block.head.height} was returned for {height}")
             return block
@@ -218,8 +218,8 @@ class ChainClient(NodeHttp):
     async def block_ids(self, height: int) -> BlockIds | None:
         """The id of the block at a height and the app hash in its header, None if the node does not have the block."""
 
-        def parse(answer: NodeResponse) -> BlockIds | None:
-            return None if answer.status in _QUERY_ERRORS else parse_block_ids(_parse_body(answer, "block"))
+        def parse(response: NodeResponse) -> BlockIds | None:
+            return None if response.status in _QUERY_ERRORS else parse_block_ids(_parse_body(response, "block"))
 
         return await parse_response(await self.get(f"{_COSMOS_PREFIX}/blocks/{height}", limit=BLOCK_LIMIT_BYTES), parse)
 
@@ -229,10 +229,10 @@ class ChainClient(NodeHttp):
         Events are not read: nodes before v1.5.0 alter their values, and the message itself has round and nullifier.
         """
 
-        def parse(answer: NodeResponse) -> TxResult | None:
-            if _reports(answer, "tx not found"):
+        def parse(response: NodeResponse) -> TxResult | None:
+            if _reports(response, "tx not found"):
                 return None
-            return parse_tx(loads(answer.body, "tx") if answer.status == 422 else _parse_body(answer, "tx"))
+            return parse_tx(loads(response.body, "tx") if response.status == 422 else _parse_body(response, "tx"))
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
 
@@ -242,23 +242,24 @@ class ChainClient(NodeHttp):
         None if they are, or if the node does not report it, as before v1.4.
         """
 
-        def parse(answer: NodeResponse) -> str | None:
-            if answer.status in _NO_ROUTE:
+        def parse(response: NodeResponse) -> str | None:
+            if response.status in _NO_ROUTE:
                 return None
-            is_reported = answer.status in (200, 503)
-            return parse_readiness(loads(answer.body, "readiness") if is_reported else _parse_body(answer, "readiness"))
+            is_reported = response.status in (200, 503)
+            document = loads(response.body, "readiness") if is_reported else _parse_body(response, "readiness")
+            return parse_readiness(document)
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/readiness"), parse)
 
     async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> BroadcastOutcome:
         """Send a reveal. Errors of the node or the network are not raised but part of the outcome."""
         try:
-            answer = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json(), progress)
+            response = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json(), progress)
         except NoResponse as error:
             return replace(classify_response(None, None, error.sent), log=str(error))
         except ChainResponseError as error:
             return BroadcastOutcome(Verdict.AMBIGUOUS, log=str(error))
-        outcome = classify_response(answer.status, answer.body, sent=True, retry_after=answer.retry_after)
+        outcome = classify_response(response.status, response.body, sent=True, retry_after=response.retry_after)
         expected_hash = message.tx_hash().hex().upper()
         if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", expected_hash):
             return BroadcastOutcome(
@@ -270,12 +271,12 @@ class ChainClient(NodeHttp):
         """The staking status of a validator (`BOND_STATUS_…`), None if it has no staking record."""
         if not operator_address.isascii() or not operator_address.isalnum():
             raise ValueError("not an operator address")
-        answer = await self.get(f"/cosmos/staking/v1beta1/validators/{operator_address}")
-        if answer.status == 404:
-            if Fields(loads(answer.body, "validator"), "validator").uint("code") == 5:
+        response = await self.get(f"/cosmos/staking/v1beta1/validators/{operator_address}")
+        if response.status == 404:
+            if Fields(loads(response.body, "validator"), "validator").uint("code") == 5:
                 return None
             raise InvalidResponse("validator: HTTP 404")
-        return Fields(_parse_body(answer, "validator"), "validator").child("validator").text("status")
+        return Fields(_parse_body(response, "validator"), "validator").child("validator").text("status")
 
     async def _get(
         self,
@@ -285,28 +286,28 @@ class ChainClient(NodeHttp):
         params: dict[str, str] | None = None,
         limit: int = DEFAULT_LIMIT_BYTES,
     ) -> T:
-        answer = await self.get(path, params, limit=limit)
+        response = await self.get(path, params, limit=limit)
         what = path.rsplit("/", 1)[-1]
-        return await parse_response(answer, lambda answer: parse(_parse_body(answer, what)))
+        return await parse_response(response, lambda response: parse(_parse_body(response, what)))
 
 
-def _parse_body(answer: NodeResponse, source: str) -> object:
+def _parse_body(response: NodeResponse, source: str) -> object:
     """The JSON of a 200 response. Raises an error with the node's message for any other status."""
-    if answer.status in (502, 503, 504, 429):
-        raise ChainUnavailable(f"{source}: HTTP {answer.status} {_error_text(answer)}".rstrip())
-    if answer.status != 200:
-        raise InvalidResponse(f"{source}: HTTP {answer.status} {_error_text(answer)}".rstrip())
-    return loads(answer.body, source)
+    if response.status in (502, 503, 504, 429):
+        raise ChainUnavailable(f"{source}: HTTP {response.status} {_error_text(response)}".rstrip())
+    if response.status != 200:
+        raise InvalidResponse(f"{source}: HTTP {response.status} {_error_text(response)}".rstrip())
+    return loads(response.body, source)
 
 
-def _reports(answer: NodeResponse, text: str) -> bool:
+def _reports(response: NodeResponse, text: str) -> bool:
     """Whether a query failed with this text in its error, regardless of the status that the node chose."""
-    return answer.status in _QUERY_ERRORS and text in _error_text(answer)
+    return response.status in _QUERY_ERRORS and text in _error_text(response)
 
 
-def _error_text(answer: NodeResponse) -> str:
+def _error_text(response: NodeResponse) -> str:
     try:
-        fields = Fields(loads(answer.body, "error"), "error")
+        fields = Fields(loads(response.body, "error"), "error")
         return sanitize_text(fields.text("error") or fields.text("message"))
     except ChainResponseError:
         return ""

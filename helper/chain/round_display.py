@@ -55,12 +55,12 @@ class OptionTotal:
     value: int
 
 
-def parse_listing(answer: object) -> list[ListedRound]:
+def parse_listing(response: object) -> list[ListedRound]:
     """Parse `GET rounds`."""
-    return [_parse_round(fields) for fields in Fields(answer, "response").children("rounds")]
+    return [_parse_round(fields) for fields in Fields(response, "response").children("rounds")]
 
 
-def parse_totals(answer: object) -> list[OptionTotal]:
+def parse_totals(response: object) -> list[OptionTotal]:
     """Parse `GET tally-results/{id}`: the options with votes."""
     return [
         OptionTotal(
@@ -68,7 +68,7 @@ def parse_totals(answer: object) -> list[OptionTotal]:
             option=fields.uint("vote_decision", maximum=2**31),
             value=fields.uint("total_value", maximum=2**63),
         )
-        for fields in Fields(answer, "response").children("results")
+        for fields in Fields(response, "response").children("results")
     ]
 
 

@@ -279,19 +279,19 @@ class RoundRegistry:
             ChainUnavailable: no node returned a list.
             StoreError: the rounds could not be stored.
         """
-        answer = await self._fetch_best(head)
+        report = await self._fetch_best(head)
         await self._store_chain_id()
-        await self._freeze(answer.invalid)
-        self._note_unconfirmed(answer.changes)
+        await self._freeze(report.invalid)
+        self._note_unconfirmed(report.changes)
         await self._close_unknown_status()
-        self._add_past_rounds(answer.round_list.rounds)
+        self._add_past_rounds(report.round_list.rounds)
         # Only `_confirm_changes` changes fields that need a confirmation.
-        listed = [(self._record(reported.round_id), reported) for reported in answer.round_list.rounds]
+        listed = [(self._record(reported.round_id), reported) for reported in report.round_list.rounds]
         updates = [(record, record.revert_changes(reported)) for record, reported in listed]
-        await self._save([update for record, update in updates if record.is_update(update)], answer.node.height)
+        await self._save([update for record, update in updates if record.is_update(update)], report.node.height)
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
-        if answer.head is not None:
-            self.observation = next_observation(self.observation, answer.node.name, answer.head, answer.requested_at)
+        if report.head is not None:
+            self.observation = next_observation(self.observation, report.node.name, report.head, report.requested_at)
         self.is_synced = True
 
     async def _save(self, rounds: list[Round], height: int) -> None:
@@ -339,39 +339,39 @@ class RoundRegistry:
         The first list without differences is returned immediately. Nodes whose differences this list contradicts go
         into backoff. Changes that enough nodes report are applied before the responses are compared.
         """
-        answers = await self._node_pool.call_until(self._fetch_report, is_enough=self._is_enough, min_height=head)
-        changed = await self._reopen_rounds(answers)
+        reports = await self._node_pool.call_until(self._fetch_report, is_enough=self._is_enough, min_height=head)
+        changed = await self._reopen_rounds(reports)
         while changed or await self._confirm_changes():
-            answers = [self._create_report(a.node, a.head, a.requested_at, a.round_list) for a in answers]
+            reports = [self._create_report(r.node, r.head, r.requested_at, r.round_list) for r in reports]
             changed = False
-        best = min(answers, key=lambda answer: len(answer.differences))
+        best = min(reports, key=lambda report: len(report.differences))
         best.node.health.failures = 0
-        for answer in answers:
-            if answer.node.height > best.node.height and not answer.invalid:
+        for report in reports:
+            if report.node.height > best.node.height and not report.invalid:
                 continue  # The best response may be from before the block with the change.
-            wrong = {k: reason for k, reason in answer.differences.items() if k not in best.differences}
+            wrong = {k: reason for k, reason in report.differences.items() if k not in best.differences}
             for round_id, reason in list(wrong.items())[:1]:
                 error = ChainResponseError(f"rounds: round {round_id.hex()[:8]}: {reason}")
-                self._node_pool.record_error(answer.node, error)
+                self._node_pool.record_error(report.node, error)
         return best
 
-    def _is_enough(self, answer: _RoundsReport) -> bool:
+    def _is_enough(self, report: _RoundsReport) -> bool:
         """Whether one response suffices.
 
         It must have no differences and no new round that only this node reports as ended.
         """
         ended = [
             self._record(reported.round_id)
-            for reported in answer.round_list.rounds
+            for reported in report.round_list.rounds
             if reported.status in ENDED_STATUSES
         ]
-        return not answer.differences and all(self._is_end_confirmed(record) for record in ended if record.is_foreign)
+        return not report.differences and all(self._is_end_confirmed(record) for record in ended if record.is_foreign)
 
     def _is_end_confirmed(self, record: RoundRecord) -> bool:
         """Whether enough nodes report that the round has ended."""
         return len(record.end_reporters) >= min(CONFIRMING_NODES, len(self._node_pool.nodes))
 
-    async def _reopen_rounds(self, answers: list[_RoundsReport]) -> bool:
+    async def _reopen_rounds(self, reports: list[_RoundsReport]) -> bool:
         """Store rounds that not all nodes list as ended.
 
         Covers rounds that one node listed as ended when they were first listed and that another node lists as open.
@@ -379,18 +379,18 @@ class RoundRegistry:
         """
         ended = {
             reported.round_id
-            for answer in answers
-            for reported in answer.round_list.rounds
+            for report in reports
+            for reported in report.round_list.rounds
             if reported.status in ENDED_STATUSES
         }
         reopened: dict[bytes, Round] = {}
-        for answer in answers:
-            for reported in answer.round_list.rounds:
+        for report in reports:
+            for reported in report.round_list.rounds:
                 record = self._record(reported.round_id)
                 is_doubtful = (record.is_past or reported.round_id in ended) and not self._is_end_confirmed(record)
                 if reported.status not in ENDED_STATUSES and is_doubtful and record.is_foreign:
                     reopened.setdefault(reported.round_id, reported)
-        await self._save(list(reopened.values()), max(answer.node.height for answer in answers))
+        await self._save(list(reopened.values()), max(report.node.height for report in reports))
         return bool(reopened)
 
     async def _confirm_changes(self) -> bool:
@@ -551,18 +551,18 @@ class RoundRegistry:
         head, requested_at = node.health.head, self._clock.monotonic()
         return self._create_report(node, head, requested_at, await node.client.rounds())
 
-    def _note_reports(self, answer: _RoundsReport) -> None:
+    def _note_reports(self, report: _RoundsReport) -> None:
         """Record which rounds a node reports as ended, and its changes."""
-        name, height, head = answer.node.name, answer.node.height, answer.head
-        for reported in answer.round_list.rounds:
-            differs = answer.changes.get(reported.round_id, {}).keys() - {RoundField.STATUS}
-            is_consistent = reported.round_id not in answer.invalid and not differs
+        name, height, head = report.node.name, report.node.height, report.head
+        for reported in report.round_list.rounds:
+            differs = report.changes.get(reported.round_id, {}).keys() - {RoundField.STATUS}
+            is_consistent = reported.round_id not in report.invalid and not differs
             self._record(reported.round_id).note_ended(name, reported, head, is_consistent=is_consistent)
         for record in self._known():
             if not (record.is_open or record.is_past) or record.known is None:
                 continue
-            changes = dict(answer.changes.get(record.round_id, {}))
-            unknown = answer.round_list.unknown_status.get(record.round_id)
+            changes = dict(report.changes.get(record.round_id, {}))
+            unknown = report.round_list.unknown_status.get(record.round_id)
             if unknown is not None and head is not None and head.time >= record.known.vote_end_time:
                 changes[RoundField.UNKNOWN_STATUS] = unknown.status
             record.note_changes(name, changes, height)
@@ -587,6 +587,6 @@ class RoundRegistry:
                 invalid[record.round_id] = reason
             elif reported is not None and (fields := record.changes(reported, node.height)):
                 changes[record.round_id] = fields
-        answer = _RoundsReport(node, head, requested_at, round_list, invalid, changes)
-        self._note_reports(answer)
-        return answer
+        report = _RoundsReport(node, head, requested_at, round_list, invalid, changes)
+        self._note_reports(report)
+        return report

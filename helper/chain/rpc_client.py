@@ -167,8 +167,8 @@ class RpcClient(NodeHttp):
     async def _call(
         self, path: str, params: dict[str, str], parse: Callable[[Fields], T], *, limit: int = DEFAULT_LIMIT_BYTES
     ) -> T:
-        answer = await self.get(path, params, limit=limit)
-        return await parse_response(answer, lambda answer: parse(_parse_result(answer, path[1:])))
+        response = await self.get(path, params, limit=limit)
+        return await parse_response(response, lambda response: parse(_parse_result(response, path[1:])))
 
 
 class _RpcError(InvalidResponse):
@@ -179,16 +179,16 @@ class _RpcError(InvalidResponse):
         self.data = data
 
 
-def _parse_result(answer: NodeResponse, source: str) -> Fields:
+def _parse_result(response: NodeResponse, source: str) -> Fields:
     """The result in a response. Raises an error with the node's message if there is none."""
-    if answer.status in (502, 503, 504, 429):
-        raise ChainUnavailable(f"{source}: HTTP {answer.status}")
-    fields = Fields(loads(answer.body, source), source)
+    if response.status in (502, 503, 504, 429):
+        raise ChainUnavailable(f"{source}: HTTP {response.status}")
+    fields = Fields(loads(response.body, source), source)
     if fields.has("error"):
         error = fields.child("error")
         raise _RpcError(source, sanitize_text(error.text("data") or error.text("message")))
-    if answer.status != 200:
-        raise InvalidResponse(f"{source}: HTTP {answer.status}")
+    if response.status != 200:
+        raise InvalidResponse(f"{source}: HTTP {response.status}")
     return fields.child("result")
 
 

@@ -49,7 +49,7 @@ class SentRevealCheck:
         await self._store.set_meta(_MISSED_HEIGHT_KEY, str(height))
         self._has_missed_blocks = True
         return await self._confirm_counted(
-            lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_answer=True
+            lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
         )
 
     async def check_spent(self, height: int) -> list[int]:
@@ -66,31 +66,32 @@ class SentRevealCheck:
             self._has_missed_blocks = await self._store.get_meta(_MISSED_HEIGHT_KEY) is not None
         if not self._has_missed_blocks:
             return []
-        return await self._confirm_counted(lambda reveal: reveal.last_outcome == Verdict.SPENT.name, must_answer=False)
+        return await self._confirm_counted(lambda reveal: reveal.last_outcome == Verdict.SPENT.name, must_respond=False)
 
     async def find_counted(self, reveals: Sequence[SentReveal]) -> list[CountedNullifier]:
         """Return the nullifiers of those sent reveals that nodes report as counted.
 
         A reveal about which too few nodes respond is left out.
         """
-        return await self._find_counted(reveals, must_answer=False)
+        return await self._find_counted(reveals, must_respond=False)
 
-    async def _confirm_counted(self, is_selected: Callable[[SentReveal], bool], *, must_answer: bool) -> list[int]:
+    async def _confirm_counted(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool) -> list[int]:
         confirmed: list[int] = []
         after = 0
         while page := await self._store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
             after = page[-1].share_id
-            counted = await self._find_counted([r for r in page if r.sends and is_selected(r)], must_answer=must_answer)
+            selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
+            counted = await self._find_counted(selected, must_respond=must_respond)
             if counted:
                 confirmed += await self._store.add_spent(counted)
         return confirmed
 
-    async def _find_counted(self, reveals: Sequence[SentReveal], *, must_answer: bool) -> list[CountedNullifier]:
+    async def _find_counted(self, reveals: Sequence[SentReveal], *, must_respond: bool) -> list[CountedNullifier]:
         async def is_counted(reveal: SentReveal) -> bool:
             try:
                 return await self._is_counted(reveal)
             except ChainError:
-                if must_answer:
+                if must_respond:
                     raise
                 return False
 
@@ -104,7 +105,7 @@ class SentRevealCheck:
         are configured, two must confirm it, as for a block.
         """
         needed = 1 if self._quorum.is_one_node_enough else 2
-        answering: set[Node] = set()
+        responding: set[Node] = set()
         counted: set[Node] = set()
         for node in self._node_pool.usable_rpc_nodes:
             assert node.rpc is not None
@@ -113,22 +114,22 @@ class SentRevealCheck:
             except ChainError as error:
                 self._node_pool.record_error(node, error, rpc=True)
                 continue
-            answering.add(node)
+            responding.add(node)
             counted |= {node} if is_spent else set()
-            if len(answering) >= needed:
+            if len(responding) >= needed:
                 return len(counted) >= needed
         for node in self._node_pool.usable_nodes:
-            if node in answering:
+            if node in responding:
                 continue
             try:
                 result = await node.client.tx(reveal.prepared.tx_hash)
             except ChainError as error:
                 self._node_pool.record_error(node, error)
                 continue
-            answering.add(node)
+            responding.add(node)
             counted |= {node} if result is not None and shows_spent(result) else set()
             if len(counted) >= needed:
                 return True
-        if len(answering) < needed:
+        if len(responding) < needed:
             raise ChainUnavailable("too few nodes responded to a query about a sent reveal")
         return False

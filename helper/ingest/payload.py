@@ -232,14 +232,14 @@ def queue_status_body(
         counts: number of shares by state and round.
         ready: number of waiting shares that are due, by round; read separately, so it may differ slightly.
     """
-    answer: dict[str, RoundCounts] = {}
+    summary: dict[str, RoundCounts] = {}
     for round_id, states in counts.items():
         submitted = states.get(ShareState.SUBMITTED, 0)
         failed = states.get(ShareState.FAILED, 0)
         total = sum(states.values())
         waiting = states.get(ShareState.RECEIVED, 0)
         due = min(ready.get(round_id, 0), waiting)
-        answer[round_id.hex()] = {
+        summary[round_id.hex()] = {
             "total": total,
             "pending": total - submitted - failed,
             "ready": due,
@@ -248,4 +248,4 @@ def queue_status_body(
             "submitted": submitted,
             "failed": failed,
         }
-    return answer
+    return summary

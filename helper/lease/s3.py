@@ -160,8 +160,8 @@ class S3Lease:
     def _is_free(self, stored: StoredObject, record: LeaseRecord) -> bool:
         """Return whether the lease has expired, was released, or is this process's own."""
         # Compare the bytes, not the process identifier: a clone of a running machine has the same identifier.
-        ours = stored.etag == self._tag or stored.body in self._unconfirmed
-        return ours or self._observation.is_expired(record, self.seconds, self._clock.monotonic())
+        is_own = stored.etag == self._tag or stored.body in self._unconfirmed
+        return is_own or self._observation.is_expired(record, self.seconds, self._clock.monotonic())
 
     async def _create_without_holder(self) -> None:
         """Create the missing object without a holder. It expires like the lease of a host that has just crashed.

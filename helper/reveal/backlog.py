@@ -114,11 +114,11 @@ class Backlog:
 
     async def _list_heads(self, round_ids: Collection[bytes], now: float, *, limit: int) -> dict[bytes, list[DueShare]]:
         """Return the first due shares by due time, of the rounds that have any."""
-        found = {
+        heads = {
             round_id: await self._store.list_due(round_id, now=now, limit=limit, by_rank=False)
             for round_id in sorted(round_ids)
         }
-        return {round_id: shares for round_id, shares in found.items() if shares}
+        return {round_id: shares for round_id, shares in heads.items() if shares}
 
     async def _create_queue(self, round_id: bytes, end: float, heads: list[DueShare], now: float) -> RoundQueue:
         """Return a round's queue: by rank if the round itself is in a backlog, else by due time."""

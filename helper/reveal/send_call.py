@@ -31,7 +31,7 @@ class SendCall:
         return self._progress.written_at
 
     async def wait(self) -> BroadcastOutcome | None:
-        """Wait for the response, at most `node.client.answer_wait` seconds. Cancels the call if this is cancelled.
+        """Wait for the response, at most `node.client.response_wait` seconds. Cancels the call if this is cancelled.
 
         A call of which no byte has left by then, for example because the connection is not established, is cancelled:
         nothing was sent.
@@ -39,7 +39,7 @@ class SendCall:
         Returns:
             The outcome; None if the whole request was written and the node has not responded. The call continues then.
         """
-        seconds = self.node.client.answer_wait
+        seconds = self.node.client.response_wait
         timer = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
             await asyncio.wait({self._task, timer}, return_when=asyncio.FIRST_COMPLETED)

@@ -64,10 +64,10 @@ class QueueReader:
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         """Return the number of shares by round and state, with tombstones as SUBMITTED. Zero counts are omitted."""
-        found: dict[bytes, dict[ShareState, int]] = {}
+        counts: dict[bytes, dict[ShareState, int]] = {}
         for round_id, state, number in await self._operator_reader.fetch("counts"):
-            found.setdefault(round_id, {})[ShareState(state)] = number
-        return found
+            counts.setdefault(round_id, {})[ShareState(state)] = number
+        return counts
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         """Return the first `limit` live shares that match, by due time."""
@@ -111,17 +111,17 @@ class QueueReader:
         """Return row ids of failed shares above `after_id`, ascending, of one round or all. Reads only an index."""
         round_no: int | None = None
         if round_id is not None:
-            found = await self._operator_reader.fetch("round_key", (round_id,))
-            if not found:
+            key_rows = await self._operator_reader.fetch("round_key", (round_id,))
+            if not key_rows:
                 return []
-            round_no = RoundKeyRow(*found[0]).no
+            round_no = RoundKeyRow(*key_rows[0]).no
         params: dict[str, Column] = {"round_no": round_no, "after": after_id, "limit": limit}
         return [row[0] for row in await self._operator_reader.fetch("failed_ids", params)]
 
     async def list_damaged(self) -> list[DamagedShare]:
         """Return the rows that were quarantined because they failed their check."""
-        found = await self._operator_reader.fetch("damaged")
-        return [DamagedShare(ref, round_id, state) for ref, round_id, state in found]
+        rows = await self._operator_reader.fetch("damaged")
+        return [DamagedShare(ref, round_id, state) for ref, round_id, state in rows]
 
     async def list_failures(self, *, limit: int) -> list[FailureGroup]:
         """Return failed shares grouped by stage and reason, the latest first."""
@@ -144,15 +144,15 @@ class QueueReader:
         Args:
             now: Unix seconds.
         """
-        found: dict[bytes, DueForecast] = {}
+        forecasts: dict[bytes, DueForecast] = {}
         for (round_id,) in await self._operator_reader.fetch("all_round_ids"):
             params: dict[str, Column] = {"round_id": round_id, "now_ms": int(now * 1000), "minutes": MINUTES_AHEAD}
             by_minute: dict[int, int] = dict(await self._operator_reader.fetch("due_ahead", params))
             waiting = by_minute.pop(-1, 0)
             if by_minute or waiting:
                 minutes = tuple(by_minute.get(minute, 0) for minute in range(MINUTES_AHEAD))
-                found[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
-        return found
+                forecasts[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
+        return forecasts
 
     async def list_retries(self, *, now: float) -> list[RetryGroup]:
         """Return the shares that wait for a retry, grouped by round, failure and minute.
@@ -196,14 +196,14 @@ class QueueReader:
         """
         rows = {row[0]: RoundRow(*row[1:]) for row in await self._operator_reader.fetch("rounds")}
         numbers, ahead = await self.count_shares(), await self.count_due_ahead(now=now)
-        nothing = DueForecast((0,) * MINUTES_AHEAD, 0)
+        no_shares_due = DueForecast((0,) * MINUTES_AHEAD, 0)
         return [
             RoundSummary(
                 round_id=round_id,
                 status=rows[round_id].status if round_id in rows else None,
                 vote_end_time=rows[round_id].vote_end_time if round_id in rows else None,
                 counts=numbers.get(round_id, {}),
-                due_ahead=ahead.get(round_id, nothing),
+                due_ahead=ahead.get(round_id, no_shares_due),
             )
             for (round_id,) in await self._operator_reader.fetch("all_round_ids")
         ]
@@ -215,8 +215,8 @@ class QueueReader:
             StoreCorrupt: the key of the row checks is damaged.
         """
         key = read_key(await self._operator_reader.fetch("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY)
-        found = [(row[0], RoundRow(*row[1:])) for row in await self._operator_reader.fetch("rounds")]
-        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(key)]
+        rows = [(row[0], RoundRow(*row[1:])) for row in await self._operator_reader.fetch("rounds")]
+        return [row.to_stored_round(round_id) for round_id, row in rows if row.is_sound(key)]
 
     async def count_leaves(self) -> dict[bytes, int]:
         """Return the number of stored leaves by round."""

@@ -184,10 +184,10 @@ class Store(QueueReader, ABC):
 
     async def is_known(self, key: ShareKey) -> bool:
         """Return whether a share with this key was accepted in a round that is not purged."""
-        found = await self._reader.fetch("round_key", (key.round_id,))
-        if not found:
+        key_rows = await self._reader.fetch("round_key", (key.round_id,))
+        if not key_rows:
             return False
-        round_key = read_round_key(found[0], self._writer.keys)
+        round_key = read_round_key(key_rows[0], self._writer.keys)
         mac = round_key.mac(key)
         return bool(
             await self._reader.fetch("get_share_id", (mac,))
@@ -196,8 +196,8 @@ class Store(QueueReader, ABC):
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         """Return whether this nullifier is spent on the chain."""
-        found = await self._reader.fetch("round_key", (round_id,))
-        return bool(found and await self._reader.fetch("is_spent", (found[0][0], nullifier)))
+        key_rows = await self._reader.fetch("round_key", (round_id,))
+        return bool(key_rows and await self._reader.fetch("is_spent", (key_rows[0][0], nullifier)))
 
     # ------------------------------------------------------------------ proving and sending
 
@@ -245,8 +245,8 @@ class Store(QueueReader, ABC):
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         """Return the earliest due time (unix ms) of the pending shares of `rounds`, None if there are none."""
-        found = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
-        return min((due_ms for due_ms in found if isinstance(due_ms, int)), default=None)
+        due_times = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
+        return min((due_ms for due_ms in due_times if isinstance(due_ms, int)), default=None)
 
     async def requeue(self, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
         """WITNESSED or BROADCAST -> RECEIVED without spending an attempt; its message is deleted.
@@ -301,15 +301,15 @@ class Store(QueueReader, ABC):
         overdue first, then those claimed first. The order of arrival is not used, because sending in this order would
         reveal it. The cost depends on the number of results, not on the number of shares in BROADCAST.
         """
-        found = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
-        return [row[0] for row in sorted(found, key=_follow_up_sort_key)]
+        rows = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
+        return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]
 
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """Return the shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
-        while found := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
-            if sound := await self._read_sent(found):
+        while rows := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
+            if sound := await self._read_sent(rows):
                 return sound
-            after_id = found[-1][1]
+            after_id = rows[-1][1]
         return []
 
     async def _read_in_broadcast(self, name: str, params: Mapping[str, int]) -> list[Row]:
@@ -335,8 +335,8 @@ class Store(QueueReader, ABC):
 
     async def list_rounds(self) -> list[StoredRound]:
         """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists the round."""
-        found = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
-        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(self._writer.keys.row_check)]
+        rows = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
+        return [row.to_stored_round(round_id) for round_id, row in rows if row.is_sound(self._writer.keys.row_check)]
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         """Record that the chain has closed the round; an earlier mark is unchanged."""
@@ -392,8 +392,8 @@ class Store(QueueReader, ABC):
 
         Every block up to this height was applied or is in `list_unread_blocks`.
         """
-        found = await self.get_meta(blocks.CURSOR_KEY)
-        return None if found is None else int(found)
+        cursor = await self.get_meta(blocks.CURSOR_KEY)
+        return None if cursor is None else int(cursor)
 
     async def skip_to(self, height: int, *, first: int) -> None:
         """Advance the cursor to `height` and record the skipped blocks as unread.
@@ -449,8 +449,8 @@ class Store(QueueReader, ABC):
 
     async def load_subtrees(self, round_id: bytes) -> bytes:
         """Return the inner nodes of the subtrees 0, 1, … up to the first that is missing."""
-        found = await self._reader.fetch("load_subtrees", (round_id,))
-        return b"".join(nodes for n, (index, nodes) in enumerate(found) if n == index)
+        subtrees = await self._reader.fetch("load_subtrees", (round_id,))
+        return b"".join(nodes for n, (index, nodes) in enumerate(subtrees) if n == index)
 
     async def delete_tree(self, round_id: bytes) -> None:
         """Delete the leaves and subtrees of a round."""

@@ -121,12 +121,12 @@ pub trait Circuit: Sync {
 
     /// Returns the fingerprint, or an error if it is not the protocol's.
     fn checked_fingerprint(&self) -> Result<&'static str> {
-        let (found, info) = (self.fingerprint()?, self.info());
-        if found == info.fingerprint {
-            return Ok(found);
+        let (actual, info) = (self.fingerprint()?, self.info());
+        if actual == info.fingerprint {
+            return Ok(actual);
         }
         Err(Error::Circuit(format!(
-            "{} of {}: the verifying key's fingerprint is {found}, expected {}",
+            "{} of {}: the verifying key's fingerprint is {actual}, expected {}",
             info.name, info.source, info.fingerprint
         )))
     }

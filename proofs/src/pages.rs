@@ -43,7 +43,7 @@ pub fn in_log(path: &Path, frames: Range<u64>, page_size: usize) -> io::Result<H
     let file = File::open(path)?;
     let frame_size = FRAME_HEADER + page_size;
     let mut buffer = Vec::new();
-    let mut found = HashMap::new();
+    let mut is_stale = HashMap::new();
     let mut first = frames.start;
     while first < frames.end {
         let count = FRAMES_PER_READ.min(frames.end - first);
@@ -55,11 +55,11 @@ pub fn in_log(path: &Path, frames: Range<u64>, page_size: usize) -> io::Result<H
             let number = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
             let stale =
                 gap(page, number).is_some_and(|gap| page[gap].iter().any(|&byte| byte != 0));
-            found.insert(number, stale);
+            is_stale.insert(number, stale);
         }
         first += count;
     }
-    Ok(found)
+    Ok(is_stale)
 }
 
 fn describe_read_error(error: io::Error) -> io::Error {

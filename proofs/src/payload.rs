@@ -453,16 +453,16 @@ fn string_length(text: &[u8]) -> Option<usize> {
 /// A document that is not an object becomes `null`. The error is the offset of the first invalid byte.
 fn members(text: &str, names: &[&str]) -> std::result::Result<String, usize> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    let found = Members { names }
+    let parsed = Members { names }
         .deserialize(&mut reader)
-        .and_then(|found| reader.end().map(|()| found));
-    let found = match found {
-        Ok(found) => found,
+        .and_then(|values| reader.end().map(|()| values));
+    let values = match parsed {
+        Ok(values) => values,
         Err(error) if error.is_data() => return Ok("null".to_owned()),
         Err(error) => return Err(offset(text.as_bytes(), error.line(), error.column())),
     };
     let mut reduced = String::from("{");
-    for (name, value) in names.iter().zip(found) {
+    for (name, value) in names.iter().zip(values) {
         let Some(value) = value else { continue };
         if reduced.len() > 1 {
             reduced.push(',');
@@ -507,16 +507,16 @@ impl<'de> Visitor<'de> for Members<'_> {
         self,
         mut members: A,
     ) -> std::result::Result<Self::Value, A::Error> {
-        let mut found = vec![None; self.names.len()];
+        let mut values = vec![None; self.names.len()];
         while let Some(Name(name)) = members.next_key()? {
             match self.names.iter().position(|known| *known == name) {
-                Some(index) => found[index] = Some(members.next_value()?),
+                Some(index) => values[index] = Some(members.next_value()?),
                 None => {
                     members.next_value::<IgnoredAny>()?;
                 }
             }
         }
-        Ok(found)
+        Ok(values)
     }
 }
 

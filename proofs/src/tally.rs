@@ -123,8 +123,8 @@ pub fn check(
         let outcome = check_partial(c1, &commitments, partial);
         reasons.push(match outcome {
             Ok((index, _)) if !used.insert(index) => Some("repeated index".into()),
-            Ok(found) => {
-                valid.push(found);
+            Ok(partial) => {
+                valid.push(partial);
                 None
             }
             Err(reason) => Some(reason),

@@ -224,26 +224,26 @@ mod tests {
     fn equals_the_published_tree() {
         let mut rng = StdRng::seed_from_u64(3);
         for _ in 0..4 {
-            let mut ours = Tree::default();
+            let mut tree = Tree::default();
             let mut reference = MemoryTreeServer::empty();
             let mut sizes = Vec::new();
             for height in 1..=12u32 {
                 let count = rng.gen_range(1..12);
                 let block = leaves(&mut rng, count);
-                ours.append(&block).unwrap();
+                tree.append(&block).unwrap();
                 for leaf in &block {
                     reference.append(published(leaf)).unwrap();
                 }
                 reference.checkpoint(height).unwrap();
-                sizes.push((height, ours.len()));
+                sizes.push((height, tree.len()));
             }
             for &(height, size) in &sizes {
                 let root = reference.root_at_height(height).unwrap();
-                assert_eq!(ours.root(size).unwrap(), root.to_repr());
+                assert_eq!(tree.root(size).unwrap(), root.to_repr());
                 let position = rng.gen_range(0..size);
                 let path = reference.path(position, height).unwrap();
                 let expected: Vec<_> = path.auth_path().iter().map(|h| h.to_bytes()).collect();
-                assert_eq!(ours.path(position, size).unwrap().to_vec(), expected);
+                assert_eq!(tree.path(position, size).unwrap().to_vec(), expected);
             }
         }
     }

@@ -135,7 +135,7 @@ class BrowserTab:
 
     async def wallet_requests(self, method: str) -> list[list[Any]]:
         """Return the arguments of all calls of this wallet method."""
-        calls: list[dict[str, Any]] = await self.page.evaluate("wallet.asked")
+        calls: list[dict[str, Any]] = await self.page.evaluate("wallet.calls")
         return [call["with"] for call in calls if call["method"] == method]
 
     async def find_accessibility_violations(self) -> list[str]:

@@ -85,14 +85,14 @@ class KeyboardUser:
 
     async def tab_to(self, name_part: str) -> None:
         """Press Tab until an element with this text in its name has the focus."""
-        seen: list[str] = []
+        names: list[str] = []
         for _ in range(60):
             await self._keys.press("Tab")
             stop = await read_focus(self._page)
-            seen.append(stop["name"] if stop else "")
-            if name_part in seen[-1]:
+            names.append(stop["name"] if stop else "")
+            if name_part in names[-1]:
                 return
-        raise AssertionError(f"Tab does not come to {name_part}: {seen}")
+        raise AssertionError(f"Tab does not come to {name_part}: {names}")
 
     async def type_text(self, text: str) -> None:
         await self._keys.type(text)

@@ -108,16 +108,16 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
     async with browser_environment.helper.timeout("shows all shares of a vote"):
         while sum((await read_counts(card)).values()) < total:
             await asyncio.sleep(0.05)
-    seen: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
     async with browser_environment.helper.timeout("has revealed a vote"):
-        while not seen or seen[-1]["Confirmed"] < before["Confirmed"] + 16:
+        while not states or states[-1]["Confirmed"] < before["Confirmed"] + 16:
             now = await read_counts(card)
-            if not seen or now != seen[-1]:
-                seen.append(now)
+            if not states or now != states[-1]:
+                states.append(now)
             await asyncio.sleep(0.05)
-    assert {sum(state.values()) for state in seen} == {total}, "each is shown exactly once"
-    assert max(state["Pending"] for state in seen) > before["Pending"], "requests wait between refreshes"
-    steps = [state["Confirmed"] for state in seen]
+    assert {sum(state.values()) for state in states} == {total}, "each is shown exactly once"
+    assert max(state["Pending"] for state in states) > before["Pending"], "requests wait between refreshes"
+    steps = [state["Confirmed"] for state in states]
     assert steps == sorted(steps)
     assert len(set(steps)) > 2, "requests are sequential"
 

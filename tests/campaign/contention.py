@@ -136,9 +136,9 @@ def _start_other_clients(
             await run_repeatedly(file_config, "file")
 
     async def query_socket() -> None:
-        answer = await helper.operator_get("/stats")
+        response = await helper.operator_get("/stats")
         observations.runs["control socket"] += 1
-        observations.texts.append(str(answer["service"]["paused"]))
+        observations.texts.append(str(response["service"]["paused"]))
         await helper.operator_get("/queue")
         await asyncio.sleep(0.05)
 

@@ -242,14 +242,14 @@ async def _retry_and_enqueue(result: RunResult, env: StoreEnvironment) -> None:
     rows = map(row_id_of, FAILED_NUMBERS)
     await asyncio.gather(*(result.run_step("retry", retry_as_operator(env.store, row)) for row in rows))
     posted_shares = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(
             result.run_step("enqueue", env.store.enqueue(posted.share, posted.nullifier, now=NOW))
             for posted in posted_shares.values()
         )
     )
     result.responses = {
-        number: answer for number, answer in zip(posted_shares, answers, strict=True) if answer is not None
+        number: response for number, response in zip(posted_shares, responses, strict=True) if response is not None
     }
 
 

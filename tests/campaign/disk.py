@@ -71,10 +71,10 @@ class SequentialWallet:
             share = vote.shares[index]
             self.ledger.record_post(share.nullifier, vote.round_id, 0, position)
             body = ballot.post_body(vote, share, position, 0)
-            while (answer := await self._request("POST", SHARES_PATH, body)).code != 200:
+            while (response := await self._request("POST", SHARES_PATH, body)).code != 200:
                 await self._request("GET", STATUS_PATH)
                 await asyncio.sleep(0.05)
-            self.ledger.record_acknowledgment(share.nullifier, time.time(), answer.answered_at - answer.sent_at)
+            self.ledger.record_acknowledgment(share.nullifier, time.time(), response.answered_at - response.sent_at)
             await self._request("GET", STATUS_PATH)
             await asyncio.sleep(0.05)
 

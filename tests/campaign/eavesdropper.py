@@ -249,11 +249,11 @@ def _broadcast_entries(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _to_cast_votes(votes: Votes, ledger: ShareLedger | None) -> list[CastVote]:
     """Convert votes to cast votes; those without a ledger are due far ahead."""
-    never = unix_time_in(FAR_AHEAD_SECONDS)
+    far_ahead = unix_time_in(FAR_AHEAD_SECONDS)
     times = {} if ledger is None else {name: share.submit_at for name, share in ledger.posted.items()}
 
     def to_cast_vote(share: BallotShare) -> CastShare:
-        return CastShare(share.index, share.nullifier, times.get(share.nullifier.hex(), never), ())
+        return CastShare(share.index, share.nullifier, times.get(share.nullifier.hex(), far_ahead), ())
 
     return [CastVote(vote, position, tuple(map(to_cast_vote, vote.shares))) for vote, position in votes]
 

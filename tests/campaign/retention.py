@@ -224,8 +224,8 @@ async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Rando
             share = rng.choice(vote.shares)
             body = ballot.post_body(vote, share, position, 0)
             for content in malformed_bodies(body, rng):
-                answer = await http.post(SHARES_PATH, content=content)
-                responses.append(f"{answer.headers} {answer.text}")
+                response = await http.post(SHARES_PATH, content=content)
+                responses.append(f"{response.headers} {response.text}")
             blind, status = share.blind.hex(), f"/shielded-vote/v1/share-status/{vote.round_id.hex()}"
             for path in (
                 f"{status}/{blind}00",
@@ -234,8 +234,8 @@ async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Rando
                 f"/{blind}",
                 f"{SHARES_PATH}/{blind}",
             ):
-                answer = await http.get(path)
-                responses.append(f"{answer.headers} {answer.text}")
+                response = await http.get(path)
+                responses.append(f"{response.headers} {response.text}")
             responses.append((await http.get(f"{status}/{share.nullifier.hex()}")).text)
         for path in ("/shielded-vote/v1/status", "/shielded-vote/v1/queue-status"):
             responses.append((await http.get(path)).text)

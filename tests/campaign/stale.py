@@ -151,7 +151,7 @@ async def run(setting: CampaignRun) -> Findings:
     worst: dict[str, tuple[float, str]] = {}
     async with httpx.AsyncClient(timeout=30) as http, asyncio.TaskGroup() as group:
         for number, lane_names in enumerate(lanes):
-            directory = setting.directory / f"lane{number}"
+            directory = setting.directory / f"run{number}"
             directory.mkdir()
             group.create_task(_run_lane(setting, findings, worst, directory, http, lane_names))
     for what, (seconds, name) in worst.items():
@@ -183,18 +183,20 @@ async def _run_lane(
             votes = await wallets.cast_votes(round_id, len(names) * setting.scale(12, 3))
             await helper.wait_for_leaf(round_id, max(position for _, position in votes))
             shares = ((vote, position, index) for vote, position in votes for index in range(16))
-            lane = FailureScenario(setting, findings, chain, helper, wallets, round_id, shares, slowest, nodes=nodes)
+            scenario = FailureScenario(
+                setting, findings, chain, helper, wallets, round_id, shares, slowest, nodes=nodes
+            )
             for name in names:
-                await lane.check_one_bad_node(name)
+                await scenario.check_one_bad_node(name)
                 earliest = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
                 # Covers every second until one after the last moment at which the 503 may come: at least one share
                 # falls due in the pause, which is longer than a second.
                 for second in range(setting.scale(13, PAUSE_LIMIT_SECONDS + 1)):
-                    await lane.post_share(earliest + 1 + second)
-                await lane.check_all_nodes_bad(name)
+                    await scenario.post_share(earliest + 1 + second)
+                await scenario.check_all_nodes_bad(name)
             await promise_check.check_promises(findings, chain, wallets.ledger)
             await promise_check.check_no_share_charged(findings, helper)
-            findings.require_at_least("shares due while paused, per lane", lane.due_in_pause, len(names))
+            findings.require_at_least("shares due while paused, per scenario", scenario.due_in_pause, len(names))
     finally:
         await full_chain.kill()
 

@@ -113,7 +113,7 @@ async def test_events_to_hundreds_of_listeners_use_little_cpu(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
     """`python -m bench.event_listeners` is the long version, with dispatch."""
-    seconds, many = 3.0, 200
+    seconds, listener_count = 3.0, 200
     async with run_helper(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
 
         async def spent() -> float:
@@ -122,14 +122,14 @@ async def test_events_to_hundreds_of_listeners_use_little_cpu(
             return cpu_seconds(helper.pid) - before
 
         alone = await spent()
-        async with open_event_clients(helper.url, TOKEN, many) as listeners:
+        async with open_event_clients(helper.url, TOKEN, listener_count) as listeners:
             followed = await spent()
             assert not any(listener.is_closed for listener in listeners)
             async with asyncio.timeout(30):  # every client receives more than one event
                 while min(listener.state_events for listener in listeners) < 3:
                     await asyncio.sleep(0.05)
         # CPU time does not depend on the load of the machine: about 0.05 ms per client and event
-        assert followed - alone < 0.5 / 1000 * many * (seconds + 1)
+        assert followed - alone < 0.5 / 1000 * listener_count * (seconds + 1)
 
 
 async def test_events_without_configured_token_are_unavailable(

@@ -86,8 +86,8 @@ async def test_export_move_of_due_shares_imports_elsewhere_or_back(
             assert returned["retried"] == lost["moved"]
         await source.wait_until_confirmed(returned_vote)
 
-        acts = (await source.operator_get("/actions"))["actions"]
-        assert [(action["what"], action["uid"], action["way"]) for action in acts] == [
+        actions = (await source.operator_get("/actions"))["actions"]
+        assert [(action["what"], action["uid"], action["way"]) for action in actions] == [
             (what, os.getuid(), "socket") for what in ("retry", "move", "move")
         ]
         votes = [moved, returned_vote]

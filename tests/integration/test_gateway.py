@@ -55,8 +55,8 @@ class FakeNode:
         writers_by_path: different responses by path.
     """
 
-    def __init__(self, answer: ResponseWriter) -> None:
-        self.write_response = answer
+    def __init__(self, write_response: ResponseWriter) -> None:
+        self.write_response = write_response
         self.writers_by_path: dict[str, ResponseWriter] = {}
         self.requests: list[bytes] = []
         self.open_connections = 0
@@ -77,9 +77,9 @@ class FakeNode:
 
 
 @contextlib.asynccontextmanager
-async def run_node(answer: ResponseWriter) -> AsyncIterator[FakeNode]:
+async def run_node(write_response: ResponseWriter) -> AsyncIterator[FakeNode]:
     """Run a fake node; yields it once it listens."""
-    node = FakeNode(answer)
+    node = FakeNode(write_response)
     server = await asyncio.start_server(node.serve, "127.0.0.1", 0)
     node.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
@@ -153,9 +153,9 @@ async def test_gateway_without_queue_forwards_requests(
     await helper.start()
     try:
         async with helper.timeout("forwards requests"):
-            while (answer := await http.get(f"{helper.url}{API_PREFIX}/rounds")).status_code == 503:
+            while (response := await http.get(f"{helper.url}{API_PREFIX}/rounds")).status_code == 503:
                 await asyncio.sleep(0.05)
-        assert answer.status_code == 200
+        assert response.status_code == 200
         assert (await http.post(f"{helper.url}{API_PREFIX}/shares", json={})).status_code == 404
     finally:
         await helper.kill()
@@ -199,9 +199,9 @@ async def test_gateway_50_mb_response_is_streamed(http: httpx.AsyncClient) -> No
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with run_node(write_large) as node, run_gateway(node.url) as (base, _):
         size, ends = 0, b""
-        async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as answer:
-            assert answer.status_code == 200
-            async for chunk in answer.aiter_bytes():
+        async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as response:
+            assert response.status_code == 200
+            async for chunk in response.aiter_bytes():
                 size += len(chunk)
                 ends = chunk[-1:]
     assert size == CHUNK_COUNT * (len(RESPONSE_CHUNK) + 1) + 1
@@ -212,8 +212,8 @@ async def test_gateway_50_mb_response_is_streamed(http: httpx.AsyncClient) -> No
 
 async def test_gateway_client_disconnect_cancels_node_request(http: httpx.AsyncClient) -> None:
     async with run_node(write_endless) as node, run_gateway(node.url) as (base, gateway):
-        async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as answer:
-            async for _ in answer.aiter_bytes():
+        async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as response:
+            async for _ in response.aiter_bytes():
                 break
             assert (gateway.active_count, node.open_connections) == (1, 1)
         await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
@@ -341,9 +341,9 @@ async def test_gateway_serves_64_concurrent_requests(http: httpx.AsyncClient, ch
     async with run_gateway(chain.nodes[0]["rest"], chain.nodes[1]["rest"]) as (base, gateway):
         limits = httpx.Limits(max_connections=64)
         async with httpx.AsyncClient(limits=limits, timeout=30) as clients:
-            answers = await asyncio.gather(*(clients.get(f"{base}{API_PREFIX}/rounds") for _ in range(64)))
-        assert {answer.status_code for answer in answers} == {200}
-        assert len({json.dumps(answer.json()) for answer in answers}) == 1
+            responses = await asyncio.gather(*(clients.get(f"{base}{API_PREFIX}/rounds") for _ in range(64)))
+        assert {response.status_code for response in responses} == {200}
+        assert len({json.dumps(response.json()) for response in responses}) == 1
         assert gateway.active_count == 0
 
 
@@ -366,8 +366,8 @@ async def test_gateway_unknown_paths_and_methods_reach_no_node(line: str) -> Non
     async with run_node(write_large) as node, run_gateway(node.url) as (base, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
         writer.write(f"{line}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        answer = await asyncio.wait_for(reader.read(), 20)
-        assert int(answer.split()[1]) in ({204} if line.startswith("OPTIONS") else {400, 404, 405})
+        response = await asyncio.wait_for(reader.read(), 20)
+        assert int(response.split()[1]) in ({204} if line.startswith("OPTIONS") else {400, 404, 405})
         writer.transport.abort()
         assert node.requests == []
 
@@ -470,10 +470,10 @@ async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.Async
 def respond_with(head: bytes, rest: bytes) -> ResponseWriter:
     """Return a writer of a response that starts with this status and headers, followed by `rest`."""
 
-    async def answer(writer: asyncio.StreamWriter) -> None:
+    async def write_response(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 " + head + b"\r\nContent-Type: application/json\r\n" + rest)
 
-    return answer
+    return write_response
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -491,9 +491,9 @@ async def test_gateway_invalid_status_of_a_node_is_502(http: httpx.AsyncClient, 
 @pytest.mark.parametrize("rest", [b"\r\n", b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n"])
 async def test_gateway_204_of_a_node_has_no_body(http: httpx.AsyncClient, rest: bytes) -> None:
     async with run_node(respond_with(b"204 No Content", rest)) as node, run_gateway(node.url) as (base, gateway):
-        answer = await http.get(f"{base}{API_PREFIX}/rounds")
-        assert (answer.status_code, answer.content) == (204, b"")
-        assert not {"content-length", "content-type", "transfer-encoding"} & set(answer.headers)
+        response = await http.get(f"{base}{API_PREFIX}/rounds")
+        assert (response.status_code, response.content) == (204, b"")
+        assert not {"content-length", "content-type", "transfer-encoding"} & set(response.headers)
         assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 204
         await wait_until(lambda: gateway.active_count == 0)
 
@@ -501,8 +501,8 @@ async def test_gateway_204_of_a_node_has_no_body(http: httpx.AsyncClient, rest: 
 async def test_gateway_length_of_chunked_response_is_ignored(http: httpx.AsyncClient) -> None:
     chunked = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     async with run_node(respond_with(b"200 OK", chunked)) as node, run_gateway(node.url) as (base, _):
-        answer = await http.get(f"{base}{API_PREFIX}/rounds")
-    assert (answer.status_code, answer.content) == (200, b"{}")
+        response = await http.get(f"{base}{API_PREFIX}/rounds")
+    assert (response.status_code, response.content) == (200, b"{}")
 
 
 async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:

@@ -194,7 +194,7 @@ async def test_audit_finds_altered_bit(name: str) -> None:
         change(source, random.Random(f"{name} {seed}"))
         result = await audit(source)
         failed = of_verdict(result, Verdict.FAILED)
-        # A sum or a leaf that is not on the curve or not canonical cannot be looked at, which is not "passed" either.
+        # A sum or a leaf that is not on the curve or not canonical cannot be checked, which is not "passed" either.
         open_checks = failed | of_verdict(result, Verdict.NOT_CHECKED)
         assert expected <= open_checks, f"seed {seed}"
         assert expected & failed, f"seed {seed}"
@@ -416,10 +416,10 @@ async def test_audit_missing_document_is_not_checked(document: str, expected: se
 ALL_BLOCKS = {"A1", "A2", "A3", "A4", "A5", "B1", "B2", "C3", "C4", "C6", "C7", "D1", "D4"}
 
 
-@pytest.mark.parametrize("kept", [0, 40, 57, 140])
-async def test_audit_pruned_blocks_are_not_checked(kept: int) -> None:
+@pytest.mark.parametrize("block_count", [0, 40, 57, 140])
+async def test_audit_pruned_blocks_are_not_checked(block_count: int) -> None:
     source = threshold_round()
-    source.block_list = source.block_list[:kept]
+    source.block_list = source.block_list[:block_count]
     source.missing = "lowest height is 999"
     result = await audit(source)
     assert of_verdict(result, Verdict.FAILED) == set()
@@ -552,21 +552,21 @@ async def test_audit_unknown_round_is_not_found() -> None:
         await audit(source)
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"round": {}}, {"round": {"vote_round_id": 7}}])
-async def test_audit_malformed_round_is_an_error(answer: object) -> None:
+@pytest.mark.parametrize("document", [None, [], {}, {"round": {}}, {"round": {"vote_round_id": 7}}])
+async def test_audit_malformed_round_is_an_error(document: object) -> None:
     source = threshold_round()
-    source.documents["round"] = answer
+    source.documents["round"] = document
     with pytest.raises(AuditError):
         await audit(source)
 
 
 @pytest.mark.parametrize("name", ["leaves", "roots", "summary", "results", "tally/1", "heads", "partials"])
 @pytest.mark.parametrize(
-    "answer", [[], {"blocks": 1, "roots": 1, "proposals": 1, "results": 1, "heads": 1, "entries": 1, "tally": 1}]
+    "document", [[], {"blocks": 1, "roots": 1, "proposals": 1, "results": 1, "heads": 1, "entries": 1, "tally": 1}]
 )
-async def test_audit_malformed_document_is_never_passed(name: str, answer: object) -> None:
+async def test_audit_malformed_document_is_never_passed(name: str, document: object) -> None:
     source = threshold_round()
-    source.documents[name] = answer
+    source.documents[name] = document
     result = await audit(source)
     assert result.result.verdict is not Verdict.PASSED
     assert name.partition("/")[0] in {"heads", "partials"} or len(of_verdict(result, Verdict.NOT_CHECKED)) > 1

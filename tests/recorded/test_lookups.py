@@ -62,8 +62,8 @@ class RecordedNode:
         if last in fixed:
             return 200, fixed[last]
         if kind == "blocks":
-            gone = {"code": 3, "message": "height is not available, lowest height is 119"}
-            return (400, gone) if self.is_pruned else (200, self.block(int(last)))
+            pruned_error = {"code": 3, "message": "height is not available, lowest height is 119"}
+            return (400, pruned_error) if self.is_pruned else (200, self.block(int(last)))
         if kind == "tx":
             return self.tx(last)
         assert last == "tx_search"

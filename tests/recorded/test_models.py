@@ -79,8 +79,8 @@ async def test_node_health_is_parsed() -> None:
     assert await create_client("syncing").is_syncing() is False
     info = await create_client("node info").node_info()
     assert (info.chain_id, info.version) == ("svote-1", "")
-    seen, is_syncing = await create_rpc_client("status").status()
-    assert (seen.chain_id, seen.height, is_syncing) == ("svote-1", 1283, False)
+    head, is_syncing = await create_rpc_client("status").status()
+    assert (head.chain_id, head.height, is_syncing) == ("svote-1", 1283, False)
 
 
 async def test_validator_is_parsed() -> None:

@@ -20,7 +20,7 @@ from helper.chain.models import (
     TxResult,
 )
 from helper.chain.node import Node
-from helper.chain.node_http import ANSWER_WAIT_SECONDS, SLOW_CALL_SECONDS, NodeResponse, RequestProgress
+from helper.chain.node_http import RESPONSE_WAIT_SECONDS, SLOW_CALL_SECONDS, NodeResponse, RequestProgress
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import BlockResults, RpcClient
@@ -109,8 +109,8 @@ class SimClient(ChainClient):
         return self._calls.is_slow
 
     @property
-    def answer_wait(self) -> float:
-        return ANSWER_WAIT_SECONDS
+    def response_wait(self) -> float:
+        return RESPONSE_WAIT_SECONDS
 
     async def aclose(self) -> None:
         return

@@ -169,9 +169,9 @@ def _create_plan(
 
 def p99(samples: list[float]) -> float:
     """Return the 99th percentile."""
-    found = percentile(samples, 0.99)
-    assert found is not None
-    return found
+    value = percentile(samples, 0.99)
+    assert value is not None
+    return value
 
 
 def main() -> int:

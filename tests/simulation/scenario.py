@@ -264,16 +264,16 @@ def _draw_episode(rng: random.Random, plan: Scenario, last: float) -> FaultEpiso
     length = rng.choice((rng.uniform(1, 20), rng.uniform(10, 120), rng.uniform(60, 600)))
     kind = rng.random()
     node: int | None = None
-    what: NodeFault | ProverFault | ServiceFault
+    fault: NodeFault | ProverFault | ServiceFault
     if kind < 0.55:
-        what, node = rng.choice(list(NodeFault)), rng.randrange(len(plan.nodes_with_rpc))
+        fault, node = rng.choice(list(NodeFault)), rng.randrange(len(plan.nodes_with_rpc))
     elif kind < 0.68:
-        what = rng.choice(list(ProverFault))
+        fault = rng.choice(list(ProverFault))
     else:
-        what = rng.choice([*ServiceFault, *[ServiceFault.CRASH] * 5, *[ServiceFault.STOP] * 2])
-    if what in (ServiceFault.CRASH, ServiceFault.STOP):
+        fault = rng.choice([*ServiceFault, *[ServiceFault.CRASH] * 5, *[ServiceFault.STOP] * 2])
+    if fault in (ServiceFault.CRASH, ServiceFault.STOP):
         length = rng.choice((0.1, 3.0, rng.uniform(1, 60), rng.uniform(1, 400)))
-    return FaultEpisode(start, min(start + length, last), what, node, rng.choice(CLOCK_OFFSETS))
+    return FaultEpisode(start, min(start + length, last), fault, node, rng.choice(CLOCK_OFFSETS))
 
 
 def _is_overlapping(episode: FaultEpisode, other: FaultEpisode) -> bool:

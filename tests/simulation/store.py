@@ -92,14 +92,14 @@ class SimDisk:
         self._transitions: list[tuple[int, int, int | None, bytes]] = []
         self.conn.execute("PRAGMA foreign_keys = ON")
         migrate_schema(self.conn)
-        self.conn.create_function("moved", 4, self._record_transition)
+        self.conn.create_function("record_transition", 4, self._record_transition)
         self.conn.executescript(
-            "CREATE TEMP TRIGGER told AFTER UPDATE OF state ON main.shares WHEN OLD.state <> NEW.state"
-            " BEGIN SELECT moved(NEW.id, OLD.state, NEW.state, NEW.nullifier); END;"
-            "CREATE TEMP TRIGGER taken AFTER INSERT ON main.shares"
-            " BEGIN SELECT moved(NEW.id, -1, NEW.state, NEW.nullifier); END;"
-            "CREATE TEMP TRIGGER gone AFTER DELETE ON main.shares"
-            " BEGIN SELECT moved(OLD.id, OLD.state, NULL, OLD.nullifier); END;"
+            "CREATE TEMP TRIGGER share_updated AFTER UPDATE OF state ON main.shares WHEN OLD.state <> NEW.state"
+            " BEGIN SELECT record_transition(NEW.id, OLD.state, NEW.state, NEW.nullifier); END;"
+            "CREATE TEMP TRIGGER share_inserted AFTER INSERT ON main.shares"
+            " BEGIN SELECT record_transition(NEW.id, -1, NEW.state, NEW.nullifier); END;"
+            "CREATE TEMP TRIGGER share_deleted AFTER DELETE ON main.shares"
+            " BEGIN SELECT record_transition(OLD.id, OLD.state, NULL, OLD.nullifier); END;"
         )
 
     def _record_transition(self, share_id: int, before: int, after: int | None, nullifier: bytes) -> None:
@@ -107,9 +107,9 @@ class SimDisk:
 
     def on_committed(self) -> None:
         """Report the transitions of a commit before its result is delivered."""
-        moves, self._transitions = self._transitions, []
-        if moves:
-            self.on_transitions(moves)
+        transitions, self._transitions = self._transitions, []
+        if transitions:
+            self.on_transitions(transitions)
         self.on_commit()
 
     def discard_transitions(self) -> None:

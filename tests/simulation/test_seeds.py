@@ -45,9 +45,9 @@ def test_seeds_keep_all_promises(first: int) -> None:
 def test_same_seed_in_two_processes_gives_same_digest() -> None:
     code = (
         "from tests.simulation.run import run_seed\n"
-        "told = [[run_seed(seed).digest for seed in (3, 4, 5, 33, 57)] for _ in range(2)]\n"
-        "assert told[0] == told[1]\n"
-        "print(told[0])"
+        "digests = [[run_seed(seed).digest for seed in (3, 4, 5, 33, 57)] for _ in range(2)]\n"
+        "assert digests[0] == digests[1]\n"
+        "print(digests[0])"
     )
     outputs = [
         subprocess.run(

@@ -80,18 +80,18 @@ def threshold_round() -> MemorySource:
 
 @cache
 def _threshold_round() -> MemorySource:
-    answers = {row["name"]: row["response"] for row in read_lines("threshold-round", "exchanges.jsonl")}
-    round_id = b64decode(answers["round, finalized"]["round"]["vote_round_id"])
+    results = {row["name"]: row["response"] for row in read_lines("threshold-round", "exchanges.jsonl")}
+    round_id = b64decode(results["round, finalized"]["round"]["vote_round_id"])
     documents = {
-        "round": answers["round, finalized"],
-        "tally/1": answers["tally"],
-        "tally/2": answers["tally of a proposal nobody voted on"],
-        "results": answers["tally results"],
-        "summary": answers["vote summary"],
-        "leaves": answers["leaves"],
+        "round": results["round, finalized"],
+        "tally/1": results["tally"],
+        "tally/2": results["tally of a proposal nobody voted on"],
+        "results": results["tally results"],
+        "summary": results["vote summary"],
+        "leaves": results["leaves"],
         "roots": {
             "roots": [
-                {"height": answers[name]["tree"]["height"], "root": answers[name]["tree"]["root"]}
+                {"height": results[name]["tree"]["height"], "root": results[name]["tree"]["root"]}
                 for name in ("root at 146", "root at 162")
             ]
         },
@@ -121,8 +121,8 @@ def single_key_round() -> MemorySource:
 
 @cache
 def _single_key_round() -> MemorySource:
-    answers: dict[str, Any] = {row["name"]: row["response"] for row in read_lines("round", "exchanges.jsonl")}
-    round_id = b64decode(answers["round, finalized"]["round"]["vote_round_id"])
+    results: dict[str, Any] = {row["name"]: row["response"] for row in read_lines("round", "exchanges.jsonl")}
+    round_id = b64decode(results["round, finalized"]["round"]["vote_round_id"])
     times = {
         int(row["response"]["block"]["header"]["height"]): seconds(row["response"]["block"]["header"]["time"])
         for row in read_lines("round", "blocks.jsonl")
@@ -143,12 +143,12 @@ def _single_key_round() -> MemorySource:
         block = blocks.setdefault(height, AuditBlock(height, times.get(height, 1795268000.0), ()))
         blocks[height] = replace(block, txs=(*block.txs, AuditTx(message.to_tx(), row["tx"]["code"])))
     documents = {
-        "round": answers["round, finalized"],
-        "tally/1": answers["tally"],
+        "round": results["round, finalized"],
+        "tally/1": results["tally"],
         "tally/2": {},
-        "results": answers["tally results"],
-        "summary": answers["vote summary"],
-        "leaves": answers["leaves"],
+        "results": results["tally results"],
+        "summary": results["vote summary"],
+        "leaves": results["leaves"],
     }
     return MemorySource(round_id, documents, [blocks[h] for h in sorted(blocks)], has_all_blocks=False)
 
@@ -243,8 +243,8 @@ class RecordedNodes:
         for block in self.source.block_list:
             for tx in block.txs:
                 if sha256(tx.raw).hexdigest().upper() == tx_hash and tx.code is not None:
-                    answer = {"height": str(block.height), "code": tx.code, "log": ""}
-                    return httpx.Response(422 if tx.code else 200, json=answer)
+                    document = {"height": str(block.height), "code": tx.code, "log": ""}
+                    return httpx.Response(422 if tx.code else 200, json=document)
         return httpx.Response(404, json={"error": "tx not found"})
 
     def _tree(self, name: str, params: httpx.QueryParams) -> httpx.Response:

@@ -228,19 +228,19 @@ NodeReply = Callable[[dict[str, Any]], Awaitable[httpx.Response]]
 def reply_with(status: int, **reply: Any) -> NodeReply:
     """Create a node that sends this response to every reveal."""
 
-    async def answer(body: dict[str, Any]) -> httpx.Response:
+    async def respond(body: dict[str, Any]) -> httpx.Response:
         return httpx.Response(status, content=json.dumps(reply).encode())
 
-    return answer
+    return respond
 
 
 def fail_with(error: type[httpx.TransportError]) -> NodeReply:
     """Create a node with which every connection fails with this error."""
 
-    async def answer(body: dict[str, Any]) -> httpx.Response:
+    async def respond(body: dict[str, Any]) -> httpx.Response:
         raise error("broken")
 
-    return answer
+    return respond
 
 
 def refuse_with(log: str, code: int = 1) -> NodeReply:

@@ -38,7 +38,7 @@ PROGRAMS = ("sh", "cp", "mkdir", "rm", "install", "chmod")
 
 MAKE = """#!/bin/sh
 mkdir dist
-for found in * .[!.]*; do [ "$found" = dist ] || cp -r "$found" dist/; done
+for entry in * .[!.]*; do [ "$entry" = dist ] || cp -r "$entry" dist/; done
 : > dist/svote_helper-0.whl
 """
 PYTHON = """#!/bin/sh

@@ -5,14 +5,14 @@ import { searchAndSort } from "../src/views/validators";
 
 describe("readConfig", () => {
   it("reads each field and lists the others", () => {
-    const found = readConfig({
+    const config = readConfig({
       version: 2,
       snapshot_height: 9,
       vote_servers: [{ url: "https://a.example", label: "A", operator_address: "sv1x", more: 1 }, { label: "no url" }],
       pir_endpoints: ["https://p.example", { url: "https://q.example" }],
       polls: [],
     });
-    expect(found).toEqual({
+    expect(config).toEqual({
       version: "2",
       snapshotHeight: 9,
       voteServers: [

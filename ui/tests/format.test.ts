@@ -114,8 +114,8 @@ describe("backlog", () => {
     [6_000, {}, "enough"],
     [6_940, {}, "tight"],
     [8_000, {}, "short"],
-    [10_000, {}, "over"],
-    [6_000, { status: TALLYING }, "over"],
+    [10_000, {}, "ended"],
+    [6_000, { status: TALLYING }, "ended"],
     [6_000, { seconds_needed: null }, "unknown"],
     [6_000, { waiting: 0, proving: 0, seconds_needed: 0 }, "nothing"],
   ])("at %d with %j is %s", (now, changed, verdict) => {

@@ -46,12 +46,12 @@ afterEach(() => {
 describe("findKeplr", () => {
   it("waits for an extension that loads late", async () => {
     vi.useFakeTimers();
-    const found = findKeplr();
+    const search = findKeplr();
     await vi.advanceTimersByTimeAsync(500);
     const keplr = fakeKeplr();
     vi.stubGlobal("keplr", keplr);
     await vi.advanceTimersByTimeAsync(200);
-    expect(await found).toBe(keplr);
+    expect(await search).toBe(keplr);
   });
 
   it("fails if there is no extension", async () => {

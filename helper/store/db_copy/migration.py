@@ -127,8 +127,8 @@ class Migration:
         source, target = self._source, self._target
         unfinished = target.get_mark(UNFINISHED_KEY)
         self._check_source(unfinished)
-        ours = unfinished is not None or target.get_mark(MOVED_KEY) is not None
-        if not target.is_fresh() and not (ours and target.read_row_key() == source.read_row_key()):
+        has_own_mark = unfinished is not None or target.get_mark(MOVED_KEY) is not None
+        if not target.is_fresh() and not (has_own_mark and target.read_row_key() == source.read_row_key()):
             raise StoreForeign(
                 f"{target.label} already contains another queue",
                 advice="Choose an empty database, a file that does not exist, or a database that this queue was moved "

@@ -78,11 +78,10 @@ class TablePass:
     def _pass_table(self, table: Table) -> None:
         after: Key | None = table.start or ()
         while after is not None:
-            ours, theirs = self._source.read_page(table, after), self._target.read_page(table, after)
-            after = last_common_key(table, ours, theirs)
-            self._compare_pages(
-                table, self._portable_rows(table, rows_up_to(table, ours, after)), rows_up_to(table, theirs, after)
-            )
+            source_page, target_page = self._source.read_page(table, after), self._target.read_page(table, after)
+            after = last_common_key(table, source_page, target_page)
+            source_rows = self._portable_rows(table, rows_up_to(table, source_page, after))
+            self._compare_pages(table, source_rows, rows_up_to(table, target_page, after))
             self._report(table.name, self._stats.rows_read[table.name])
 
     def _compare_pages(self, table: Table, source: Sequence[Row], target: Sequence[Row]) -> None:

@@ -42,9 +42,9 @@ def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -
     # the database's log would link a nullifier to the share that is deleted for it.
     numbers = [(tx.ensure_round(round_id).no, nullifier) for round_id, nullifier in spent]
     tx.execute_many("add_spent", numbers)
-    ours = tx.find_shares_by_nullifier(numbers)
+    shares = tx.find_shares_by_nullifier(numbers)
     return [
-        share_id for share_id, round_no, nullifier in ours if _confirm_share(tx, share_id, round_no, nullifier, at_ms)
+        share_id for share_id, round_no, nullifier in shares if _confirm_share(tx, share_id, round_no, nullifier, at_ms)
     ]
 
 

@@ -106,13 +106,13 @@ def _read_sent_message(tx: Transaction, share: StoredShare) -> tuple[RevealRow |
     """
     if share.row is not None and share.row.state == ShareState.FAILED:
         return None, False
-    found: list[RevealRow] = []
+    reveals: list[RevealRow] = []
     is_readable = tx.attempt(
-        lambda: found.extend(RevealRow(*columns) for columns in tx.fetch_all("reveal", (share.id,)))
+        lambda: reveals.extend(RevealRow(*columns) for columns in tx.fetch_all("reveal", (share.id,)))
     )
-    if not is_readable or not found:
+    if not is_readable or not reveals:
         return None, not is_readable or (share.row is not None and share.row.state == ShareState.BROADCAST)
-    reveal = found[0]
+    reveal = reveals[0]
     if not reveal.is_sound(tx.keys.row_check):
         return None, True
     return (reveal if reveal.sends else None), False

@@ -54,14 +54,14 @@ class ConnectionSettings:
     def to_display_text(self) -> str:
         """Return the URL without the password, and with `hostaddr` if it differs from the host."""
         params = conninfo_to_dict(self.conninfo)
-        user, place, name = params.get("user"), str(params.get("host") or ""), params.get("dbname") or ""
+        user, host, name = params.get("user"), str(params.get("host") or ""), params.get("dbname") or ""
         port = f":{params['port']}" if params.get("port") else ""
         address = params.get("hostaddr")
-        if address and address != place:
-            return f"postgresql://{f'{user}@' if user else ''}{place}{port}/{name}?hostaddr={address}"
-        if place.startswith("/"):  # the directory of a Unix socket
-            return f"postgresql://{f'{user}@' if user else ''}/{name}?host={place}{port and '&port=' + port[1:]}"
-        return f"postgresql://{f'{user}@' if user else ''}{place}{port}/{name}"
+        if address and address != host:
+            return f"postgresql://{f'{user}@' if user else ''}{host}{port}/{name}?hostaddr={address}"
+        if host.startswith("/"):  # the directory of a Unix socket
+            return f"postgresql://{f'{user}@' if user else ''}/{name}?host={host}{port and '&port=' + port[1:]}"
+        return f"postgresql://{f'{user}@' if user else ''}{host}{port}/{name}"
 
     def options(self, *, reading: bool = False) -> dict[str, Any]:
         """Return the keyword arguments for `psycopg.connect`; `reading` makes the connection read-only."""
@@ -102,7 +102,7 @@ def create_connection_settings(
     if not host.isprintable() or not 0 < len(host.encode()) < 64:
         raise StoreError(f"{host!r} is not a valid host name: use up to 63 printable characters")
     _resolve_hosts(params)
-    if not all(_is_local(place) for place in _list_hosts(params)):
+    if not all(_is_local(host) for host in _list_hosts(params)):
         mode = params.setdefault("sslmode", "verify-full")
         if mode not in _VERIFIED_SSL_MODES:
             raise StoreError(

@@ -125,7 +125,7 @@ class PathMonitor:
 def _file_identity(path: Path) -> tuple[int, int] | None:
     """Return device and inode of a file, None if its status cannot be read."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - runs at each commit, and costs half as much as Path.stat
+        status = os.stat(path)  # noqa: PTH116 - runs at each commit, and costs half as much as Path.stat
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -35,16 +35,16 @@ WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
 SELECT coalesce(max(id), 0) FROM shares;
 
 -- Also compares the nullifiers, so that a known share is detected even if the index of the macs is damaged. The columns
--- of a found share are read from indexes only, because its row may be unreadable.
+-- of a known share are read from indexes only, because its row may be unreadable.
 
 -- name: find_taken
-WITH asked (place, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
-SELECT place,
+WITH identities (idx, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
+SELECT idx,
   EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
     OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
   (SELECT id FROM shares WHERE mac = a.mac),
   (SELECT max(id) FROM shares WHERE nullifier = a.nullifier)
-FROM asked AS a
+FROM identities AS a
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM shares WHERE nullifier = a.nullifier AND round_no = a.round_no)
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
@@ -53,8 +53,8 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
 -- Does not read a row that was quarantined as unreadable (state -1).
 
 -- name: stored_shares
-WITH asked (id) AS (VALUES (?))
-SELECT k.round_id, s.*, a.id, d.share_id IS NOT NULL FROM asked AS a LEFT JOIN damaged d ON d.share_id = a.id
+WITH ids (id) AS (VALUES (?))
+SELECT k.round_id, s.*, a.id, d.share_id IS NOT NULL FROM ids AS a LEFT JOIN damaged d ON d.share_id = a.id
 LEFT JOIN shares s ON s.id = CASE WHEN d.state IS -1 THEN NULL ELSE a.id END
 LEFT JOIN round_keys k ON k.no = s.round_no;
 

@@ -63,11 +63,11 @@ class SqliteTransaction(Transaction):
         Raises:
             UnreadableRowError: SQLite cannot read one of them.
         """
-        asked = [(share_id,) for share_id in share_ids]
+        ids = [(share_id,) for share_id in share_ids]
         try:
             return [
                 StoredShare.from_columns(columns)
-                for rows in self._execute_multi_row("stored_shares", asked)
+                for rows in self._execute_multi_row("stored_shares", ids)
                 for columns in rows
             ]
         except sqlite3.DatabaseError as error:
@@ -114,12 +114,12 @@ class SqliteTransaction(Transaction):
 
     def _read(self, share_id: int) -> ShareRow | None:
         try:
-            found = self.fetch_one("share_by_id", (share_id,))
+            columns = self.fetch_one("share_by_id", (share_id,))
         except sqlite3.DatabaseError as error:
             if result_code(error) == sqlite3.SQLITE_CORRUPT:
                 raise UnreadableRowError(share_id) from error
             raise
-        return None if found is None else ShareRow(*found)
+        return None if columns is None else ShareRow(*columns)
 
     def attempt(self, operation: Callable[[], object]) -> bool:
         """Run an operation. If the file is too damaged for it, undo it and return False."""

@@ -19,10 +19,10 @@ pub fn pages_in_log(
     stop: u64,
     page_size: u32,
 ) -> PyResult<(Vec<u32>, Vec<u32>)> {
-    let found = run(py, || {
+    let pages = run(py, || {
         Ok(crate::pages::in_log(&path, first..stop, page_size as usize))
     })?;
-    let (stale, clean): (Vec<_>, Vec<_>) = found?.into_iter().partition(|&(_, stale)| stale);
+    let (stale, clean): (Vec<_>, Vec<_>) = pages?.into_iter().partition(|&(_, stale)| stale);
     let numbers = |pages: Vec<(u32, bool)>| pages.into_iter().map(|(number, _)| number).collect();
     Ok((numbers(stale), numbers(clean)))
 }

@@ -192,9 +192,9 @@ class AdminStack:
         entries: list[dict[str, Any]] = []
         page: str | None = "/pending-validators"
         while page is not None:
-            answer = await self.client.get(page)
-            entries += answer.json()
-            page = f"/pending-validators{answer.links['next']['url']}" if "next" in answer.links else None
+            response = await self.client.get(page)
+            entries += response.json()
+            page = f"/pending-validators{response.links['next']['url']}" if "next" in response.links else None
         return entries
 
 

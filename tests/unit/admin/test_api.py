@@ -34,12 +34,12 @@ VALID_CONFIG = {
 async def test_register_signed_is_pending_for_a_week(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         body = sign_registration(moniker="Höhle <&> node")
-        answer = await stack.register(body)
-        assert (answer.status_code, answer.json()) == (
+        response = await stack.register(body)
+        assert (response.status_code, response.json()) == (
             200,
             {"status": "pending", "expires_at": NOW + REGISTRATION_SECONDS},
         )
-        assert answer.headers["access-control-allow-origin"] == "*"
+        assert response.headers["access-control-allow-origin"] == "*"
         assert await stack.fetch_pending() == [
             {
                 "operator_address": body["operator_address"],
@@ -59,15 +59,15 @@ async def test_register_again_replaces_and_keeps_first_time(tmp_path: Path) -> N
         first = sign_registration(moniker="first")
         await stack.register(first)
         stack.clock.advance(100)
-        answer = await stack.register(sign_registration(moniker="second", url="", timestamp=NOW + 100))
-        assert answer.json()["expires_at"] == NOW + 100 + REGISTRATION_SECONDS
+        response = await stack.register(sign_registration(moniker="second", url="", timestamp=NOW + 100))
+        assert response.json()["expires_at"] == NOW + 100 + REGISTRATION_SECONDS
         for older in (
             first,
             sign_registration(moniker="third", timestamp=NOW + 99),
             sign_registration(moniker="x", timestamp=NOW + 100),
         ):
-            answer = await stack.register(older)
-            assert answer.json() == {"status": "pending", "expires_at": NOW + 100 + REGISTRATION_SECONDS}, (
+            response = await stack.register(older)
+            assert response.json() == {"status": "pending", "expires_at": NOW + 100 + REGISTRATION_SECONDS}, (
                 "a replay changes nothing"
             )
         (waiting,) = await stack.fetch_pending()
@@ -82,8 +82,8 @@ async def test_register_bonded_validator_is_not_pending(tmp_path: Path) -> None:
         operator = adr036.validator_address(body["operator_address"])
         stack.staking.validators[operator] = "BOND_STATUS_UNBONDED"
         assert await stack.fetch_pending() == [], "regardless of its status"
-        answer = await stack.register(sign_registration(timestamp=NOW + 5))
-        assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
+        response = await stack.register(sign_registration(timestamp=NOW + 5))
+        assert (response.status_code, response.json()) == (200, {"status": "registered"})
         assert set(stack.staking.queried_addresses) == {operator}
 
 
@@ -129,35 +129,35 @@ async def test_register_unsigned_field_is_refused(tmp_path: Path, field: str) ->
         "timestamp": NOW + 1,
     }
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        answer = await stack.register({**sign_registration(), field: other[field]})
-        assert answer.status_code == 401
-        assert set(answer.json()) == {"error"}
+        response = await stack.register({**sign_registration(), field: other[field]})
+        assert response.status_code == 401
+        assert set(response.json()) == {"error"}
         assert await stack.fetch_pending() == []
 
 
 async def test_register_with_other_prefix_is_refused(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         _, pub_key, _ = adr036.sign_data(b"", KEY)
-        answer = await stack.register(sign_registration(operator_address=adr036.address_of(pub_key, "cosmos")))
-        assert answer.status_code == 401
-        assert "sv1" in answer.json()["error"]
+        response = await stack.register(sign_registration(operator_address=adr036.address_of(pub_key, "cosmos")))
+        assert response.status_code == 401
+        assert "sv1" in response.json()["error"]
 
 
 async def test_register_private_url_is_accepted_only_in_development(tmp_path: Path) -> None:
     body = sign_registration(url="http://127.0.0.1:8090")
     async with open_admin_stack(tmp_path / "production.db") as stack:
-        answer = await stack.register(body)
-        assert answer.status_code == 400
-        assert answer.json()["error"].startswith("url: ")
+        response = await stack.register(body)
+        assert response.status_code == 400
+        assert response.json()["error"].startswith("url: ")
     async with open_admin_stack(tmp_path / "development.db", mode="development") as stack:
         assert (await stack.register(body)).status_code == 200
 
 
 async def test_register_above_rate_limit_is_refused(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        answers = [await stack.client.post("/register-validator", content=b"{}") for _ in range(25)]
-        assert [answer.status_code for answer in answers] == [400] * 20 + [429] * 5
-        wait = int(answers[-1].headers["retry-after"])
+        responses = [await stack.client.post("/register-validator", content=b"{}") for _ in range(25)]
+        assert [response.status_code for response in responses] == [400] * 20 + [429] * 5
+        wait = int(responses[-1].headers["retry-after"])
         stack.clock.advance(wait)
         assert (await stack.client.post("/register-validator", content=b"{}")).status_code == 400
 
@@ -166,12 +166,12 @@ async def test_register_mutated_body_is_refused_without_server_error(tmp_path: P
     rng = random.Random(5)
     good = json.dumps(sign_registration(), ensure_ascii=False).encode()
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        seen: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for _ in range(10_000):
             status = await stack.registration_status(mutate(good, rng))
-            seen[status] = seen.get(status, 0) + 1
-        assert set(seen) == {400, 401}, seen
-        assert seen[401] > 1_000, "many are refused only for their signature"
+            counts[status] = counts.get(status, 0) + 1
+        assert set(counts) == {400, 401}, counts
+        assert counts[401] > 1_000, "many are refused only for their signature"
         assert await stack.fetch_pending() == []
         assert await stack.registration_status(good) == 200, "the original is accepted"
 
@@ -245,9 +245,9 @@ async def test_voting_config_is_served_as_published(tmp_path: Path) -> None:
         assert (await stack.client.get("/voting-config")).status_code == 502, "there is no previous copy"
         stack.web.responses[CONFIG_URL] = httpx.Response(200, content=published)
         await stack.config.refresh()
-        answer = await stack.client.get("/voting-config")
-        assert (answer.status_code, answer.content) == (200, published)
-        assert answer.headers["content-type"] == "application/json"
+        response = await stack.client.get("/voting-config")
+        assert (response.status_code, response.content) == (200, published)
+        assert response.headers["content-type"] == "application/json"
     async with open_admin_stack(path) as stack:
         await stack.config.refresh()
         assert (await stack.client.get("/voting-config")).content == published, "the last valid copy is kept"
@@ -339,8 +339,8 @@ async def test_refresh_parses_in_a_thread_and_only_what_changed(
 async def test_refresh_stores_no_cookies(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         cookies = [("set-cookie", f"name-{number}={'x' * 100}; Domain=example.org") for number in range(50)]
-        moved = [*cookies, ("location", "https://public.example.org/x")]
-        stack.web.responses[CONFIG_URL] = httpx.Response(302, headers=moved)
+        redirect_headers = [*cookies, ("location", "https://public.example.org/x")]
+        stack.web.responses[CONFIG_URL] = httpx.Response(302, headers=redirect_headers)
         stack.web.responses["https://public.example.org/x"] = httpx.Response(
             200, headers=cookies, content=json.dumps(VALID_CONFIG).encode()
         )
@@ -410,9 +410,9 @@ async def test_refresh_follows_redirect_to_public_address(tmp_path: Path) -> Non
 
 async def test_ui_config_contains_mode(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        answer = await stack.client.get("/ui-config")
-        assert answer.json() == {"mode": "production", "dev_pir_controls": False, "precomputed_base_url": ""}
-        assert answer.headers["cache-control"] == "no-store"
+        response = await stack.client.get("/ui-config")
+        assert response.json() == {"mode": "production", "dev_pir_controls": False, "precomputed_base_url": ""}
+        assert response.headers["cache-control"] == "no-store"
 
 
 async def test_preflight_wrong_method_and_unknown_path(tmp_path: Path) -> None:

@@ -403,10 +403,10 @@ async def main():
         import_module = builtins.__import__
         def watch(name, *args, **options):
             before = len(sys.modules)
-            found = import_module(name, *args, **options)
+            module = import_module(name, *args, **options)
             if len(sys.modules) > before and threading.current_thread() is threading.main_thread():
                 on_loop.append(name)
-            return found
+            return module
         builtins.__import__ = watch
         await service.mount.app(scope, receive, send)
     assert "cosmpy.crypto.address" in set(sys.modules) - imported

@@ -63,9 +63,9 @@ def listed_round(number: int, *, status: int = FINALIZED, proposals: int = 1, ti
 
 
 async def get_rounds(stack: AdminStack) -> list[dict[str, Any]]:
-    answer = await stack.client.get("/rounds")
-    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
-    entries: list[dict[str, Any]] = answer.json()["rounds"]
+    response = await stack.client.get("/rounds")
+    assert (response.status_code, response.headers["cache-control"]) == (200, "no-store")
+    entries: list[dict[str, Any]] = response.json()["rounds"]
     return entries
 
 

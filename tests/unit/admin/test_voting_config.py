@@ -40,10 +40,10 @@ def publish(stack: AdminStack, static: bytes = STATIC_2, **mirrors: httpx.Respon
 
 
 async def authentication_of(stack: AdminStack) -> dict[str, Any]:
-    answer = await stack.client.get("/round-authentication")
-    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
-    response: dict[str, Any] = answer.json()
-    return response
+    response = await stack.client.get("/round-authentication")
+    assert (response.status_code, response.headers["cache-control"]) == (200, "no-store")
+    body: dict[str, Any] = response.json()
+    return body
 
 
 @pytest.mark.rule("N1", "N2", "Q1")

@@ -93,7 +93,7 @@ class DelayedNode(httpx.AsyncBaseTransport):
 async def read_fast_responses(client: ChainClient, node: DelayedNode) -> None:
     """Read as many responses as the limit is derived from."""
     node.head_delay = node.body_delay = 0.0
-    for _ in range(response_times.MIN_ANSWERS):
+    for _ in range(response_times.MIN_RESPONSES):
         await client.is_syncing()
 
 
@@ -133,10 +133,10 @@ async def test_recent_times_of_one_kind_do_not_limit_another(monkeypatch: pytest
 
 async def test_wait_for_response_to_send_follows_recent_sends() -> None:
     client = ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(503)))
-    for _ in range(response_times.MIN_ANSWERS):
-        assert client.answer_wait == node_http.ANSWER_WAIT_SECONDS == 3
+    for _ in range(response_times.MIN_RESPONSES):
+        assert client.response_wait == node_http.RESPONSE_WAIT_SECONDS == 3
         await client.broadcast(MESSAGE)
-    assert client.answer_wait == response_times.MIN_LIMIT_SECONDS == 1
+    assert client.response_wait == response_times.MIN_LIMIT_SECONDS == 1
 
 
 async def test_send_is_not_limited_by_the_timeout_of_reads() -> None:
@@ -272,8 +272,8 @@ async def get_body(http: NodeHttp) -> None:
 
 
 async def stream_body(http: NodeHttp) -> None:
-    async with http.stream("GET", "/rounds") as answer:
-        async for _ in answer.iter_chunks():
+    async with http.stream("GET", "/rounds") as response:
+        async for _ in response.iter_chunks():
             pass
 
 
@@ -317,8 +317,8 @@ async def test_node_http_sends_credentials_and_no_cookies() -> None:
         await http.get("/status")
     await http.get("/status", {"height": "7"})
     await http.post("/reveal", {"a": 1})
-    async with http.stream("GET", "/rounds?x=%2F") as answer:
-        assert answer.status == 200
+    async with http.stream("GET", "/rounds?x=%2F") as response:
+        assert response.status == 200
     requests_sent = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
     assert requests_sent == [
         ("GET", "http://node/base/status"),
@@ -340,8 +340,8 @@ async def test_node_http_without_credentials_sends_none() -> None:
         requests.append(request)
         return httpx.Response(302, headers={"location": "http://elsewhere/"})
 
-    answer = await NodeHttp("http://node", transport=httpx.MockTransport(handle)).get("/status")
-    assert (answer.status, len(requests)) == (302, 1)
+    response = await NodeHttp("http://node", transport=httpx.MockTransport(handle)).get("/status")
+    assert (response.status, len(requests)) == (302, 1)
     assert "authorization" not in requests[0].headers
 
 

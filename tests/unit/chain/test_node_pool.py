@@ -355,7 +355,7 @@ async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.
     network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_ANSWERS):
+    for _ in range(response_times.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with anyio.fail_after(10):
@@ -370,7 +370,7 @@ async def test_only_node_is_not_limited_by_its_recent_times(monkeypatch: pytest.
     network = FakeNetwork(a=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_ANSWERS):
+    for _ in range(response_times.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with pytest.raises(TimeoutError), anyio.fail_after(0.1):
@@ -451,8 +451,8 @@ async def test_probe_without_new_block_requests_head_only() -> None:
         await endpoints.probe_all()
         return sorted(path.rsplit("/", 1)[-1] for path in node.requests[before:])
 
-    everything = ["latest", "status", "syncing"]
-    assert await probed_paths() == everything
+    all_paths = ["latest", "status", "syncing"]
+    assert await probed_paths() == all_paths
     assert await probed_paths() == ["latest"]
     clock.advance(1)
     node.height += 1
@@ -460,22 +460,22 @@ async def test_probe_without_new_block_requests_head_only() -> None:
     assert await probed_paths() == ["latest", "status"], "the RPC has not reported this block yet"
     assert await probed_paths() == ["latest"]
     clock.advance(SYNC_STATUS_SECONDS)
-    assert await probed_paths() == everything, "the report is outdated"
+    assert await probed_paths() == all_paths, "the report is outdated"
     assert await probed_paths() == ["latest"]
 
     node.height, node.syncing = node.height + 1, True
     assert await probed_paths() == ["latest", "syncing"]
     assert not endpoints.has_usable_node
-    assert await probed_paths() == everything, "a node that is catching up may finish at any time"
+    assert await probed_paths() == all_paths, "a node that is catching up may finish at any time"
     node.syncing = False
-    assert await probed_paths() == everything
+    assert await probed_paths() == all_paths
     assert endpoints.has_usable_node
     assert await probed_paths() == ["latest"]
 
     node.faults["latest"] = lambda _: httpx.Response(502)
     assert await probed_paths() == ["latest"]
     del node.faults["latest"]
-    assert await probed_paths() == everything, "the state before the failure is no longer valid"
+    assert await probed_paths() == all_paths, "the state before the failure is no longer valid"
 
 
 async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helper.chain.response_times import MAX_ANSWERS, MIN_ANSWERS, ResponseTimes, request_kind
+from helper.chain.response_times import MAX_RESPONSES, MIN_RESPONSES, ResponseTimes, request_kind
 
 
 def create_times(*seconds: float) -> ResponseTimes:
@@ -18,12 +18,12 @@ def create_times(*seconds: float) -> ResponseTimes:
     ("seconds", "limit"),
     [
         ([], 10.0),
-        ([0.01] * (MIN_ANSWERS - 1), 10.0),
-        ([0.01] * MIN_ANSWERS, 1.0),
-        ([0.5, *[0.01] * MIN_ANSWERS], 2.0),
-        ([0.5, *[0.01] * (MAX_ANSWERS - 1)], 2.0),
-        ([0.5, *[0.01] * MAX_ANSWERS], 1.0),
-        ([4.0] * MIN_ANSWERS, 10.0),
+        ([0.01] * (MIN_RESPONSES - 1), 10.0),
+        ([0.01] * MIN_RESPONSES, 1.0),
+        ([0.5, *[0.01] * MIN_RESPONSES], 2.0),
+        ([0.5, *[0.01] * (MAX_RESPONSES - 1)], 2.0),
+        ([0.5, *[0.01] * MAX_RESPONSES], 1.0),
+        ([4.0] * MIN_RESPONSES, 10.0),
     ],
 )
 def test_limit_is_four_times_the_longest_recent_time(seconds: list[float], limit: float) -> None:
@@ -31,7 +31,7 @@ def test_limit_is_four_times_the_longest_recent_time(seconds: list[float], limit
 
 
 def test_limit_is_the_maximum_again_after_forget() -> None:
-    times = create_times(*[0.01] * MIN_ANSWERS)
+    times = create_times(*[0.01] * MIN_RESPONSES)
     times.forget()
     assert times.limit == 10.0
 

@@ -73,11 +73,11 @@ def test_admin_register_prints_server_response(
 ) -> None:
     requests: list[tuple[str, str]] = []
 
-    def answer(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+    def respond(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
         requests.append((request.method, str(request.url)))
         return httpx.Response(status, json=expected_json)
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", respond)
     arguments = ("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://helper.example.org/")
     assert run_admin_command(*arguments) == code
     captured = capsys.readouterr()
@@ -93,12 +93,12 @@ def test_admin_pending_with_several_pages_prints_all(
         for number in range(3)
     ]
 
-    def answer(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+    def respond(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
         page = int(request.url.params["page"])
         link = {"Link": f'<?page={page + 1}>; rel="next"'} if page < len(waiting) else {}
         return httpx.Response(200, json=[waiting[page - 1]], headers=link)
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", respond)
     assert run_admin_command("pending", "--to", "http://helper.example.org", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"pending": waiting}
 

@@ -172,17 +172,17 @@ def test_root_files_are_created_with_owner_rights(
     database: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path that changes between two steps then gives no access that the owner does not have."""
-    seen = set()
+    user_ids = set()
     fsync = os.fsync
 
     def record(fd: int) -> None:
-        seen.add(os.geteuid())
+        user_ids.add(os.geteuid())
         fsync(fd)
 
     monkeypatch.setattr("os.fsync", record)
     backup = create_backup(database, directory)
     assert run_command("db", "restore", str(backup), "--force", "--db", str(database)) == 0
-    assert seen == {SERVICE_UID}
+    assert user_ids == {SERVICE_UID}
 
 
 @pytest.mark.parametrize("command", ["config init --force --output OUT", "db backup --output OUT --db DB"])

@@ -70,14 +70,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         assert run_command("audit", *arguments, "--json") == code
         output = capsys.readouterr().out
         assert output.count("\n") == 1
-        answer: dict[str, Any] = json.loads(output)
-        assert_conforms("audit", answer)
-        assert answer["round"] == ROUND
-        assert answer["verdict"] == {0: "passed", 1: "failed", 3: "not_checked"}[code]
-        assert [check["id"] for check in answer["checks"]] == list(CHECKS)
+        result: dict[str, Any] = json.loads(output)
+        assert_conforms("audit", result)
+        assert result["round"] == ROUND
+        assert result["verdict"] == {0: "passed", 1: "failed", 3: "not_checked"}[code]
+        assert [check["id"] for check in result["checks"]] == list(CHECKS)
         return {
             f"{check['id']} {check['verdict']}": check["why"]
-            for check in answer["checks"]
+            for check in result["checks"]
             if check["verdict"] != "passed"
         }
 
@@ -133,15 +133,17 @@ def test_audit_pruned_blocks_are_not_checked(nodes: RecordedNodes, run: Run) -> 
     assert {"A3 not_checked", "B1 not_checked", "C4 not_checked", "D1 not_checked"} <= reasons.keys()
 
 
-@pytest.mark.parametrize("answer", [(503, "overloaded"), (400, '{"message":"height is bigger than the chain length"}')])
+@pytest.mark.parametrize(
+    "refusal", [(503, "overloaded"), (400, '{"message":"height is bigger than the chain length"}')]
+)
 def test_audit_asks_again_for_a_block_that_no_node_returns(
-    nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str]
+    nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, refusal: tuple[int, str]
 ) -> None:
     refusals = iter(range(2))  # one for each node
 
     def respond(request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/blocks/200") and next(refusals, None) is not None:
-            return httpx.Response(answer[0], text=answer[1])
+            return httpx.Response(refusal[0], text=refusal[1])
         return nodes.respond(request)
 
     use_transport(monkeypatch, httpx.MockTransport(respond))
@@ -317,11 +319,11 @@ def test_audit_follows_a_running_round(
     respond = nodes.respond
 
     def advance(request: httpx.Request) -> httpx.Response:
-        answer = respond(request)
+        response = respond(request)
         if request.url.path.endswith(f"/round/{ROUND}") and len(nodes.source.block_list) < len(blocks):
             nodes.source.block_list = blocks[: next(steps)]
             known["status"] = 3 if len(nodes.source.block_list) == len(blocks) else 1
-        return answer
+        return response
 
     use_transport(monkeypatch, httpx.MockTransport(advance))
     assert run(ROUND, "--follow", *cache, code=0) == {}

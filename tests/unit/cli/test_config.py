@@ -49,8 +49,8 @@ def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[st
 def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = ["--endpoint", "http://a:1317", "--endpoint", "http://b:1317", "--rpc", "http://a:26657"]
     assert run_command("config", "init", *nodes, "--db", "/var/lib/svote-helper/queue.db", "--json") == 0
-    answer = last_json(capsys)
-    assert answer == {
+    result = last_json(capsys)
+    assert result == {
         "path": "helper.toml",
         "set": ["chain.endpoints", "chain.rpc", "helper.db_path", "operator.token"],
     }
@@ -89,14 +89,14 @@ def test_show_prints_effective_values_without_secrets(
     monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://me:hush@node:2")
     monkeypatch.setenv("SVOTE_HELPER_CHAIN_RPC", "http://me:hush@node:1")
     assert run_command("config", "show", "--json", "--origin") == 0
-    answer = last_json(capsys)
-    assert answer["path"] == "helper.toml"
-    assert answer["settings"]["helper"]["port"] == 1
-    assert answer["settings"]["chain"]["rpc"] == ["http://***@node:1"]
-    assert answer["origins"]["helper.port"] == "helper.toml:3"
-    assert answer["origins"]["chain.rpc"] == "env SVOTE_HELPER_CHAIN_RPC"
-    assert answer["origins"]["log.level"] == "default"
-    assert "hush" not in json.dumps(answer)
+    result = last_json(capsys)
+    assert result["path"] == "helper.toml"
+    assert result["settings"]["helper"]["port"] == 1
+    assert result["settings"]["chain"]["rpc"] == ["http://***@node:1"]
+    assert result["origins"]["helper.port"] == "helper.toml:3"
+    assert result["origins"]["chain.rpc"] == "env SVOTE_HELPER_CHAIN_RPC"
+    assert result["origins"]["log.level"] == "default"
+    assert "hush" not in json.dumps(result)
     assert run_command("config", "show", "--origin") == 0
     output = capsys.readouterr().out
     assert "port = 1  # helper.toml:3\n" in output
@@ -123,9 +123,9 @@ def test_validate_reports_all_problems(capsys: pytest.CaptureFixture[str]) -> No
         "bad.toml:4: chian: unknown section, did you mean [chain]?",
     ]
     assert run_command("config", "validate", "--config", "bad.toml", "--json") == 1
-    answer = last_json(capsys)
-    assert answer["ok"] is False
-    assert answer["problems"][0] == {
+    result = last_json(capsys)
+    assert result["ok"] is False
+    assert result["problems"][0] == {
         "source": "bad.toml",
         "line": 2,
         "key": "helper.prot",
@@ -176,10 +176,10 @@ def test_validate_online_reports_every_node(
 
     StubNodeQueries(monkeypatch, a=None, b="unreachable")
     assert run_command("config", "validate", "--online", "--json") == 3
-    answer = last_json(capsys)
-    assert answer["ok"] is False
-    assert answer["problems"] == []
-    assert [(line["subject"], line["level"]) for line in answer["online"]] == [
+    result = last_json(capsys)
+    assert result["ok"] is False
+    assert result["problems"] == []
+    assert [(line["subject"], line["level"]) for line in result["online"]] == [
         ("node a", "ok"),
         ("node b", "warn"),
         ("chain", "ok"),

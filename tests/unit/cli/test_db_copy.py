@@ -93,9 +93,9 @@ async def enqueue_some(store: SqliteStore) -> None:
 def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    answer: dict[str, Any] = json.loads(out)
-    assert_conforms("db-copy", answer)
-    return answer
+    result: dict[str, Any] = json.loads(out)
+    assert_conforms("db-copy", result)
+    return result
 
 
 def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,8 +156,8 @@ def test_db_copy_with_running_helper_only_copies(copy_setup: CopySetup, capsys: 
 
     copy_setup.with_store(enqueue_meanwhile)
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 0
-    answer = read_json(capsys)
-    assert (answer["state"], answer["live"], answer["written"]) == ("moved", 3, 1)
+    result = read_json(capsys)
+    assert (result["state"], result["live"], result["written"]) == ("moved", 3, 1)
 
 
 def test_db_copy_waits_for_running_helper_to_exit(

@@ -85,9 +85,9 @@ def test_healthcheck_exit_code_follows_helper_status(
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "" if code == 0 else "chain: no node\n")
     assert run_command("healthcheck", "--json") == code
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["status"], answer["asked"]) == (status, "helper.sock")
-    assert answer["checks"][1] == {"name": "chain", "problem": None if code == 0 else "no node", "note": None}
+    result = json.loads(capsys.readouterr().out)
+    assert (result["status"], result["asked"]) == (status, "helper.sock")
+    assert result["checks"][1] == {"name": "chain", "problem": None if code == 0 else "no node", "note": None}
 
 
 def test_healthcheck_without_socket_uses_api_port(port_server: HTTPServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +103,8 @@ def test_healthcheck_without_helper_is_unreachable(capsys: pytest.CaptureFixture
     assert "no helper is listening on helper.sock" in capsys.readouterr().err
     assert run_command("healthcheck", "--json") == 6
     output = capsys.readouterr()
-    answer = json.loads(output.out)
-    assert (answer["status"], answer["checks"], len(answer["problems"])) == ("unreachable", [], 2)
+    result = json.loads(output.out)
+    assert (result["status"], result["checks"], len(result["problems"])) == ("unreachable", [], 2)
     assert output.err == ""
     for url in ("nonsense", "https://127.0.0.1:1", "http://"):
         assert run_command("healthcheck", "--url", url) == 6

@@ -68,9 +68,9 @@ def run_json(
         assert output.count("\n") == 1
         if not name.startswith("proof"):  # `proof` prints public data
             assert not any(secret in output for secret in SECRETS), "no command prints any part of a witness"
-        answer: dict[str, Any] = json.loads(output)
-        assert_conforms(name.replace(" ", "-"), answer)
-        return answer
+        result: dict[str, Any] = json.loads(output)
+        assert_conforms(name.replace(" ", "-"), result)
+        return result
 
     return run_json
 
@@ -165,10 +165,8 @@ def test_json_output_of_config_and_health(run_json: RunJson, tmp_path: Path) -> 
 def test_json_output_of_admin_commands(run_json: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("key").write_text(KEY.hex())
     row = {"operator_address": "sv1x", "url": "", "moniker": "m", "requested_at": 1, "expires_at": 2}
-    for answer in ({"status": "registered"}, {"status": "pending", "expires_at": 1_795_872_800}):
-        monkeypatch.setattr(
-            httpx.HTTPTransport, "handle_request", lambda *_, answer=answer: httpx.Response(200, json=answer)
-        )
+    for body in ({"status": "registered"}, {"status": "pending", "expires_at": 1_795_872_800}):
+        monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_, body=body: httpx.Response(200, json=body))
         run_json("admin register", "--key-file", "key", "--moniker", "m")
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: httpx.Response(200, json=[row]))
     assert run_json("admin pending")["pending"]

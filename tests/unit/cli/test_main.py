@@ -62,7 +62,7 @@ def test_app_with_one_command_runs_directly(plugin_module: ModuleType, capsys: p
     app = typer.Typer()
 
     @app.command()
-    def anything(text: str) -> None:
+    def echo(text: str) -> None:
         """Print a word."""
         typer.echo(text)
 

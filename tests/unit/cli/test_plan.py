@@ -82,10 +82,10 @@ def test_plan_without_the_size_of_the_round_exits_usage() -> None:
 def test_plan_measures_with_a_prover_per_core(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[str, int]] = []
+    calls: list[tuple[str, int]] = []
 
     async def measure(circuit: str, *, provers: int, nice: int) -> float:
-        asked.append((circuit, provers))
+        calls.append((circuit, provers))
         if circuit == "k12":
             raise ProverError("unknown circuit")
         return 0.8
@@ -94,7 +94,7 @@ def test_plan_measures_with_a_prover_per_core(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     result = run_json(capsys, "--measure")
     assert (result["seconds_per_proof"], result["measured"], result["proofs_per_second"]) == (0.8, True, 2.5)
-    assert asked == [("k10", 2)]
+    assert calls == [("k10", 2)]
     assert run_command(*SIZE, "--measure", "--circuit", "k12") == 1
     assert "proofs could not be measured: unknown circuit" in capsys.readouterr().err
     assert run_command(*SIZE, "--measure", "--cores", "3") == 2, "cores that this machine does not have"

@@ -64,11 +64,11 @@ class FakeDaemon:
 
             def do_GET(self) -> None:
                 daemon.requests.append(self.path)
-                status, answer = daemon.responses[self.path.partition("?")[0]]
+                status, body = daemon.responses[self.path.partition("?")[0]]
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(answer)))
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(body)
 
         self.server = socketserver.UnixStreamServer(str(path), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -139,7 +139,7 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "code"),
+    ("status", "body", "code"),
     [
         (404, operator_json.list_json([], source="daemon"), 5),
         (400, {"status": "error", "error": "state must be one of"}, 2),
@@ -149,9 +149,9 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
     ],
 )
 def test_queue_refused_by_helper_sets_exit_code(
-    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], status: int, answer: Any, code: int
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], status: int, body: Any, code: int
 ) -> None:
-    daemon.set_response("/queue", answer, status)
+    daemon.set_response("/queue", body, status)
     assert run_command("queue", "list", "--json") == code
     output = capsys.readouterr()
     assert output.out == ""

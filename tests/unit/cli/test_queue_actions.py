@@ -176,9 +176,9 @@ def test_refused_action_states_reason_and_changes_nothing(
     source: str, arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("queue", *arguments) == code
-    answer = capsys.readouterr()
-    assert message in " ".join(answer.err.split())
-    assert answer.out == ""
+    output = capsys.readouterr()
+    assert message in " ".join(output.err.split())
+    assert output.out == ""
     assert read_states(capsys) == {"received": 2, "failed": 2}
     assert run_command("queue", "audit", "--json") == 0
     assert read_json(capsys)["actions"] == []
@@ -189,11 +189,11 @@ def test_action_on_terminal_asks_for_confirmation(
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     questions: list[str] = []
-    for answer, code in ((False, 1), (True, 0)):
+    for reply, code in ((False, 1), (True, 0)):
 
-        def confirm(text: str, answer: bool = answer, **_: Any) -> bool:
+        def confirm(text: str, reply: bool = reply, **_: Any) -> bool:
             questions.append(text)
-            return answer
+            return reply
 
         monkeypatch.setattr("typer.confirm", confirm)
         assert run_command("queue", "retry") == code
@@ -258,9 +258,9 @@ def test_export_copy_is_importable_and_source_keeps_shares(
     source: str, target_machine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("queue", "export", "--output", "x.age", "--json") == 0
-    answer = read_json(capsys)
-    assert (answer["shares"], answer["copied"], answer["source"]) == (4, 4, source)
-    assert answer["bytes"] == Path("x.age").stat().st_size
+    result = read_json(capsys)
+    assert (result["shares"], result["copied"], result["source"]) == (4, 4, source)
+    assert result["bytes"] == Path("x.age").stat().st_size
     assert stat.S_IMODE(Path("x.age").stat().st_mode) == 0o600
     assert run_command("queue", "export", "--output", "x.age") == 1
     assert "the file exists already" in capsys.readouterr().err
@@ -269,19 +269,19 @@ def test_export_copy_is_importable_and_source_keeps_shares(
         # with a control socket on which no helper listens
         options = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
         assert run_command("queue", "import", "x.age", "--yes", "--json", *options) == code
-        answer = read_json(capsys)
-        assert_conforms("queue-import", answer)
-        assert (answer["source"], answer["taken"], answer["revived"], answer["known"]) == (
+        result = read_json(capsys)
+        assert_conforms("queue-import", result)
+        assert (result["source"], result["taken"], result["revived"], result["known"]) == (
             "file",
             number,
             0,
             4 - number,
         )
-    assert (answer["queued"], answer["failed"]) == (2, 2)
-    assert sorted(entry["reason"] for entry in answer["left"]) == ["failed", "failed", "queued", "queued"]
-    assert {entry["number"] for entry in answer["left"]} == {1, 2, 3, 4}
-    assert {entry["round"] for entry in answer["left"]} == {ROUND_ID.hex()}
-    assert {entry["ref"] for entry in answer["left"]} == read_refs(capsys, "--db", target_machine, *use_other_machine())
+    assert (result["queued"], result["failed"]) == (2, 2)
+    assert sorted(entry["reason"] for entry in result["left"]) == ["failed", "failed", "queued", "queued"]
+    assert {entry["number"] for entry in result["left"]} == {1, 2, 3, 4}
+    assert {entry["round"] for entry in result["left"]} == {ROUND_ID.hex()}
+    assert {entry["ref"] for entry in result["left"]} == read_refs(capsys, "--db", target_machine, *use_other_machine())
     assert (
         read_states(capsys)
         == read_states(capsys, "--db", target_machine, *use_other_machine())
@@ -324,12 +324,12 @@ def test_import_of_returned_moved_shares_requeues_them(
     dry_result = read_json(capsys)
     assert read_states(capsys) == {"failed": 4}
     assert run_command("queue", "import", "y.age", "--yes", "--json") == 0
-    answer = read_json(capsys)
+    result = read_json(capsys)
 
-    assert (answer["source"], answer["taken"]) == (source, 4)
-    assert_conforms("queue-import", answer)
-    assert (answer["revived"], answer["left"]) == (4, [])
-    assert dry_result == {**answer, "dry_run": True}
+    assert (result["source"], result["taken"]) == (source, 4)
+    assert_conforms("queue-import", result)
+    assert (result["revived"], result["left"]) == (4, [])
+    assert dry_result == {**result, "dry_run": True}
     assert read_states(capsys) == {"received": 4}, "all attempts are restored, also for failed shares"
     assert read_states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
     assert run_command("queue", "audit", "--json") == 0
@@ -350,15 +350,15 @@ def test_import_of_returned_moved_shares_requeues_them(
 def test_export_move_is_stored_before_file_is_renamed(
     source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[dict[str, int]] = []
+    states: list[dict[str, int]] = []
 
     def fail_replace(_written: Path, _path: Path) -> None:
-        seen.append(read_states(capsys))
+        states.append(read_states(capsys))
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(backup, "_replace_file", fail_replace)
     assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 1
-    assert seen == [{"failed": 4}]
+    assert states == [{"failed": 4}]
     assert not Path("x.age").exists()
     (partial,) = Path().glob(".x.age*.partial")
     assert str(partial) in capsys.readouterr().err

@@ -70,8 +70,8 @@ def to_plain_text(lines: Iterable[Text]) -> str:
     return "\n".join(line.plain for line in lines)
 
 
-def render(state: dict[str, Any] | None, width: int = 80, gone: str | None = None) -> str:
-    return to_plain_text(Screen(state, gone).lines(width))
+def render(state: dict[str, Any] | None, width: int = 80, lost_reason: str | None = None) -> str:
+    return to_plain_text(Screen(state, lost_reason).lines(width))
 
 
 def test_render_wide_screen_has_one_line_per_round() -> None:
@@ -111,8 +111,8 @@ def test_render_narrow_screen_has_several_lines_per_round() -> None:
 def test_render_never_exceeds_terminal_size(width: int, height: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, no_color=True, legacy_windows=False)
-    many = changed_state(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
-    console.print(Screen(many, "not reachable. " * 20))
+    state = changed_state(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
+    console.print(Screen(state, "not reachable. " * 20))
     lines = [line for line in out.getvalue().splitlines() if line.strip()]
     assert len(lines) < height
     assert all(len(strip_escapes(line)) <= width for line in lines)
@@ -134,10 +134,10 @@ def test_render_shows_pause_reason_first() -> None:
         "no chain node is in sync",
     ]
     assert render(changed_state(ready=False)).startswith("starting")
-    gone = render(STATE, gone="no response on helper.sock").splitlines()
-    assert gone[:2] == ["helper not reachable; retrying", "no response on helper.sock"]
-    assert gone[2].startswith("was ready")
-    assert render(None, gone="x").splitlines()[1:] == ["x"]
+    lost = render(STATE, lost_reason="no response on helper.sock").splitlines()
+    assert lost[:2] == ["helper not reachable; retrying", "no response on helper.sock"]
+    assert lost[2].startswith("was ready")
+    assert render(None, lost_reason="x").splitlines()[1:] == ["x"]
 
 
 def test_render_low_terminal_drops_idle_rounds_first() -> None:
@@ -153,10 +153,10 @@ def test_render_low_terminal_drops_idle_rounds_first() -> None:
         for number in range(1, 30)
     ]
     later = {**ROUND, "round_id": "ee" * 32, "vote_end_time": NOW + 90 * 60, "waiting": 7}
-    many = Screen(changed_state(rounds=[later, ROUND, *old]))
-    assert len([*many.lines(80)]) == 45
+    screen = Screen(changed_state(rounds=[later, ROUND, *old]))
+    assert len([*screen.lines(80)]) == 45
 
-    lines = to_plain_text(many.lines(80, max_lines=23)).splitlines()
+    lines = to_plain_text(screen.lines(80, max_lines=23)).splitlines()
     assert len(lines) == 23
     assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], (
         "the next round to end comes first"
@@ -165,12 +165,12 @@ def test_render_low_terminal_drops_idle_rounds_first() -> None:
     assert lines[15] == "and 23 more rounds: 0 waiting, 0 failed"
     assert lines[-1].endswith("13:33:10 proof timed out (3)")
 
-    lines = to_plain_text(many.lines(80, max_lines=13)).splitlines()
+    lines = to_plain_text(screen.lines(80, max_lines=13)).splitlines()
     assert len(lines) == 13
     assert [line.split()[0] for line in lines[1:7]] == ["round", "3fa2c9d1", "due", "now", "eeeeeeee", "and"]
     assert lines[-3:-1] == render(STATE).splitlines()[-3:-1], "the nodes are visible"
 
-    lines = to_plain_text(many.lines(80, max_lines=10)).splitlines()
+    lines = to_plain_text(screen.lines(80, max_lines=10)).splitlines()
     assert len(lines) == 10
     assert [line.split()[0] for line in lines[1:4]] == ["round", "3fa2c9d1", "and"]
     assert lines[3] == "and 30 more rounds: 7 waiting, 1 failed", "one node is always visible"
@@ -272,8 +272,8 @@ def test_watch_reconnects_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyP
     slept: list[float] = []
     replace_sleep(monkeypatch, slept.append)
     stream = stream_states(tmp_path / "none.sock")
-    gone = StreamLost(f"no helper is listening on {tmp_path}/none.sock")
-    assert list(itertools.islice(stream, 3)) == [gone] * 3
+    lost = StreamLost(f"no helper is listening on {tmp_path}/none.sock")
+    assert list(itertools.islice(stream, 3)) == [lost] * 3
     assert len(slept) == 2
 
 

@@ -111,5 +111,5 @@ def test_all_shares_are_due_by_the_last_vote(distribution: Distribution) -> None
 def test_shares_sent_at_once_are_due_with_their_votes() -> None:
     start, end = 0, 10 * DAY
     assert fraction_due(Distribution.WALLET, DAY, start, end, at_once=1.0) == pytest.approx(DAY / (end - 60))
-    some = fraction_due(Distribution.WALLET, DAY, start, end, at_once=0.5)
-    assert fraction_due(Distribution.WALLET, DAY, start, end) < some < DAY / (end - 60)
+    half = fraction_due(Distribution.WALLET, DAY, start, end, at_once=0.5)
+    assert fraction_due(Distribution.WALLET, DAY, start, end) < half < DAY / (end - 60)

@@ -40,20 +40,20 @@ async def demo() -> AsyncIterator[Demo]:
 async def test_round_end_with_all_shares_confirmed_queries_chain_immediately(
     demo: Demo, monkeypatch: pytest.MonkeyPatch, confirmed: int, posted: list[tuple[str, Any]]
 ) -> None:
-    seen: list[tuple[str, Any]] = []
+    requests: list[tuple[str, Any]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append((request.url.path, json.loads(request.content)))
+    def respond(request: httpx.Request) -> httpx.Response:
+        requests.append((request.url.path, json.loads(request.content)))
         return httpx.Response(200, json={})
 
     async def facts() -> dict[str, Any]:
         return {"counts": {"confirmed": confirmed}}
 
     monkeypatch.setattr(demo, "_merged_stats", facts)
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as chain, asyncio.timeout(TIMEOUT_SECONDS):
+    async with httpx.AsyncClient(transport=httpx.MockTransport(respond)) as chain, asyncio.timeout(TIMEOUT_SECONDS):
         monkeypatch.setattr(demo, "_http", chain)
         await demo._end_round(ROUND_ID, ProgressBars(1))
-    assert seen == posted
+    assert requests == posted
 
 
 def helper_facts(confirmed: int, proven: int, p50: float | None) -> dict[str, Any]:

@@ -290,17 +290,17 @@ def run_fake_helper(path: Path, response: bytes = b"") -> Iterator[None]:
         listener.bind(str(path))
         listener.listen()
 
-        def answer() -> None:
+        def respond() -> None:
             with listener.accept()[0] as connection:
                 connection.recv(4096)
                 connection.sendall(response)
 
-        answering = threading.Thread(target=answer)
+        responder = threading.Thread(target=respond)
         if response:
-            answering.start()
+            responder.start()
         yield
         if response:
-            answering.join()
+            responder.join()
 
 
 # Assessment of the helper's state

@@ -45,14 +45,14 @@ async def check(
     async def resolve(_host: str, _port: int) -> list[str]:
         return ["93.184.216.34"]
 
-    def answer(_request: httpx.Request) -> httpx.Response:
-        response = answers.pop(0)
+    def respond(_request: httpx.Request) -> httpx.Response:
+        response = remaining.pop(0)
         if not response.is_stream_consumed:
             return response
         # A transport must return a stream that was not read yet.
         return httpx.Response(response.status_code, stream=httpx.ByteStream(response.content))
 
-    answers, transport = list(responses), httpx.MockTransport(answer)
+    remaining, transport = list(responses), httpx.MockTransport(respond)
     fetcher = ConfigFetcher(CONFIG_URL, transport=transport, resolve=resolve)
     results = await check_voting_config(fetcher, public_url, query_chain_keys, max_seconds=max_seconds)
     assert fetcher._http.is_closed

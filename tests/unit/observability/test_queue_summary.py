@@ -92,8 +92,8 @@ async def test_read_block_time_tries_all_nodes() -> None:
     async def present(height: int) -> Block | None:
         return Block(BlockHead("svote", height, 1234.5), [])
 
-    def pool(*answers: Any) -> NodePool:
-        nodes = [SimpleNamespace(client=SimpleNamespace(block=answer)) for answer in answers]
+    def pool(*responses: Any) -> NodePool:
+        nodes = [SimpleNamespace(client=SimpleNamespace(block=response)) for response in responses]
         return cast(NodePool, SimpleNamespace(usable_nodes=nodes))
 
     assert await read_block_time(pool(unavailable, missing, present), 7) == 1234.5

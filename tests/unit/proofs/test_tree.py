@@ -144,11 +144,11 @@ def test_tree_is_readable_while_another_thread_appends() -> None:
     tree = create_tree(LEAVES[:7])
     root = tree.root()
     stop = threading.Event()
-    seen: list[bytes] = []
+    roots: list[bytes] = []
 
     def read() -> None:
         while not stop.is_set():
-            seen.append(tree.root(7))
+            roots.append(tree.root(7))
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
@@ -158,5 +158,5 @@ def test_tree_is_readable_while_another_thread_appends() -> None:
     stop.set()
     for reader in readers:
         reader.join()
-    assert set(seen) <= {root}
+    assert set(roots) <= {root}
     assert len(tree) == 7 + 33 * 20

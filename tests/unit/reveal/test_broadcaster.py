@@ -47,10 +47,10 @@ async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
 
 
 async def test_prepared_message_is_on_disk_before_first_byte_is_sent(pipeline: Pipeline) -> None:
-    seen: list[tuple[Any, ...]] = []
+    states: list[tuple[Any, ...]] = []
 
     async def check_stored(body: dict[str, Any]) -> httpx.Response:
-        seen.append(
+        states.append(
             (
                 pipeline.read_share(1),
                 pipeline.read_send_state(),
@@ -61,7 +61,7 @@ async def test_prepared_message_is_on_disk_before_first_byte_is_sent(pipeline: P
 
     pipeline.nodes.replies[FIRST_NODE] = check_stored
     await pipeline.broadcaster.send(await pipeline.prepare_message())
-    ((state, sending, message),) = seen
+    ((state, sending, message),) = states
     assert state == (ShareState.BROADCAST,)
     assert sending == (1, pipeline.height, pipeline.height, FIRST_NODE, None)
     body = json.loads(pipeline.nodes.posts[0][1])
@@ -467,10 +467,10 @@ async def test_takeover_waits_for_block_after_other_hosts_send(pipeline: Pipelin
     assert len(pipeline.nodes.posts) == 2
 
 
-def answer_for_circuit(pipeline: Pipeline, circuit: str, responses: list[str]) -> NodeReply:
-    """A node of a chain that accepts this circuit; appends the circuit of each proof to `answers`."""
+def respond_by_circuit(pipeline: Pipeline, circuit: str, responses: list[str]) -> NodeReply:
+    """A node of a chain that accepts this circuit; appends the circuit of each proof to `responses`."""
 
-    async def judge(body: dict[str, Any]) -> httpx.Response:
+    async def respond(body: dict[str, Any]) -> httpx.Response:
         share_id = pipeline.query_rows("SELECT id FROM shares WHERE nullifier = ?", b64decode(body["share_nullifier"]))[
             0
         ][0]
@@ -478,13 +478,13 @@ def answer_for_circuit(pipeline: Pipeline, circuit: str, responses: list[str]) -
         responses.append(circuit_used)
         return await (ACCEPTED_REPLY if circuit_used == circuit else BAD_PROOF_REPLY)(body)
 
-    return judge
+    return respond
 
 
 async def test_circuit_trial_sends_one_reveal_per_node_and_others_wait(pipeline: Pipeline) -> None:
     pipeline.circuits.select_initial(CHAIN_ID, "", None)
     sent: list[str] = []
-    pipeline.set_replies(answer_for_circuit(pipeline, "k11", sent))
+    pipeline.set_replies(respond_by_circuit(pipeline, "k11", sent))
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(*range(1, 9))
         await wait_until(lambda: sent.count("k11") == 6)
@@ -515,7 +515,7 @@ async def test_circuit_trial_without_response_uses_next_share(pipeline: Pipeline
 async def test_prepared_reveals_of_a_refused_circuit_are_not_sent(pipeline: Pipeline) -> None:
     pipeline.circuits.select_initial(CHAIN_ID, "", None)
     sent: list[str] = []
-    pipeline.set_replies(answer_for_circuit(pipeline, "k11", sent))
+    pipeline.set_replies(respond_by_circuit(pipeline, "k11", sent))
     prepared = [await pipeline.prepare_message(position) for position in (1, 2, 3, 4)]
     await asyncio.gather(*(pipeline.broadcaster.send(share_id) for share_id in prepared))
     assert sent == ["k10"] * 2

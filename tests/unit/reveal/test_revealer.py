@@ -102,13 +102,13 @@ async def test_worker_crash_spends_attempt_from_third_time(pipeline: Pipeline) -
 
 async def test_share_of_crashed_worker_is_not_claimed_before_attempt_is_recorded(pipeline: Pipeline) -> None:
     pipeline.prover.failures[1] = [ProverCrashed("killed")] * 3
-    seen: list[object] = []
-    pipeline.store.after_call["crash 3"] = lambda: seen.append(pipeline.read_share(1, "state, attempts, due_ms"))
+    rows: list[object] = []
+    pipeline.store.after_call["crash 3"] = lambda: rows.append(pipeline.read_share(1, "state, attempts, due_ms"))
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(1)
         await wait_until(lambda: pipeline.read_share(1, "attempts") == (1,))
         await pipeline.settle_dispatcher()
-        assert seen == [(ShareState.RECEIVED, 0, (START_TIME + 2) * 1000)], "not due before"
+        assert rows == [(ShareState.RECEIVED, 0, (START_TIME + 2) * 1000)], "not due before"
         assert len(pipeline.prover.started_proofs) == 3
         assert pipeline.dispatcher.claimed_count == 0
 

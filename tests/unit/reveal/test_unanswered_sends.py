@@ -32,7 +32,7 @@ from tests.support.fakes import (
 )
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
-ANSWER_WAIT = 3.0
+RESPONSE_WAIT = 3.0
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def wait_for_end(pipeline: Pipeline, work: Coroutine[Any, Any, None]) -> N
     task = asyncio.create_task(work)
     await wait_until(lambda: len(pipeline.nodes.posts) > posts)
     await asyncio.sleep(0)
-    pipeline.clock.advance(ANSWER_WAIT - 0.5)
+    pipeline.clock.advance(RESPONSE_WAIT - 0.5)
     await asyncio.sleep(0.01)
     assert not task.done()
     pipeline.clock.advance(0.5)
@@ -158,7 +158,7 @@ async def test_node_without_connection_leaves_send_to_next_node_at_once(pipeline
     task = asyncio.create_task(pipeline.broadcaster.send(await pipeline.prepare_message()))
     await wait_until(lambda: pipeline.read_send_state()[0] == 1)
     await wait_until(lambda: pipeline.clock.sleeper_count)
-    pipeline.clock.advance(ANSWER_WAIT)
+    pipeline.clock.advance(RESPONSE_WAIT)
     await task
     assert pipeline.nodes.posted_to == [SECOND_NODE], "no byte has left, so the height is free"
     assert pipeline.read_send_state()[1:] == (101, 101, SECOND_NODE, "ACCEPTED")
@@ -179,7 +179,7 @@ async def test_call_whose_first_byte_left_during_its_cancellation_has_unknown_ou
     call = SendCall(Node(LateConnection("http://late", transport=pipeline.nodes)), message, pipeline.clock)
     wait = asyncio.create_task(call.wait())
     await wait_until(lambda: pipeline.clock.sleeper_count)
-    pipeline.clock.advance(ANSWER_WAIT)
+    pipeline.clock.advance(RESPONSE_WAIT)
     outcome = await wait
     assert outcome is not None
     assert (outcome.verdict, outcome.may_be_sent) == (Verdict.AMBIGUOUS, True)

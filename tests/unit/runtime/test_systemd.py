@@ -102,11 +102,11 @@ async def test_notify_status_with_line_break_stays_one_assignment(channel: socke
 
 
 async def test_notify_without_manager_does_nothing(tmp_path: Path) -> None:
-    env = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "8", "NOTIFY_SOCKET": str(tmp_path / "gone")}
-    gone = ServiceManager(env, 7, FakeClock())
-    assert gone.watchdog_seconds is None  # the variable is set for another process
+    env = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "8", "NOTIFY_SOCKET": str(tmp_path / "missing")}
+    manager_of_other = ServiceManager(env, 7, FakeClock())
+    assert manager_of_other.watchdog_seconds is None  # the variable is set for another process
     assert env == {}
-    gone.notify("READY=1")
+    manager_of_other.notify("READY=1")
     manager = ServiceManager({}, 7, FakeClock())
     manager.notify("READY=1")
 
@@ -213,11 +213,11 @@ async def test_service_serves_on_passed_socket(tmp_path: Path, launcher: str) ->
             async with process.timeout("answers"):
                 while True:
                     try:
-                        answer = await http.get(f"http://127.0.0.1:{port}/")
+                        response = await http.get(f"http://127.0.0.1:{port}/")
                         break
                     except httpx.ConnectError:
                         await asyncio.sleep(0.05)
-            assert answer.status_code == 200
+            assert response.status_code == 200
             await process.wait_until_listening()
             assert process.ready_data["url"] == f"http://127.0.0.1:{port}"
         assert await process.stop() == 0

@@ -143,6 +143,6 @@ def parse_error(response: bytes) -> tuple[int, dict[str, Any]]:
     """Return status and body of a JSON error."""
     head, _, body = response.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
-    answer = json.loads(body)
-    assert set(answer) == {"status", "error"}
-    return int(head.split()[1]), answer
+    error = json.loads(body)
+    assert set(error) == {"status", "error"}
+    return int(head.split()[1]), error

@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "helper.sock"
 
 
-def serve(path: Path, answer: Callable[[socket.socket], None]) -> threading.Thread:
+def serve(path: Path, respond: Callable[[socket.socket], None]) -> threading.Thread:
     """Serve one connection in a thread."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -28,7 +28,7 @@ def serve(path: Path, answer: Callable[[socket.socket], None]) -> threading.Thre
 
     def work() -> None:
         with listener, listener.accept()[0] as connection:
-            answer(connection)
+            respond(connection)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -47,11 +47,11 @@ def test_post_sends_json_or_chunks(path: Path) -> None:
     for body, end in ((b"{}", b"{}"), (iter([b"one\n", b"two\n"]), b"0\r\n\r\n")):
         path.unlink(missing_ok=True)
 
-        def answer(connection: socket.socket, end: bytes = end) -> None:
+        def respond(connection: socket.socket, end: bytes = end) -> None:
             requests.append(receive_until(connection, end))
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-        thread = serve(path, answer)
+        thread = serve(path, respond)
         assert request_control_socket(path, "/queue/retry?dry_run=1", body) == (200, b"{}")
         thread.join()
     assert all(request.startswith(b"POST /queue/retry?dry_run=1 HTTP/1.1\r\n") for request in requests)

@@ -255,6 +255,6 @@ async def test_fast_path_counts_each_outcome_once() -> None:
         [200, 200, 400, 405],
     )
     counted = {"post_queued": 1, "post_duplicate": 1, "post_refused": 1}
-    for lane in (False, True):
-        seen = await run_scenario(scenario, use_fast_path=lane)
-        assert (seen.statuses, seen.counts, seen.stored_count) == (scenario.statuses, counted, 1)
+    for use_fast_path in (False, True):
+        outcome = await run_scenario(scenario, use_fast_path=use_fast_path)
+        assert (outcome.statuses, outcome.counts, outcome.stored_count) == (scenario.statuses, counted, 1)

@@ -57,10 +57,10 @@ async def test_gateway_forwards_every_listed_path(path: str) -> None:
 
 @pytest.mark.parametrize("path", POST_PATHS)
 async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
-    seen: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def take(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+        requests.append(request)
         return json_response(200, ACCEPTED_RESPONSE)
 
     async with running_gateway() as (harness, client):
@@ -77,7 +77,7 @@ async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
         }
         sent = await client.post(path, json=VOTE_BODY, headers=headers, params={"who": "me"})
         assert (sent.status_code, sent.json()) == (200, ACCEPTED_RESPONSE)
-    (request,) = seen
+    (request,) = requests
     assert json.loads(request.content) == VOTE_BODY
     assert request.url.raw_path.decode() == path
     assert set(request.headers) == {
@@ -340,10 +340,10 @@ async def test_gateway_vote_repeated_after_failure_goes_to_other_node_first() ->
 
 @pytest.mark.rule("N30", "W9", "W11")
 async def test_gateway_forwards_a_batch_of_785_kb() -> None:
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
 
     def take(request: httpx.Request) -> httpx.Response:
-        seen.append(request.content)
+        bodies.append(request.content)
         return json_response(200, {**ACCEPTED_RESPONSE, "batch_digest": "ab" * 32})
 
     async with running_gateway() as (harness, client):
@@ -351,7 +351,7 @@ async def test_gateway_forwards_a_batch_of_785_kb() -> None:
         batch = b'{"votes":"' + b"A" * 785_000 + b'"}'
         sent = await client.post(f"{API}/cast-vote-batch", content=batch)
         assert sent.json() == {**ACCEPTED_RESPONSE, "batch_digest": "ab" * 32}
-        assert seen == [batch]
+        assert bodies == [batch]
 
 
 def delay_responses(node: FakeNode, seconds: float) -> None:

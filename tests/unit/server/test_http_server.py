@@ -63,8 +63,8 @@ async def test_connection_without_data_is_closed() -> None:
 async def test_connection_partial_head_times_out() -> None:
     async with run_server(SHORT_TIMEOUTS) as port:
         client = await RawClient.connect(port, HELLO_REQUEST[:20])
-        status, answer = parse_error(await client.read_rest())
-        assert (status, answer["status"]) == (408, "error")
+        status, response = parse_error(await client.read_rest())
+        assert (status, response["status"]) == (408, "error")
 
 
 async def test_connection_slow_head_times_out() -> None:
@@ -253,8 +253,8 @@ async def test_connection_endless_head_is_refused_at_limit(start: bytes, chunk: 
 async def test_connection_large_head_is_431_only_over_limit() -> None:
     async with run_server(PATIENT) as port:
         large = await RawClient.connect(port, HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000 + b"\r\n\r\n")
-        status, answer = parse_error(await large.read_rest())
-        assert (status, answer["error"]) == (431, "headers: are larger than 4096 bytes")
+        status, response = parse_error(await large.read_rest())
+        assert (status, response["error"]) == (431, "headers: are larger than 4096 bytes")
         client = await RawClient.connect(port)
         assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello"
         assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", (
@@ -316,10 +316,10 @@ def test_server_stop_responds_503_to_running_requests_without_error_log(
             assert await other.request() == b"hello", "the server has read the earlier data"
         for client in clients.values():
             async with asyncio.timeout(PATIENCE_SECONDS):
-                answer = await client.read_rest()
-            status, error = parse_error(answer)
+                response = await client.read_rest()
+            status, error = parse_error(response)
             assert (status, error["status"]) == (503, "error")
-            head = answer.lower().split(b"\r\n\r\n")[0].split(b"\r\n")
+            head = response.lower().split(b"\r\n\r\n")[0].split(b"\r\n")
             assert {b"connection: close", b"retry-after: 2"} <= set(head)
         for client in (streaming, stalled, other):
             client.writer.transport.abort()

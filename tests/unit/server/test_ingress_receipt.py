@@ -88,10 +88,10 @@ async def test_slow_body_without_valid_token_is_400(path: str, values: list[str]
 
 @pytest.mark.rule("N3", "N30")
 async def test_token_is_forwarded_and_receipt_of_the_node_is_returned_unchanged() -> None:
-    seen: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def time_out(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+        requests.append(request)
         return httpx.Response(408, content=RECEIPT, headers={"Content-Type": "application/json"})
 
     async with running_gateway() as (harness, client):
@@ -100,23 +100,23 @@ async def test_token_is_forwarded_and_receipt_of_the_node_is_returned_unchanged(
         assert (response.status_code, response.content) == (408, RECEIPT)
         assert response.headers["cache-control"] == "no-store"
         assert harness.requested_paths() == [[CAST_VOTE], []]
-    (request,) = seen
+    (request,) = requests
     assert request.headers.get_list(HEADER) == [TOKEN]
 
 
 @pytest.mark.parametrize("values", INVALID_TOKENS.values(), ids=INVALID_TOKENS)
 async def test_invalid_token_is_not_forwarded(values: list[str]) -> None:
-    seen: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def accept(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+        requests.append(request)
         return json_response(200, {"tx_hash": "AB" * 32, "code": 0})
 
     async with running_gateway() as (harness, client):
         harness.set_response("/cast-vote", accept)
         headers = [(HEADER, value) for value in values]
         assert (await client.post(CAST_VOTE, json={}, headers=headers)).status_code == 200
-    assert [HEADER in request.headers for request in seen] == [False]
+    assert [HEADER in request.headers for request in requests] == [False]
 
 
 @pytest.mark.rule("N3", "N30")

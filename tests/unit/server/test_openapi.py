@@ -44,9 +44,9 @@ SHARE_STATUS = "/shielded-vote/v1/share-status/{round_id}/{nullifier}"
 async def read_document(**settings: Any) -> dict[str, Any]:
     """The document that an application serves."""
     async with WalletApp(**settings).create_client() as client:
-        answer = await client.get("/openapi.json")
-    assert answer.headers["content-type"] == "application/json"
-    document: dict[str, Any] = answer.json()
+        response = await client.get("/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    document: dict[str, Any] = response.json()
     return document
 
 
@@ -55,18 +55,18 @@ def responses(document: dict[str, Any], path: str, method: str = "get") -> dict[
     return responses_by_status
 
 
-def conforms(document: dict[str, Any], response: dict[str, Any], answer: Any) -> bool:
+def conforms(document: dict[str, Any], response: dict[str, Any], value: Any) -> bool:
     """Whether a response matches the document."""
     schema = response["content"]["application/json"]["schema"]
-    return jsonschema_rs.is_valid({**schema, "components": document["components"]}, answer)
+    return jsonschema_rs.is_valid({**schema, "components": document["components"]}, value)
 
 
 @pytest.mark.parametrize("expose", [False, True])
 async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
-    async def anything(_request: Request) -> Response:
+    async def respond(_request: Request) -> Response:
         return Response()
 
-    more = ApiRoute("/more/{name}", anything, "GET", Operation("More.", dict[str, int]))
+    more = ApiRoute("/more/{name}", respond, "GET", Operation("More.", dict[str, int]))
     wallets = WalletApp()
     submission = ShareSubmission(wallets.view, api_token="", body_reader=BodyReader())
     own = wallet_routes(wallets.view, submission, api_token="", expose_queue_status=expose)
@@ -132,9 +132,9 @@ async def test_openapi_responses_match_document() -> None:
             (STATUS_PATH, "get"): [await client.get(STATUS_PATH)],
             ("/shielded-vote/v1/queue-status", "get"): [await client.get("/shielded-vote/v1/queue-status")],
         }
-    for (route, method), answers in exchanges.items():
-        for answer in answers:
-            assert conforms(document, responses(document, route, method)[str(answer.status_code)], answer.json())
+    for (route, method), received in exchanges.items():
+        for response in received:
+            assert conforms(document, responses(document, route, method)[str(response.status_code)], response.json())
     assert not conforms(document, responses(document, "/shielded-vote/v1/queue-status")["200"], {"ab": {"total": 1}})
     assert not conforms(document, responses(document, STATUS_PATH)["200"], {"status": "error", "error": "no"})
 
@@ -257,8 +257,8 @@ async def test_openapi_without_queue_describes_other_routes(tmp_path: Path) -> N
 async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
     listeners = create_complete_routes(tmp_path)
     document = (await read_document_of(listeners)).json()
-    answer = await read_document_of(listeners, "/readyz?verbose")
-    assert answer.text.startswith("[+]store ok")
+    response = await read_document_of(listeners, "/readyz?verbose")
+    assert response.text.startswith("[+]store ok")
     kinds = responses(document, "/readyz")
     assert set(kinds["200"]["content"]) == {"text/plain"}
     assert set(kinds["503"]["content"]) == {"text/plain", "application/json"}
@@ -270,13 +270,13 @@ async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
 async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
     listeners = create_complete_routes(tmp_path)
     document = (await read_document_of(listeners)).json()
-    answer = await read_document_of(listeners, "/docs")
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    policy = answer.headers["content-security-policy"]
+    response = await read_document_of(listeners, "/docs")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'self'")
     assert "unsafe" not in policy
     page = ParsedPage()
-    page.feed(answer.text)
+    page.feed(response.text)
     assert page.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
     assert "style" not in page.attributes
     assert not {name for name in page.attributes if name.startswith("on")}
@@ -294,11 +294,11 @@ async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
 
 def test_docs_page_escapes_text() -> None:
     injected = "<script>alert(1)</script>"
-    answer = {"description": injected, "content": {injected: {"schema": {"type": "string", "description": injected}}}}
+    response = {"description": injected, "content": {injected: {"schema": {"type": "string", "description": injected}}}}
     operation = {
         "summary": injected,
         "parameters": [{"name": injected, "in": "query", "schema": {"enum": [injected]}}],
-        "responses": {"200": answer},
+        "responses": {"200": response},
     }
     schema = {"description": injected, "properties": {injected: {"const": injected}}}
     document_ = {

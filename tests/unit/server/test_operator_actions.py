@@ -79,10 +79,10 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
 
 def error_text(response: httpx.Response) -> str:
     """The text of a refusal; a refused action also has advice."""
-    answer_json = response.json()
-    assert answer_json.keys() - {"advice"} == {"status", "error"}
-    assert bool(answer_json.get("advice")) is (response.status_code in {404, 409, 422, 503})
-    return str(answer_json["error"])
+    body = response.json()
+    assert body.keys() - {"advice"} == {"status", "error"}
+    assert bool(body.get("advice")) is (response.status_code in {404, 409, 422, 503})
+    return str(body["error"])
 
 
 async def audit(daemon: httpx.AsyncClient) -> list[dict[str, Any]]:
@@ -243,10 +243,10 @@ async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.
     posted = make_posted_share(1, round_id=ROUND_ID)
     await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
 
-    answer_json = (await daemon.get("/rounds")).json()
+    body = (await daemon.get("/rounds")).json()
 
-    assert (answer_json["source"], answer_json["now"]) == ("daemon", NOW + 0.5)
-    later, recorded = answer_json["rounds"]
+    assert (body["source"], body["now"]) == ("daemon", NOW + 0.5)
+    later, recorded = body["rounds"]
     assert (later["status"], later["closed"], later["shares"]["total"]) == ("9", True, 0)
     assert later["authentication"] == "not_listed"
     assert recorded == {

@@ -119,9 +119,9 @@ def operator_client() -> OperatorClient:
 
 
 async def test_retries_are_grouped_and_read_by_doctor(operator_client: OperatorClient) -> None:
-    answer = await operator_client.get("/retries")
+    response = await operator_client.get("/retries")
 
-    assert answer.json() == {
+    assert response.json() == {
         "source": "daemon",
         "retries": [
             {
@@ -134,13 +134,13 @@ async def test_retries_are_grouped_and_read_by_doctor(operator_client: OperatorC
             }
         ],
     }
-    daemon = parse_daemon({"total": {}, "damaged": []}, {}, answer.json())
+    daemon = parse_daemon({"total": {}, "damaged": []}, {}, response.json())
     assert list(daemon.retries) == await operator_client.queue.list_retries(now=END - 120)
 
 
 async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) -> None:
-    answer = await operator_client.get("/queue")
-    assert answer.json() == {
+    response = await operator_client.get("/queue")
+    assert response.json() == {
         "source": "daemon",
         "shares": [
             {
@@ -182,9 +182,9 @@ async def test_queue_list_applies_filter(operator_client: OperatorClient) -> Non
     ],
 )
 async def test_operator_invalid_parameter_is_400(operator_client: OperatorClient, query: str, named: str) -> None:
-    answer = await operator_client.get(f"/queue?{query}")
-    assert answer.status_code == 400
-    assert error_text(answer).startswith(named)
+    response = await operator_client.get(f"/queue?{query}")
+    assert response.status_code == 400
+    assert error_text(response).startswith(named)
     assert operator_client.queue.query is None
 
 
@@ -220,9 +220,9 @@ async def test_operator_responses_contain_no_witness(operator_client: OperatorCl
 
 
 async def test_queue_show_unknown_share_is_404(operator_client: OperatorClient) -> None:
-    answer = await operator_client.get("/queue/ffffff")
-    assert answer.status_code == 404
-    assert error_text(answer) == "no share, or more than one, matches this reference"
+    response = await operator_client.get("/queue/ffffff")
+    assert response.status_code == 404
+    assert error_text(response) == "no share, or more than one, matches this reference"
     assert error_text(await operator_client.get("/nothing")) == "not found"
 
 
@@ -266,9 +266,9 @@ async def test_operator_query_of_damaged_store_is_503_with_advice(
         raise StoreCorrupt("the database is damaged: page 7")
 
     monkeypatch.setattr(FakeQueue, "list_damaged", damaged)
-    answer = await operator_client.get("/stats")
-    assert answer.status_code == 503
-    assert answer.json() == {
+    response = await operator_client.get("/stats")
+    assert response.status_code == 503
+    assert response.json() == {
         "status": "error",
         "error": "the database is damaged: page 7",
         "advice": StoreCorrupt.advice,

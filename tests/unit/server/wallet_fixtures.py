@@ -63,16 +63,16 @@ class WalletApp:
 def no_route_text(response: httpx.Response) -> str:
     """Return the text of a 404 or 405 of the wallet API; asserts that it has only the field `error`."""
     assert response.headers["content-type"] == "application/json"
-    answer = response.json()
-    assert set(answer) == {"error"}
-    return str(answer["error"])
+    body = response.json()
+    assert set(body) == {"error"}
+    return str(body["error"])
 
 
 def error_text(response: httpx.Response) -> str:
     """Return the text of an error; asserts the documented JSON shape."""
     assert response.headers["content-type"] == "application/json"
-    answer = response.json()
-    assert set(answer) == {"status", "error"}
-    assert answer["status"] == "error"
-    assert isinstance(answer["error"], str)
-    return str(answer["error"])
+    body = response.json()
+    assert set(body) == {"status", "error"}
+    assert body["status"] == "error"
+    assert isinstance(body["error"], str)
+    return str(body["error"])

@@ -219,7 +219,7 @@ async def test_random_bit_flips_never_return_a_wrong_share(
     await store.close()
     original = path.read_bytes()
     source = random.Random(3)
-    right = {make_posted_share(n, submit_at=int(NOW) + 3).share for n in range(30)}
+    originals = {make_posted_share(n, submit_at=int(NOW) + 3).share for n in range(30)}
     outcomes = {"refused": 0, "all": 0, "some": 0}
 
     for number in range(200):
@@ -236,7 +236,7 @@ async def test_random_bit_flips_never_return_a_wrong_share(
         try:
             assert await reopened.claim_due(now=NOW + 2.9, limit=99, rounds=[ROUND]) == []
             claimed = await reopened.claim_due(now=NOW + 3, limit=99, rounds=[ROUND])
-            assert {queued.share for queued in claimed} <= right
+            assert {queued.share for queued in claimed} <= originals
             outcomes["all" if len(claimed) == 30 else "some"] += 1
         finally:
             await reopened.close()
@@ -377,12 +377,12 @@ async def test_paging_through_damaged_index_completes(
     path.write_bytes(data)
     reopened = await open_sqlite_store(path)
 
-    seen: list[int] = []
+    ids: list[int] = []
     async with asyncio.timeout(20):
-        while page := await fetch_page(reopened, seen[-1] if seen else 0, sent=sent):
-            assert page[-1] > max(seen, default=0)
-            seen += page
-    assert set(range(1, 29)) <= set(seen)
+        while page := await fetch_page(reopened, ids[-1] if ids else 0, sent=sent):
+            assert page[-1] > max(ids, default=0)
+            ids += page
+    assert set(range(1, 29)) <= set(ids)
 
 
 async def fetch_page(store: SqliteStore, after: int, *, sent: bool) -> list[int]:

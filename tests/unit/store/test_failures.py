@@ -40,21 +40,21 @@ def limit_page_count(tx: SqliteTransaction, more: int) -> None:
 async def test_full_disk_is_reported_and_acknowledged_shares_survive(store: SqliteStore, path: Path) -> None:
     await store._writer.run(partial(limit_page_count, more=3))
 
-    answered = 0
+    acknowledged = 0
     full: StoreFull | None = None
-    while full is None and answered < 199:
+    while full is None and acknowledged < 199:
         try:
-            await enqueue_shares(store, answered)
-            answered += 1
+            await enqueue_shares(store, acknowledged)
+            acknowledged += 1
         except StoreFull as error:
             full = error
 
     assert full is not None
     assert full.retryable
-    assert answered > 0
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: answered}}
+    assert acknowledged > 0
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: acknowledged}}
     with pytest.raises(StoreFull):
-        await enqueue_shares(store, answered)
+        await enqueue_shares(store, acknowledged)
 
     await store._writer.run(partial(limit_page_count, more=1_000))
     await enqueue_shares(store, *range(200))
@@ -182,10 +182,10 @@ def deny_writes(tx: SqliteTransaction, *, refused: bool) -> None:
     """Deny all writes, like a failing disk, or allow them again."""
     writing = {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_PRAGMA}
 
-    def judge(action: int, *_: object) -> int:
+    def authorize(action: int, *_: object) -> int:
         return sqlite3.SQLITE_DENY if action in writing else sqlite3.SQLITE_OK
 
-    tx.conn.set_authorizer(judge if refused else None)
+    tx.conn.set_authorizer(authorize if refused else None)
 
 
 async def test_failing_disk_is_reported_and_probed_until_it_recovers(store: SqliteStore, clock: FakeClock) -> None:
@@ -235,17 +235,17 @@ def test_full_disk_recovers_only_with_room_for_shares(
     free = [0]
     stats = SimpleNamespace(f_frsize=4096)
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(stats), f_bavail=free[0]))
-    trouble = DiskHealth(tmp_path / "queue.db", clock)
+    disk_health = DiskHealth(tmp_path / "queue.db", clock)
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
-    trouble.record_failure(full)
-    assert not trouble.is_probe_due
+    disk_health.record_failure(full)
+    assert not disk_health.is_probe_due
     clock.advance(1)
-    assert trouble.is_probe_due
-    trouble.record_success()
-    assert trouble.reason is not None
-    assert not trouble.is_probe_due, "not immediately again"
+    assert disk_health.is_probe_due
+    disk_health.record_success()
+    assert disk_health.reason is not None
+    assert not disk_health.is_probe_due, "not immediately again"
     free[0] = 256
-    trouble.record_success()
-    assert trouble.reason is None
-    assert trouble.max_wait(None) == LOCATION_CHECK_SECONDS
+    disk_health.record_success()
+    assert disk_health.reason is None
+    assert disk_health.max_wait(None) == LOCATION_CHECK_SECONDS

@@ -647,16 +647,16 @@ async def test_acknowledged_shares_survive_server_crash(
 ) -> None:
     server: Cluster = request.getfixturevalue("cluster")
     host_a = await join_host("one")
-    answered: list[int] = []
+    acknowledged: list[int] = []
 
     async def post(number: int) -> None:
         with suppress(StoreError):
             await enqueue_shares(host_a, number)
-            answered.append(number)
+            acknowledged.append(number)
 
     posts = [asyncio.create_task(post(number)) for number in range(600)]
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not answered:
+        while not acknowledged:
             await asyncio.sleep(0)
     server.stop(signal.SIGQUIT)
     await asyncio.gather(*posts)
@@ -667,7 +667,7 @@ async def test_acknowledged_shares_survive_server_crash(
 
     await enqueue_shares(host_a, 1000)
     assert host_a.write_error is None
-    known = [await host_a.is_known(make_posted_share(number).share.key) for number in (*answered, 1000)]
+    known = [await host_a.is_known(make_posted_share(number).share.key) for number in (*acknowledged, 1000)]
     assert all(known)
 
 
@@ -733,9 +733,9 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
     await enqueue_shares(host_a, 1)
     await host_a.close()
     with pytest.raises(StoreError, match="key"):
-        await backend.create_store(clock, print, seals=[b"x" * 32]).open()
+        await backend.create_store(clock, print, sealing_keys=[b"x" * 32]).open()
 
-    both = backend.create_store(clock, print, seals=[b"x" * 32, *SEALING_KEYS])
+    both = backend.create_store(clock, print, sealing_keys=[b"x" * 32, *SEALING_KEYS])
     await both.open()
     assert (
         await both.enqueue(make_posted_share(1).share, make_posted_share(1).nullifier, now=NOW)
@@ -749,7 +749,7 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
     assert len(await both.apply_block(1, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)) == 2
     await both.close()
     with pytest.raises(StoreError, match="key"):
-        await backend.create_store(clock, print, seals=SEALING_KEYS).open()
+        await backend.create_store(clock, print, sealing_keys=SEALING_KEYS).open()
 
 
 async def test_new_key_seals_only_when_all_live_hosts_have_it(backend: PostgresBackend, clock: FakeClock) -> None:
@@ -757,18 +757,18 @@ async def test_new_key_seals_only_when_all_live_hosts_have_it(backend: PostgresB
     old = backend.create_store(clock, print, host="two")
     await old.open()
     with pytest.raises(StoreError, match="lacks the first key") as refused:
-        await backend.create_store(clock, print, seals=[new, *SEALING_KEYS]).open()
+        await backend.create_store(clock, print, sealing_keys=[new, *SEALING_KEYS]).open()
     assert "second" in refused.value.advice
     await old.close()
 
-    knows = backend.create_store(clock, print, host="two", seals=[*SEALING_KEYS, new])
-    seals = backend.create_store(clock, print, seals=[new, *SEALING_KEYS])
-    await knows.open()
-    await seals.open()
-    await enqueue_shares(seals, 1)
-    assert len(await knows.apply_block(1, [(ROUND, make_posted_share(1).nullifier)], now=NOW)) == 1
-    await seals.close()
-    await knows.close()
+    receiver = backend.create_store(clock, print, host="two", sealing_keys=[*SEALING_KEYS, new])
+    sealer = backend.create_store(clock, print, sealing_keys=[new, *SEALING_KEYS])
+    await receiver.open()
+    await sealer.open()
+    await enqueue_shares(sealer, 1)
+    assert len(await receiver.apply_block(1, [(ROUND, make_posted_share(1).nullifier)], now=NOW)) == 1
+    await sealer.close()
+    await receiver.close()
 
 
 async def test_open_foreign_or_newer_schema_is_refused(

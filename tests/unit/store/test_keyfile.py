@@ -21,9 +21,9 @@ def key_file(tmp_path: Path) -> Path:
 
 def test_first_key_seals_and_all_keys_open(key_file: Path) -> None:
     key_file.write_text(f"# this week's\n{FIRST}\n\n  {SECOND}  \n")
-    seals = read_keyring(key_file)
-    assert Keyring([bytes.fromhex(FIRST)]).decrypt(seals.encrypt(b"x")) == b"x"
-    assert seals.decrypt(Keyring([bytes.fromhex(SECOND)]).encrypt(b"y")) == b"y"
+    keyring = read_keyring(key_file)
+    assert Keyring([bytes.fromhex(FIRST)]).decrypt(keyring.encrypt(b"x")) == b"x"
+    assert keyring.decrypt(Keyring([bytes.fromhex(SECOND)]).encrypt(b"y")) == b"y"
 
 
 @pytest.mark.parametrize("bad", ["", "\n# none\n", FIRST[:-2], FIRST + "00", "zz" * 32, "ab " * 32, "\udcff"])

@@ -650,13 +650,13 @@ def test_compare_by_pages_equalizes_tables_with_minimal_changes(
         source_page, target_page = page(source, after), page(copied, after)
         last = last_common_key(table, source_page, target_page)
         assert last is None or last > after
-        missing, changed, gone = compare(
+        missing, changed, removed = compare(
             table, rows_up_to(table, source_page, last), rows_up_to(table, target_page, last)
         )
-        for row in gone:
+        for row in removed:
             del copied[table.key(row)]
         copied |= {table.key(row): row[2] for row in (*missing, *changed)}
-        touched += [table.key(row) for row in (*missing, *changed, *gone)]
+        touched += [table.key(row) for row in (*missing, *changed, *removed)]
         after = last
     assert copied == source
     assert sorted(touched) == sorted(key for key in source | target if source.get(key) != target.get(key))

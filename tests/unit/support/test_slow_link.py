@@ -32,14 +32,14 @@ async def test_slow_link_connections_share_bandwidth_and_have_the_delay() -> Non
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(letter * SIZE)
             writer.write_eof()
-            answer = await reader.read()
+            response = await reader.read()
             writer.close()
-            return answer, time.monotonic() - started_at
+            return response, time.monotonic() - started_at
 
         short, seconds = await exchange(b"")
         assert short == b""
         assert seconds >= 0.2
-        answers = await asyncio.gather(exchange(b"a"), exchange(b"b"))
-    assert [answer for answer, _ in answers] == [b"a" * SIZE, b"b" * SIZE]
+        responses = await asyncio.gather(exchange(b"a"), exchange(b"b"))
+    assert [response for response, _ in responses] == [b"a" * SIZE, b"b" * SIZE]
     # Both need the whole bandwidth for 0.3 s upwards; the link is free for the answers only partly before that.
-    assert max(seconds for _, seconds in answers) >= 0.2 + 2 * SIZE / 200_000
+    assert max(seconds for _, seconds in responses) >= 0.2 + 2 * SIZE / 200_000

@@ -2,7 +2,7 @@
 
 import { ACTIVE, PENDING, type QueueRound } from "./types";
 
-export type Verdict = "nothing" | "over" | "unknown" | "enough" | "tight" | "short";
+export type Verdict = "nothing" | "ended" | "unknown" | "enough" | "tight" | "short";
 
 export interface Backlog {
   verdict: Verdict;
@@ -22,11 +22,11 @@ export function backlog(round: QueueRound, now: number): Backlog {
   const remaining = Math.max(0, round.vote_end_time - now);
   const needed = round.seconds_needed;
   const load = needed === null ? 0 : remaining > 0 ? Math.min(1, needed / remaining) : left > 0 ? 1 : 0;
-  return { verdict: judge(), left, needed, remaining, load };
+  return { verdict: decide(), left, needed, remaining, load };
 
-  function judge(): Verdict {
+  function decide(): Verdict {
     if (left === 0) return "nothing";
-    if (remaining === 0 || round.status !== ACTIVE) return "over";
+    if (remaining === 0 || round.status !== ACTIVE) return "ended";
     if (needed === null) return "unknown";
     if (needed >= remaining) return "short";
     return needed > TIGHT * remaining ? "tight" : "enough";

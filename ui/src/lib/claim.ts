@@ -89,14 +89,14 @@ export interface Pasted {
 
 /** Extracts both fields from the key tool's JSON, with a plain key or `{"type", "value"}`; null for other input. */
 export function readToolOutput(text: string): Pasted | null {
-  let found: unknown;
+  let parsed: unknown;
   try {
-    found = JSON.parse(text);
+    parsed = JSON.parse(text);
   } catch {
     return null;
   }
-  if (typeof found !== "object" || found === null) return null;
-  const { pub_key, signature } = found as Record<string, unknown>;
+  if (typeof parsed !== "object" || parsed === null) return null;
+  const { pub_key, signature } = parsed as Record<string, unknown>;
   const key =
     typeof pub_key === "object" && pub_key !== null
       ? ((pub_key as Record<string, unknown>).value ?? (pub_key as Record<string, unknown>).key)

@@ -40,7 +40,7 @@ export function Network() {
           )
         }
       >
-        {(found) => (raw ? <Raw value={found} /> : <Cards value={found} />)}
+        {(loaded) => (raw ? <Raw value={loaded} /> : <Cards value={loaded} />)}
       </Loaded>
     </>
   );
@@ -148,8 +148,8 @@ function Server({ endpoint, fallback, checks }: { endpoint: Endpoint; fallback: 
   useEffect(() => {
     const controller = new AbortController();
     setState({ kind: "checking" });
-    checkServer(endpoint.url, controller.signal).then((found) => {
-      if (!controller.signal.aborted) setState(found);
+    checkServer(endpoint.url, controller.signal).then((result) => {
+      if (!controller.signal.aborted) setState(result);
     });
     return () => controller.abort();
   }, [endpoint.url, checks]);

@@ -32,7 +32,7 @@ const conduct: Conduct = {
   ...(globalThis as { walletConduct?: Partial<Conduct> }).walletConduct,
 };
 /** All requests to the wallet, in order. */
-const asked: { method: keyof Keplr; with: unknown[] }[] = [];
+const calls: { method: keyof Keplr; with: unknown[] }[] = [];
 let selected = 0;
 
 function selectAccount(account: number): void {
@@ -42,7 +42,7 @@ function selectAccount(account: number): void {
 
 /** Records a request; fails if the wallet is locked or the user refuses. */
 function authorize(method: keyof Keplr, ...parameters: unknown[]): void {
-  asked.push({ method, with: parameters });
+  calls.push({ method, with: parameters });
   if (conduct.locked) throw new Error("Key ring is not unlocked");
   if (conduct.refuses.includes(method)) throw new Error("Request rejected");
 }
@@ -95,4 +95,4 @@ const keplr: Keplr = {
 const install = () => Object.assign(globalThis, { keplr });
 if (conduct.lateMs) setTimeout(install, conduct.lateMs);
 else install();
-Object.assign(globalThis, { wallet: { conduct, asked, choose: selectAccount } });
+Object.assign(globalThis, { wallet: { conduct, calls, choose: selectAccount } });

@@ -101,12 +101,18 @@ class PostgresBackend:
         self.schema = schema
 
     def create_store(
-        self, clock: Clock, report: Report, *, host: str = "one", seals: list[bytes] | None = None, lease: float = 10.0
+        self,
+        clock: Clock,
+        report: Report,
+        *,
+        host: str = "one",
+        sealing_keys: list[bytes] | None = None,
+        lease: float = 10.0,
     ) -> PostgresStore:
         """Create the store of a host."""
         return PostgresStore(
             self.address,
-            keyring=Keyring(SEALING_KEYS if seals is None else seals),
+            keyring=Keyring(SEALING_KEYS if sealing_keys is None else sealing_keys),
             host=host,
             schema=self.schema,
             clock=clock,

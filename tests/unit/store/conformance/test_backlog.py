@@ -49,9 +49,9 @@ async def claim(
     now: float = LATE,
     first_limit: int = 0,
 ) -> BacklogClaim:
-    found = await backlog.claim(ends, now=now, chain_time=now, limit=limit, first_limit=max(limit, first_limit))
-    assert found is not None
-    return found
+    claimed = await backlog.claim(ends, now=now, chain_time=now, limit=limit, first_limit=max(limit, first_limit))
+    assert claimed is not None
+    return claimed
 
 
 def numbers_of(claimed: list[QueuedShare]) -> list[int]:

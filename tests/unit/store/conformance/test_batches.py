@@ -118,7 +118,7 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
     runner.run(store.open())
     runner.run(backend.prepare_store(store))
     number = count()
-    seen: set[Outcome] = set()
+    outcomes: set[Outcome] = set()
 
     @example(
         ONE_OF_EACH_OUTCOME,
@@ -146,7 +146,7 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
         assert claims[1] == claims[0]
         counts = runner.run(store.count_shares())
         assert [counts.get(round_id) for round_id in groups[1]] == [counts.get(round_id) for round_id in groups[0]]
-        seen.update(together)
+        outcomes.update(together)
 
     try:
         compare()
@@ -154,7 +154,7 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
         runner.run(store.close())
 
     ends: set[Outcome] = {*EnqueueResult, struct.error, StoreError, StoreCorrupt}
-    assert ends - seen == (set() if can_close_rounds(backend) else {EnqueueResult.CLOSED})
+    assert ends - outcomes == (set() if can_close_rounds(backend) else {EnqueueResult.CLOSED})
     assert reported == []
 
 

@@ -177,14 +177,15 @@ async def test_enqueue_acknowledged_shares_survive_sigkill(
         cwd=Path(__file__).parents[4],
     )
     assert child.stdout is not None
-    answered = [int(await child.stdout.readline()) for _ in range(700)]
+    acknowledged = [int(await child.stdout.readline()) for _ in range(700)]
     os.kill(child.pid, signal.SIGKILL)
-    answered += [int(line) for line in (await child.stdout.read()).splitlines(keepends=True) if line.endswith(b"\n")]
+    remaining = (await child.stdout.read()).splitlines(keepends=True)
+    acknowledged += [int(line) for line in remaining if line.endswith(b"\n")]
     await child.wait()
 
     store = await reopen()
 
-    lost = [number for number in answered if not await store.is_known(make_posted_share(number).share.key)]
-    assert len(answered) >= 700
+    lost = [number for number in acknowledged if not await store.is_known(make_posted_share(number).share.key)]
+    assert len(acknowledged) >= 700
     assert lost == []
     await store.close()

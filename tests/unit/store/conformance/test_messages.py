@@ -57,10 +57,10 @@ async def test_mark_sending_outside_broadcast_state_is_refused(store: Store) -> 
     await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
     waiting = await enqueue_and_claim(store, 2)
 
-    for gone in (share_id, waiting, 99):
-        assert not await store.mark_sending(gone, height=110, endpoint="one")
-        await store.record_outcome(gone, outcome="ACCEPTED")
-        assert await store.get_sent_reveal(gone) is None
+    for absent_id in (share_id, waiting, 99):
+        assert not await store.mark_sending(absent_id, height=110, endpoint="one")
+        await store.record_outcome(absent_id, outcome="ACCEPTED")
+        assert await store.get_sent_reveal(absent_id) is None
     assert not await store.prepare(share_id, make_reveal(1))
     assert await store.list_unconfirmed() == []
 

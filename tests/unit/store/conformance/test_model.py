@@ -364,8 +364,8 @@ class StoreModel(RuleBasedStateMachine):
     def purge(self, round_id: bytes, confirmed: bool) -> None:
         if not confirmed:
             return
-        gone = [name for name in (*self.live, *self.confirmed) if name[0] == round_id]
-        assert self.run_until_complete(self.store.purge(round_id)) == len(gone)
+        purged = [name for name in (*self.live, *self.confirmed) if name[0] == round_id]
+        assert self.run_until_complete(self.store.purge(round_id)) == len(purged)
         self.live = {name: model for name, model in self.live.items() if name[0] != round_id}
         self.confirmed = {name for name in self.confirmed if name[0] != round_id}
         self.spent = {name for name in self.spent if name[0] != round_id}

@@ -24,13 +24,13 @@ export function PublishedRounds() {
         chain.
       </p>
       <Loaded from={authentications} what="the signatures of the rounds">
-        {(found) =>
-          found.trusted_keys === null ? (
+        {(loaded) =>
+          loaded.trusted_keys === null ? (
             <Empty title="Signatures not checked">
               <p>This server does not know the trusted keys, because it was not given the static configuration.</p>
             </Empty>
           ) : (
-            <Results keys={found.trusted_keys} rounds={Object.entries(found.rounds)} />
+            <Results keys={loaded.trusted_keys} rounds={Object.entries(loaded.rounds)} />
           )
         }
       </Loaded>

@@ -59,7 +59,7 @@ export function RoundCard({ round, now }: { round: QueueRound; now: number }) {
 
 const VERDICTS: Record<Backlog["verdict"], { tone: Tone; label: string }> = {
   nothing: { tone: "good", label: "Nothing left to prove" },
-  over: { tone: "bad", label: "The round has ended" },
+  ended: { tone: "bad", label: "The round has ended" },
   unknown: { tone: "idle", label: "Speed not measured yet" },
   enough: { tone: "good", label: "On time" },
   tight: { tone: "warn", label: "Tight" },
