@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
 
 from helper.core.share import ShareState
 from helper.store.action_models import Action, PurgedFailures
@@ -26,28 +24,8 @@ from helper.store.models import (
 )
 from helper.store.operations.actions import read_action
 from helper.store.share_listing import ListedShare, list_shares, mac_bounds, to_query_params, to_queue_entry
-from helper.store.table_rows import Column, RoundKeyRow, RoundRow, Row
-from helper.store.transaction import Params
-
-
-class RowReader(Protocol):
-    """Runs named queries on a read-only database connection."""
-
-    async def fetch(self, name: str, params: Params = ()) -> list[Row]:
-        """Return all rows of a named query.
-
-        Raises:
-            StoreError: the database cannot be read.
-        """
-        ...
-
-    async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
-        """Return the rows of all these named queries, one after the other, as of one moment.
-
-        Raises:
-            StoreError: the database cannot be read.
-        """
-        ...
+from helper.store.table_rows import Column, RoundKeyRow, RoundRow
+from helper.store.transaction import RowReader
 
 
 class QueueReader:
@@ -71,7 +49,7 @@ class QueueReader:
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         """Return the first `limit` live shares that match, by due time."""
-        return await list_shares(self._operator_reader.fetch, self._operator_reader.fetch_snapshot, query, limit)
+        return await list_shares(self._operator_reader, query, limit)
 
     async def get_share_details(self, share_ref: str) -> ShareDetails | None:
         """Return details and history of the share whose reference starts with `share_ref` (at least 6 hex characters).

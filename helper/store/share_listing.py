@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.store.models import MIN_REF_CHARS, QueueEntry, QueueFilter
-from helper.store.table_rows import Column, Row, share_ref
-from helper.store.transaction import Params
-
-Fetch = Callable[[str, Params], Awaitable[list[Row]]]
-"""Runs a named query and returns all its rows."""
-FetchSnapshot = Callable[[Sequence[tuple[str, Params]]], Awaitable[list[Row]]]
-"""Runs several named queries on one snapshot of the database and returns the rows of all."""
+from helper.store.table_rows import Column, share_ref
+from helper.store.transaction import Params, RowReader
 
 UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
 _NO_LIMIT_MS: Final = 2**62
@@ -44,29 +38,29 @@ class ListedShare(NamedTuple):
     vote_end_time: int | None = None
 
 
-async def list_shares(fetch: Fetch, fetch_snapshot: FetchSnapshot, query: QueueFilter, limit: int) -> list[QueueEntry]:
+async def list_shares(reader: RowReader, query: QueueFilter, limit: int) -> list[QueueEntry]:
     """Return the first shares that match, by due time. Includes unreadable shares, which do not hide others.
 
     The states are read from one snapshot: otherwise a share that changes its state between two queries is not listed.
     """
     states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
     try:
-        queries = await _matching_queries(fetch, query, states, limit)
-        rows = [ListedShare(*row) for row in await fetch_snapshot(queries)]
+        queries = await _matching_queries(reader, query, states, limit)
+        rows = [ListedShare(*row) for row in await reader.fetch_snapshot(queries)]
     except StoreCorrupt:
-        rows = [row for row in await _read_individually(fetch, query, states) if _matches(row, query, states)]
+        rows = [row for row in await _read_individually(reader, query, states) if _matches(row, query, states)]
     entries = [to_queue_entry(row) for row in rows]
     return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
 
 
 async def _matching_queries(
-    fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int
+    reader: RowReader, query: QueueFilter, states: set[ShareState], limit: int
 ) -> list[tuple[str, Params]]:
     """Return queries for the matches: at most `limit` pending ones per round and at most `limit` per other state."""
     params: dict[str, Column] = {**to_query_params(query), "limit": limit}
     queries: list[tuple[str, Params]] = []
     if ShareState.RECEIVED in states:
-        for round_id in await _list_round_ids(fetch, query):
+        for round_id in await _list_round_ids(reader, query):
             queries.append(("list_waiting", {**params, "round_id": round_id}))
     for state in sorted(states - {ShareState.RECEIVED}):
         queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
@@ -81,41 +75,41 @@ def to_query_params(query: QueueFilter) -> dict[str, Column]:
     }
 
 
-async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[ListedShare]:
+async def _read_individually(reader: RowReader, query: QueueFilter, states: set[ShareState]) -> list[ListedShare]:
     """Return the rows in these states, reading each with its own query; all rows if the indexes are unreadable."""
     try:
-        candidates = await _list_candidates(fetch, query, states)
+        candidates = await _list_candidates(reader, query, states)
     except StoreCorrupt:
-        ids = await fetch("share_ids", {"after": 0, "limit": -1})
+        ids = await reader.fetch("share_ids", {"after": 0, "limit": -1})
         candidates = [(share_id, b"", ShareState.RECEIVED, 0) for (share_id,) in ids]
-    return [await _read_row(fetch, *candidate) for candidate in candidates]
+    return [await _read_row(reader, *candidate) for candidate in candidates]
 
 
 async def _list_candidates(
-    fetch: Fetch, query: QueueFilter, states: set[ShareState]
+    reader: RowReader, query: QueueFilter, states: set[ShareState]
 ) -> list[tuple[int, bytes, ShareState, int]]:
     """Return id, round, state and due time (0 if unknown) of every share in these states, from the indexes only."""
     entries: list[tuple[int, bytes, ShareState, int]] = []
     if ShareState.RECEIVED in states:
-        for round_id in await _list_round_ids(fetch, query):
-            rows = await fetch("waiting_ids", {"round_id": round_id})
+        for round_id in await _list_round_ids(reader, query):
+            rows = await reader.fetch("waiting_ids", {"round_id": round_id})
             entries += [(share_id, round_id, ShareState.RECEIVED, due_ms) for share_id, due_ms in rows]
     for state in sorted(states - {ShareState.RECEIVED}):
-        rows = await fetch("in_progress_ids", {"round_id": query.round_id, "state": state.value})
+        rows = await reader.fetch("in_progress_ids", {"round_id": query.round_id, "state": state.value})
         entries += [(share_id, round_id or b"", state, 0) for share_id, round_id in rows]
     return entries
 
 
-async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> ListedShare:
+async def _read_row(reader: RowReader, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> ListedShare:
     """Return a share's row; if it is unreadable, a row made from the index entries."""
     try:
-        rows = await fetch("list_share", (share_id,))
+        rows = await reader.fetch("list_share", (share_id,))
     except StoreCorrupt:
         rows = []
     if rows:
         return ListedShare(*rows[0])
     try:
-        macs = await fetch("get_mac_by_index", (share_id,))
+        macs = await reader.fetch("get_mac_by_index", (share_id,))
     except StoreCorrupt:
         macs = []
     return ListedShare(
@@ -132,10 +126,10 @@ async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareSt
     )
 
 
-async def _list_round_ids(fetch: Fetch, query: QueueFilter) -> list[bytes]:
+async def _list_round_ids(reader: RowReader, query: QueueFilter) -> list[bytes]:
     if query.round_id is not None:
         return [query.round_id]
-    return [round_id for (round_id,) in await fetch("all_round_ids", ())]
+    return [round_id for (round_id,) in await reader.fetch("all_round_ids", ())]
 
 
 def _matches(row: ListedShare, query: QueueFilter, states: set[ShareState]) -> bool:

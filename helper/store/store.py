@@ -32,9 +32,9 @@ from helper.store.operations import actions as action_operations
 from helper.store.operations import blocks, failure_counts, import_, messages, shares, trees
 from helper.store.operations import rounds as round_operations
 from helper.store.operations.trees import LEAF_BYTES
-from helper.store.queue_reader import QueueReader, RowReader
+from helper.store.queue_reader import QueueReader
 from helper.store.table_rows import RoundRow, Row
-from helper.store.transaction import read_round_key
+from helper.store.transaction import RowReader, read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
 
 log = structlog.get_logger("helper.store")

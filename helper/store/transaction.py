@@ -1,4 +1,4 @@
-"""Transaction interface of store operations, and the database's own keys."""
+"""Interfaces of store transactions and read-only connections, and the database's own keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
@@ -22,6 +22,24 @@ ShareIdentity = tuple[int, bytes, bytes]
 """Identifies a share: its round's number, its mac and its nullifier."""
 Params = tuple[Any, ...] | Mapping[str, Any]
 """Parameters of a statement, positional or named."""
+
+
+class RowReader(Protocol):
+    """Runs named queries on a read-only database connection."""
+
+    async def fetch(self, name: str, params: Params = ()) -> list[Row]:
+        """Return all rows of a named query.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+
+    async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
+        """Return the rows of all these named queries, one after the other, as of one moment.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
 
 
 class TakenShare(NamedTuple):
