@@ -30,9 +30,8 @@ class FastPath:
         self._submission = submission
         self._limiter = limiter
         self._request_ids = generate_request_ids()
-        self._responses = {
-            outcome: accepted_response(outcome) for outcome in (EnqueueResult.QUEUED, EnqueueResult.DUPLICATE)
-        }
+        self._queued = accepted_response(EnqueueResult.QUEUED)
+        self._duplicate = accepted_response(EnqueueResult.DUPLICATE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -46,7 +45,7 @@ class FastPath:
         if outcome is None:
             await self._app(scope, receive, send)
             return
-        response = self._responses[outcome]
+        response = self._duplicate if outcome is EnqueueResult.DUPLICATE else self._queued
         headers = [*response.raw_headers, *CORS_HEADERS, (REQUEST_ID_HEADER_BYTES, next(self._request_ids).encode())]
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})

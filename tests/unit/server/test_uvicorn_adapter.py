@@ -16,6 +16,7 @@ from typing import Any
 import httptools
 import pytest
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -109,11 +110,19 @@ class FakeTransport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.1", 1234), "sockname": ("192.0.2.2", 80)})
-        self.written = b""
+        self.writes: list[bytes] = []
         self.is_paused = False
+        self.is_closed = False
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(self.writes)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += bytes(data)
+        self.writes.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def is_closing(self) -> bool:
         return False
@@ -298,6 +307,62 @@ def test_this_list_has_every_attribute_that_the_adapter_uses(recorder: Recorder)
     listed = {name for methods in METHODS.values() for name in methods}
     listed |= {*CONNECTION_ATTRIBUTES, *CYCLE_ATTRIBUTES, *STATE_ATTRIBUTES, *CHECKED_ALONE}
     assert used & by_uvicorn <= listed
+
+
+SLEEP_SECONDS = 0.01
+
+
+async def respond_whole(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def respond_in_parts(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+    for part in (b"a", b"b", b"c"):
+        await asyncio.sleep(SLEEP_SECONDS)
+        await send({"type": "http.response.body", "body": part, "more_body": part != b"c"})
+
+
+async def respond_and_fail(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    raise ValueError("no body")
+
+
+HEAD_LINES = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n%b\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "app", "writes", "is_closed"),
+    [
+        (b"GET / HTTP/1.1", respond_whole, [HEAD_LINES % (2, b"") + b"ok"], False),
+        (b"HEAD / HTTP/1.1", respond_whole, [HEAD_LINES % (2, b"")], False),
+        (b"GET / HTTP/1.0", respond_whole, [HEAD_LINES % (2, b"connection: close\r\n") + b"ok"], True),
+        (b"HEAD / HTTP/1.0", respond_whole, [HEAD_LINES % (2, b"connection: close\r\n")], True),
+        (b"GET / HTTP/1.1", respond_in_parts, [HEAD_LINES % (3, b""), b"a", b"b", b"c"], False),
+        (b"GET / HTTP/1.1", respond_and_fail, [HEAD_LINES % (2, b"")], True),
+    ],
+    ids=["whole", "head", "whole, close", "head, close", "parts", "failed after the head"],
+)
+def test_response_head_is_written_with_the_body_or_without_delay(
+    request_line: bytes, app: ASGIApp, writes: list[bytes], is_closed: bool
+) -> None:
+    async def respond() -> None:
+        config = uvicorn.Config(app=app, http=HttpConnection, ws="none", lifespan="off", log_config=None)
+        config.load()
+        transport = FakeTransport()
+        connection = HttpConnection(config, ServerState(), {}, asyncio.get_running_loop())
+        connection.connection_made(transport)
+        connection.parse(request_line + b"\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0)  # the application starts
+        await asyncio.sleep(0)  # bytes that were held are written
+        assert transport.writes == writes[:1]
+        await asyncio.sleep(5 * SLEEP_SECONDS)
+        assert transport.writes == writes
+        assert transport.is_closed is is_closed
+        connection.connection_lost(None)
+
+    asyncio.run(respond())
 
 
 def test_date_header_is_that_of_the_current_second() -> None:
