@@ -32,7 +32,7 @@ from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
-from helper.core.share import Share
+from helper.core.share import InvalidChoice, Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
 from helper.store.models import EnqueueResult
@@ -157,11 +157,16 @@ class AdmissionController:
             self._in_flight.release(client)
 
     async def _admit(self, checked: CheckedShare, arrived_at: float, client: bytes | None) -> EnqueueResult:
-        share = checked.share
+        share, vote_commitment = checked.share, checked.vote_commitment
         try:
-            if await self._is_duplicate_without_leaf(share, checked.vote_commitment):
-                return EnqueueResult.DUPLICATE
-            chain_round = await self._validate_against_chain(share, checked.vote_commitment, client)
+            chain_round, leaf = self._find_round_and_leaf(share)
+            if chain_round is not None and leaf is None:
+                if await self._is_duplicate_without_leaf(share, chain_round, vote_commitment):
+                    return EnqueueResult.DUPLICATE
+                chain_round, leaf = self._find_round_and_leaf(share)
+            if chain_round is None or _can_change(chain_round, leaf):
+                chain_round, leaf = await self._wait_for_chain(share, vote_commitment, client)
+            self._validate_leaf(share, chain_round, leaf, vote_commitment)
             refusal = self._find_refusal(share, chain_round, arrived_at)
             if refusal is not None:
                 if await self._store.is_known(share.key):
@@ -219,47 +224,37 @@ class AdmissionController:
                 log.warning("share_due_too_late", reason=reason, outcome="queued")
         return outcome
 
-    async def _is_duplicate_without_leaf(self, share: Share, vote_commitment: bytes) -> bool:
+    def _find_round_and_leaf(self, share: Share) -> tuple[Round | None, bytes | None]:
+        """Return the share's round and leaf as far as they are known; validate its proposal and decision."""
+        chain_round = self._rounds.get(share.round_id)
+        if chain_round is None:
+            return None, None
+        self._validate_choice(share, chain_round)
+        return chain_round, self._trees.leaf(share.round_id, share.tree_position)
+
+    async def _is_duplicate_without_leaf(self, share: Share, chain_round: Round, vote_commitment: bytes) -> bool:
         """Return whether a share is known although its leaf cannot be checked now.
 
         False if the leaf is not stored and the round may still get new leaves.
         """
-        chain_round = self._rounds.get(share.round_id)
-        if chain_round is None or self._trees.leaf(share.round_id, share.tree_position) is not None:
-            return False
-        self._validate_choice(share, chain_round)
         stored_leaf = self._trees.unverified_leaf(share.round_id, share.tree_position)
         if stored_leaf is None and chain_round.status in _GROWING_STATUSES:
             return False
         return stored_leaf in {None, vote_commitment} and await self._store.is_known(share.key)
 
-    async def _validate_against_chain(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
-        """Check proposal, decision and vote commitment; return the share's round."""
-        chain_round = self._find_decisive_round(share)
-        if chain_round is None:
-            chain_round = await self._wait_for_chain(share, vote_commitment, client)
-        self._validate_choice(share, chain_round)
-        leaf = self._trees.leaf(share.round_id, share.tree_position)
+    def _validate_leaf(self, share: Share, chain_round: Round, leaf: bytes | None, vote_commitment: bytes) -> None:
+        """Raise ShareRefused unless the leaf is the share's vote commitment."""
         if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
             raise self._inactive_refusal(share)
         if leaf is None:
             raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
         if leaf != vote_commitment:
             raise ShareRefused(400, "has a different vote commitment", field="tree_position")
-        return chain_round
 
-    def _find_decisive_round(self, share: Share) -> Round | None:
-        """Return the share's round if no sync can change its validation, else None."""
-        chain_round = self._rounds.get(share.round_id)
-        if chain_round is None:
-            return None
-        self._validate_choice(share, chain_round)
-        if chain_round.status in _GROWING_STATUSES and self._trees.leaf(share.round_id, share.tree_position) is None:
-            return None
-        return chain_round
-
-    async def _wait_for_chain(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
-        """Wait until the share's round and leaf are known or proven missing.
+    async def _wait_for_chain(
+        self, share: Share, vote_commitment: bytes, client: bytes | None
+    ) -> tuple[Round, bytes | None]:
+        """Wait until the share's round and leaf are known or proven missing; return them.
 
         The wait is at most `MAX_WAIT_SECONDS`.
         """
@@ -274,17 +269,17 @@ class AdmissionController:
                 if seconds_left <= 0 or not await self._trees.wait_next_sync(seconds_left):
                     self._refuse_when_paused(share)
                     raise ShareRefused(429, "the vote is not in a known block yet; retry later")
-                chain_round = self._find_decisive_round(share)
-                if chain_round is not None:
+                chain_round, leaf = self._find_round_and_leaf(share)
+                if chain_round is not None and not _can_change(chain_round, leaf):
                     self._first_arrivals.forget(key)
-                    return chain_round
+                    return chain_round, leaf
                 self._refuse_when_paused(share)
         finally:
             self._waiting.release(client)
-        chain_round = self._rounds.get(share.round_id)
+        chain_round, leaf = self._find_round_and_leaf(share)
         if chain_round is None:
             raise ShareRefused(400, "no such round", field="vote_round_id")
-        return chain_round
+        return chain_round, leaf
 
     def _refuse_when_paused(self, share: Share) -> None:
         reason = self._get_pause_reason() or self._get_round_pause_reason(share.round_id)
@@ -302,15 +297,22 @@ class AdmissionController:
 
     def _validate_choice(self, share: Share, chain_round: Round) -> None:
         """Raise ShareRefused unless the proposal exists in the round and the share fits it."""
-        proposal = next((known for known in chain_round.proposals if known.id == share.proposal_id), None)
-        error = None if proposal is None else share.find_choice_error(proposal.options)
-        if proposal is not None and error is None:
+        for proposal in chain_round.proposals:
+            if proposal.id == share.proposal_id:
+                error = share.find_choice_error(proposal.options)
+                break
+        else:
+            error = InvalidChoice("proposal_id", "is not a proposal of the round")
+        if error is None:
             return
         if not chain_round.proposals or self._rounds.has_unconfirmed_proposals(share.round_id):
             raise ShareRefused(429, "the round's proposals are not confirmed yet; retry later")
-        if error is None:
-            raise ShareRefused(400, "is not a proposal of the round", field="proposal_id")
         raise ShareRefused(400, error.message, field=error.field)
+
+
+def _can_change(chain_round: Round, leaf: bytes | None) -> bool:
+    """Whether the next sync may add this leaf to the round's tree."""
+    return leaf is None and chain_round.status in _GROWING_STATUSES
 
 
 def _round_not_active() -> ShareRefused:
