@@ -32,8 +32,11 @@ MAX_BATCH: Final = 32
 """Maximum number of bodies per native call, to limit the latency of the first."""
 LARGE_BODY_THREADS: Final = 1
 """Threads for large bodies (up to 6 ms each); one, to leave other cores free."""
-CONCURRENT_BATCHES: Final = max(1, min(2, os.cpu_count() or 1))
-"""Concurrent native calls: one hashes while the results of the other are processed."""
+CONCURRENT_BATCHES: Final = max(1, min(2, (os.cpu_count() or 1) // 2))
+"""Concurrent native calls: one for two cores, as the event loop and the writer thread of the store need the others.
+
+More calls would also make the batches smaller, and each costs the event loop two thread switches.
+"""
 
 
 class Checks(Protocol):

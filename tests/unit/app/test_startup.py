@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from helper.app.service import Service
-from helper.app.startup import run_service
+from helper.app.startup import YOUNG_OBJECTS, run_service
 
 
 class StartOnlyService:
@@ -33,12 +33,19 @@ class StartOnlyService:
 @pytest.fixture
 def unfrozen_gc() -> Iterator[None]:
     gc.unfreeze()
+    threshold = gc.get_threshold()
     yield
+    gc.set_threshold(*threshold)
     gc.unfreeze()
 
 
 @pytest.mark.usefixtures("unfrozen_gc")
-async def test_run_service_freezes_startup_objects_before_listening() -> None:
-    frozen: list[int] = []
-    await run_service(cast("Service", StartOnlyService()), on_started=lambda _: frozen.append(gc.get_freeze_count()))
-    assert frozen[0] > 10_000
+async def test_run_service_configures_garbage_collection_before_listening() -> None:
+    started: list[tuple[int, int]] = []
+    await run_service(
+        cast("Service", StartOnlyService()),
+        on_started=lambda _: started.append((gc.get_freeze_count(), gc.get_threshold()[0])),
+    )
+    frozen, threshold = started[0]
+    assert frozen > 10_000
+    assert threshold == YOUNG_OBJECTS
