@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
@@ -42,7 +42,6 @@ from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
-from helper.operations.archive.factory import create_archive_writer
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.backlog import Backlog
 from helper.reveal.broadcaster import Broadcaster
@@ -64,6 +63,9 @@ from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION
 from helper.store.store import Store
+
+if TYPE_CHECKING:
+    from helper.operations.archive.writer import ArchiveWriter
 
 log = structlog.get_logger("helper.app")
 
@@ -257,14 +259,7 @@ class Service:
             is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
         )
-        self.archive_writer = create_archive_writer(
-            self.config,
-            self.node_pool,
-            lambda: self.round_registry.all_rounds() if self.round_registry.is_synced else None,
-            is_writer=self._is_leader,
-            clock=self.clock,
-            env=os.environ,
-        )
+        self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
         self.wallet_view = WalletView(
             admission=self.admission,
             store=self.store,
@@ -279,6 +274,18 @@ class Service:
             else None,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
+        )
+
+    def _create_archive_writer(self) -> ArchiveWriter | None:
+        from helper.operations.archive.factory import create_archive_writer  # noqa: PLC0415 - loads the object store
+
+        return create_archive_writer(
+            self.config,
+            self.node_pool,
+            lambda: self.round_registry.all_rounds() if self.round_registry.is_synced else None,
+            is_writer=self._is_leader,
+            clock=self.clock,
+            env=os.environ,
         )
 
     def _create_backlog(self) -> Backlog:

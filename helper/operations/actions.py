@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -19,10 +19,12 @@ from helper.core.share import ShareState
 from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NotFound
 from helper.ingest.validator import Checks
-from helper.operations.import_queue import CountedLookup, import_shares
 from helper.store.action_models import Actor, ImportResult, RowVersion
 from helper.store.models import QueueFilter
 from helper.store.store import Store
+
+if TYPE_CHECKING:
+    from helper.operations.import_queue import CountedLookup
 
 log = structlog.get_logger("helper.operations")
 
@@ -209,6 +211,8 @@ class Operations:
             ExportFileError: the file is not an export, or it is truncated. Shares imported until then remain.
             ActionRefused: the export belongs to another chain.
         """
+        from helper.operations.import_queue import import_shares  # noqa: PLC0415 - its models are slow to import
+
         skipped: list[SkippedShare] = []
 
         async def work(counts: Counter[str]) -> None:

@@ -93,7 +93,7 @@ class ProofBundle:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class _Circuit(_Strict):
@@ -115,7 +115,7 @@ class _Manifest(_Strict):
 class _Inputs(BaseModel):
     """The part of the public inputs that the transaction does not contain."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
     root: _Hex32
 

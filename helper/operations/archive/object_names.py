@@ -18,7 +18,7 @@ _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
 class IndexEntry(_Strict):

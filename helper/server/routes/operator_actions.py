@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import anyio.to_thread
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from helper.errors import HelperError
 from helper.operations.actions import Operations, SkippedShare
-from helper.operations.import_queue import split_lines
 from helper.server import operator_json
 from helper.server.middleware import JsonResponse
 from helper.server.peer_credentials import PEER_KEY, Peer, user_name
@@ -40,7 +39,7 @@ Body = TypeVar("Body", bound=BaseModel)
 class ActionFilter(BaseModel):
     """Selects shares; an empty field matches any."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     round: ShortText = ""
     state: ShortText = ""
@@ -66,15 +65,17 @@ class RetryRequest(ActionFilter):
 class ExportRequest(ActionFilter):
     """`POST /queue/export`: the contents of an export file. With `marks` (`MARK_STRUCT` each), these rows are moved."""
 
+    model_config = ConfigDict(val_json_bytes="base64")
+
     named: Annotated[int, Field(ge=0)] = 0
     shares: Annotated[int, Field(ge=0)]
-    marks: Base64Bytes | None = Field(default=None, repr=False)
+    marks: bytes | None = Field(default=None, repr=False)
 
 
 class PurgeRequest(BaseModel):
     """`POST /rounds/{round}/purge`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     dry_run: bool = False
 
@@ -104,6 +105,8 @@ def operator_action_routes(operations: Operations, *, source: operator_json.Sour
         return _result(await operations.move_shares(actor, selected, params.named, marks), source)
 
     async def import_shares(request: Request) -> Response:
+        from helper.operations.import_queue import split_lines  # noqa: PLC0415 - its models are slow to import
+
         actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
         chunks = request.stream()
         try:
