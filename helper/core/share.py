@@ -31,7 +31,7 @@ class ShareState(IntEnum):
     SUBMITTED = 2
     """Confirmed: its nullifier is in a block, whichever helper sent it. Only a tombstone remains."""
     FAILED = 3
-    """Failed permanently and reported. The witness is stored until the round is purged."""
+    """Reported, and not retried unless an operator retries it. The witness is stored until the round is purged."""
     BROADCAST = 4
     """May have been sent. Its message was stored before the first byte was sent."""
 

@@ -210,9 +210,13 @@ class Broadcaster:
         if step is NextStep.SEND:
             await self._send(reveal)
         elif step is NextStep.PROVE:
-            if self._is_refused(reveal) or await self._failed_in_block(reveal):
-                # Every node that checked the proof refused it, and the others had ten blocks to accept it.
-                self._circuits.record_refused(reveal.share_id, reveal.prepared.circuit)
+            circuit = reveal.prepared.circuit
+            is_circuit_refused = circuit in self._refusals_by_circuit and self._circuits.is_unproven(circuit)
+            if is_circuit_refused or self._is_refused(reveal) or await self._failed_in_block(reveal):
+                # Every node that checked the proof, or another one of an unproven circuit, refused it, and the others
+                # had ten blocks to accept it.
+                self._refusals_by_circuit.pop(circuit, None)
+                self._circuits.record_refused(reveal.share_id, circuit)
             await self._requeue(
                 reveal.share_id, f"not confirmed within {height - (reveal.first_sent_height or height)} blocks"
             )

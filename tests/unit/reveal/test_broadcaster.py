@@ -326,6 +326,21 @@ async def test_node_without_verdict_does_not_prevent_circuit_switch(pipeline: Pi
     assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
 
 
+async def test_circuit_refused_for_confirmed_share_is_switched_although_last_node_is_busy(pipeline: Pipeline) -> None:
+    pipeline.nodes.replies = {FIRST_NODE: BAD_PROOF_REPLY, SECOND_NODE: refuse_with("mempool is full")}
+    pipeline.circuits.select_initial("svote-test", "", None)
+    first = await pipeline.prepare_message(1)
+    await pipeline.broadcaster.send(first)
+    await pipeline.count_on_chain(1)  # another helper revealed it
+    pipeline.broadcaster.forget_confirmed(first)
+    await pipeline.broadcaster.send(await pipeline.prepare_message(2))
+    for _ in range(REPROVE_BLOCKS):
+        await pipeline.next_block()
+    assert {node for node, _ in pipeline.nodes.posts[1:]} == {SECOND_NODE}, "the other node has refused the circuit"
+    assert pipeline.circuits.current == "k11"
+    assert pipeline.read_share(2, "state, attempts") == (ShareState.RECEIVED, 0)
+
+
 async def test_nodes_dropping_reveals_do_not_keep_them_from_third_node(pipeline: Pipeline) -> None:
     pipeline.endpoints.nodes += create_nodes(["http://third"], transport=pipeline.nodes)
     pipeline.nodes.replies["third:80"] = ACCEPTED_REPLY
