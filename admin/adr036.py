@@ -137,7 +137,9 @@ def validator_address(account: str) -> str:
 
 
 def sign_data(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
-    """Sign like a wallet. Returns the signer's address, public key (33 bytes) and signature (64 bytes, low s).
+    """Sign data as an ADR-036 document, as wallets do.
+
+    Returns the signer's address, public key (33 bytes) and signature (64 bytes, low s).
 
     Raises:
         ValueError: not a private key of secp256k1 (32 bytes).

@@ -48,7 +48,7 @@ BURST_REGISTRATIONS: Final = 20
 """Burst of registrations per client: each costs a signature verification, and a valid one is stored."""
 REGISTRATIONS_PER_SECOND: Final = 0.2
 """Registrations per second and client after the burst."""
-_NO_CONFIG: Final = "no voting configuration was fetched yet"
+_NO_CONFIG: Final = "no voting configuration has been fetched yet"
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _STATUS_TEXTS: Final = {404: "no such path", 405: "method not allowed"}
 
@@ -113,13 +113,13 @@ class AdminRoutes:
         ]
 
     async def voting_config(self, _request: Request) -> Response:
-        """Return the published configuration unchanged; 502 if none was fetched yet."""
+        """Return the published configuration unchanged; 502 if none has been fetched yet."""
         if self._config.body is None:
             return _error_response(502, _NO_CONFIG)
         return Response(self._config.body, media_type="application/json")
 
     async def round_authentication(self, _request: Request) -> Response:
-        """Return which rounds of the configuration are authenticated; 502 if none was fetched yet."""
+        """Return which rounds of the configuration are authenticated; 502 if none has been fetched yet."""
         if self._config.authentication_body is None:
             return _error_response(502, _NO_CONFIG, _NO_STORE)
         return Response(self._config.authentication_body, headers=_NO_STORE, media_type="application/json")
@@ -167,9 +167,9 @@ class AdminRoutes:
         return JsonResponse(asdict(self._get_chain_facts()), headers=_NO_STORE)
 
     async def rounds(self, _request: Request) -> Response:
-        """Return the chain's rounds as last read; 502 if none were read yet."""
+        """Return the chain's rounds as last read; 502 if none have been read yet."""
         if self._rounds.body is None:
-            return _error_response(502, "no rounds were read from the chain yet", _NO_STORE)
+            return _error_response(502, "no rounds have been read from the chain yet", _NO_STORE)
         return Response(self._rounds.body, headers=_NO_STORE, media_type="application/json")
 
     async def ui_config(self, _request: Request) -> Response:

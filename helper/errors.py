@@ -13,10 +13,10 @@
     │   └── StoreUnreachable    the shared database does not respond
     ├── LeaseError              the state of the sender lease is unknown
     │   └── LeaseHeld           another host holds the lease
-    ├── BackupError             a backup could not be made, read or restored
+    ├── BackupError             a backup could not be created, read or restored
     │   └── BackupKeyError      the passphrase or identity does not decrypt it
-    ├── ExportFileError         an export could not be made or read
-    ├── ProofBundleError        a proof bundle is invalid or could not be made
+    ├── ExportFileError         an export could not be created or read
+    ├── ProofBundleError        a proof bundle is invalid or could not be created
     ├── AuditError              a round could not be audited
     ├── ActionRefused           an operator action was refused
     │   └── NotFound            there is no such share or round
@@ -29,10 +29,11 @@
     │   ├── ChainResponseError  a node's response is invalid or contradictory
     │   │   └── InvalidResponse it is an HTTP error or cannot be parsed
     │   └── WrongChain          the node is on a different chain
-    ├── ProverError             a proof could not be made
+    ├── ProverError             a proof could not be created
     │   ├── ProverTimeout       it took too long; the worker was killed
     │   ├── ProverCrashed       the worker exited unexpectedly (out of memory, a signal)
-    │   └── ProofFailed         the circuit rejected the witness
+    │   ├── ProofFailed         the circuit rejected the witness
+    │   └── ProofNotNeeded      the proof is no longer needed, and was not begun
     └── ShareRefused            a wallet's share was rejected
 
 Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`).
@@ -158,7 +159,7 @@ class LeaseHeld(LeaseError):
 
 
 class BackupError(HelperError):
-    """A backup could not be made, read or restored; the database is unchanged."""
+    """A backup could not be created, read or restored; the database is unchanged."""
 
     advice = "Nothing was changed. Fix the problem and run the command again."
 
@@ -170,13 +171,13 @@ class BackupKeyError(BackupError):
 
 
 class ExportFileError(HelperError):
-    """An export of the queue could not be made, or the file to import is not an export."""
+    """An export of the queue could not be created, or the file to import is not an export."""
 
     advice = "Create the export again, with a version of the helper whose exports this one can read."
 
 
 class ProofBundleError(HelperError):
-    """A proof bundle is invalid, or could not be made."""
+    """A proof bundle is invalid, or could not be created."""
 
     advice = "Request a new bundle, or create one from the chain: `svote-helper proof export`."
 
@@ -254,7 +255,7 @@ class WrongChain(ChainError):
 
 
 class ProverError(HelperError):
-    """A proof could not be made."""
+    """A proof could not be created."""
 
     retryable = True
     advice = "The share is retried automatically. If this happens often, check the machine's memory and CPU."
@@ -273,7 +274,7 @@ class ProverCrashed(ProverError):
 
 
 class ProofFailed(ProverError):
-    """The prover could not make a proof from the witness."""
+    """The prover could not create a proof from the witness."""
 
 
 class ProofNotNeeded(ProverError):

@@ -49,7 +49,7 @@ def pages_in_log(path: Path, first: int, stop: int, page_size: int) -> tuple[lis
     Runs without the GIL.
 
     Args:
-        path: the log.
+        path: the WAL.
         first: first frame to scan, from 0.
         stop: frame after the last one to scan.
         page_size: bytes of a page.

@@ -78,7 +78,7 @@ RULES = {
     "([decision 26](decisions/0026-queues-of-svoteds-helper.md)).",
     "N24": "An export for svoted's helper has version 1 with all its fields "
     "([decision 26](decisions/0026-queues-of-svoteds-helper.md)).",
-    "N25": "A row that cannot be read, or failed its check, is never acted on. It is reported, and other rows are not "
+    "N25": "A row that cannot be read, or fails its check, is never acted on. It is reported, and other rows are not "
     "affected. When its share is posted again and is valid, the new row replaces it "
     "([decision 31](decisions/0031-replacing-damaged-rows.md)).",
     "N26": "Due shares of all rounds are claimed by due time, so that no round waits for another one's queue. Shares "

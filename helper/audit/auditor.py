@@ -1,4 +1,4 @@
-"""Audits a round: reads its data once, in order, and makes all checks.
+"""Audits a round: reads its data once, in order, and runs all checks.
 
 Blocks are processed as they arrive, so memory does not grow with their size; only nullifiers and leaves are kept.
 """
@@ -80,7 +80,7 @@ async def audit_round(
     signed_ea_pk: bytes | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Audit:
-    """Make all checks of a round.
+    """Run all checks of a round.
 
     Args:
         source: the data; untrusted.
@@ -119,7 +119,7 @@ class _Auditor:
         self._has_ended = False
 
     async def run(self, signed_ea_pk: bytes | None) -> Audit:
-        """Make all checks."""
+        """Run all checks."""
         facts, findings = self._facts, self._findings
         if not self._source.has_all_blocks:
             self._mark_missing(_NEEDS_OTHER_BLOCKS, "the source has the reveals only")
@@ -317,7 +317,7 @@ class _Auditor:
             elif option not in own:
                 self._findings["B2"].add_problem(f"{name} has a published sum but no reveals")
             elif own[option] != published[option]:
-                self._findings["B1"].add_problem(f"{name}: the published sum is not that of the reveals")
+                self._findings["B1"].add_problem(f"{name}: the published sum does not match the reveals")
 
     async def _check_results(
         self,
@@ -330,7 +330,7 @@ class _Auditor:
         if results is None:
             return
         tally_checks.check_amounts(results, findings["C5"])
-        if findings["A2"].missing:  # not all reveals were read, so the recomputed sums are not those of the round
+        if findings["A2"].missing:  # not all reveals were read, so the recomputed sums are incomplete
             return
         if findings["C1"].problems:
             self._mark_missing(("C3", "C4"), "the election key did not pass C1")

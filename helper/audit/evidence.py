@@ -163,7 +163,7 @@ class EvidenceSource:
         self._zip.close()
 
     async def document(self, name: str) -> object:
-        """Return a document.
+        """Return a document of the evidence file by name.
 
         Raises:
             DataMissing: it was missing when the evidence was made.

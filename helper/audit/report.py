@@ -19,7 +19,7 @@ _SUMMARIES: Final = {
     Verdict.PASSED: "Every check passed. The published result is what the public votes add up to.",
     Verdict.FAILED: "At least one check failed. The published data contradicts itself or the rules of the vote.",
     Verdict.NOT_CHECKED: (
-        "No check failed, but at least one could not be made, because its data was not available. "
+        "No check failed, but at least one could not be run, because its data was not available. "
         "This is not a proof that the result is right."
     ),
 }

@@ -149,7 +149,7 @@ class PartialChecks:
             if known is not None and known != message.index:
                 findings["C3"].add_problem(f"validator {known} sent partial decryptions as {message.index}")
         if sent and published is not None and _sorted(sent) != _sorted(published):
-            findings["C3"].add_problem("the published partial decryptions are not those of the transactions")
+            findings["C3"].add_problem("the published partial decryptions do not match the transactions")
         for index, entries in (sent or published or {}).items():
             for entry in entries:
                 option = (entry.proposal_id, entry.decision)

@@ -47,7 +47,7 @@ class TreeChecks:
             if height not in published:
                 findings.add_problem(f"no root is published for block {height}, which appended leaves")
             elif published[height] != self.roots.get(height):
-                findings.add_problem(f"the root published for block {height} is not that of the leaves")
+                findings.add_problem(f"the root published for block {height} does not match the leaves")
 
     def check_block(self, height: int, derived: bytes) -> None:
         """Compare the leaves that a block's transactions append with the published ones (D1)."""

@@ -22,7 +22,7 @@ CHECKS: Final = {
     "C6": "results, summary and tally transaction have the same totals",
     "C7": "the tally took place after the end of voting",
     "D1": "every leaf of the commitment tree comes from a transaction",
-    "D2": "the published roots are those of the leaves",
+    "D2": "the published roots match the leaves",
     "D3": "the round id is the hash of the round's fields",
     "D4": "votes have delegations, and no delegation or vote was used twice",
     "E": "several nodes report the same block and state",

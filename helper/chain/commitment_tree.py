@@ -267,7 +267,7 @@ class CommitmentTreeSync:
             _require_lag(node, round_tree.next_height - 1, f"has {state.size} leaves, expected {len(round_tree.tree)}")
             return
         before = len(round_tree.tree)
-        # Stored leaves may be damaged, which is only detected below, so do not limit the number by them.
+        # Unverified stored leaves may be damaged, so their number does not limit the request. Damage is detected below.
         max_count = state.size if round_tree.is_unverified else state.size - before
         blocks = await node.client.leaves(known.round_id, round_tree.next_height, state.height, max_count=max_count)
         try:

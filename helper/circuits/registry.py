@@ -42,7 +42,7 @@ def verify_proof(circuit: str, proof: bytes, statement: Any) -> bool:
 
     Raises:
         EncodingError: the statement is malformed.
-        CircuitError: the circuit is unknown, or its keys are wrong.
+        CircuitError: the circuit is unknown, or its verifying key does not have the expected fingerprint.
     """
     return get_generation(circuit).verify(proof, statement)
 

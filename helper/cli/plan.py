@@ -148,7 +148,7 @@ def _describe_result(values: dict[str, Any]) -> str:
     if values["limit"] == "chain":
         return (
             "The chain includes at most 256 reveals per block, fewer than this round needs in time. More cores do not"
-            " help: a longer round or fewer proposals do."
+            " help. Extend the round or use fewer proposals."
         )
     if values["limit"] is None:
         return f"All shares are revealed in time. Votes in the last {CLOSING_SECONDS} s are not included."

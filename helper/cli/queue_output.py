@@ -16,7 +16,7 @@ _DATE_CHARS = len("2026-01-01")
 _NOT_EXPORTED_REASONS = {
     "damaged": "rows damaged",
     "closed": "round closed",
-    "moved": "moved to another helper before (`queue retry --stage moved` reactivates them)",
+    "moved": "already moved to another helper (`queue retry --stage moved` reactivates them)",
 }
 _NOT_IMPORTED_REASONS = {
     "queued": "already queued here",

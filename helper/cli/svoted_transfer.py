@@ -101,7 +101,9 @@ def encode_for_svoted(selection: ExportSelection) -> bytes:
 
     rounds = {exported.share.round_id for exported in selection.shares}
     if len(rounds) > 1:
-        fail("the shares belong to several rounds, a file for svoted contains one: use --round", ExitCode.USAGE)
+        fail(
+            "the shares belong to several rounds, but a file for svoted contains only one: use --round", ExitCode.USAGE
+        )
     (round_id,) = rounds
     end = selection.round_ends.get(round_id)
     if end is None:

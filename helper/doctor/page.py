@@ -45,7 +45,7 @@ def read_sums(text: str) -> dict[str, str]:
     """Parse lines in the format of sha256sum; returns hashes by file name.
 
     Raises:
-        ValueError: a line is invalid, or its path leaves the directory.
+        ValueError: a line is invalid, or its path is outside the directory.
     """
     sums = {}
     for line in text.splitlines():

@@ -51,7 +51,9 @@ class Lease(Protocol):
         ...
 
     async def acquire(self) -> bool:
-        """Acquire the lease if no host holds it, or if this host held it before a restart. The token is new.
+        """Acquire the lease if no host holds it, or if this host held it before a restart.
+
+        Each acquisition gets a new fencing token.
 
         Returns:
             False if another host holds it or was faster; `holder` is then its name.

@@ -74,7 +74,7 @@ COUNTERS: Final = (
     ),
     CounterDefinition(
         "helper_proofs_unused",
-        "Completed proofs whose share was confirmed or closed in the meantime.",
+        "Completed proofs that were not used, because the share was confirmed or its round was closed.",
         sources={"": "proof_unused"},
     ),
     CounterDefinition("helper_reveals", "Reveals broadcast, without resends.", sources={"": "broadcast"}),

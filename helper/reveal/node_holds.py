@@ -1,4 +1,4 @@
-"""Nodes that asked to wait before they accept reveals."""
+"""Holds: nodes that requested a delay before they accept further reveals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NodeHolds:
     async def accepts_reveals(self, node: Node) -> bool:
         """Whether a reveal may be sent to a node.
 
-        Checks the readiness of a node whose hold has ended. If the node does not respond, the answer is yes: readiness
+        Checks the readiness of a node whose hold has ended. If the node does not respond, the result is True: readiness
         does not decide whether a node is usable.
         """
         until = self._until.get(node.name)

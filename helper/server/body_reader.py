@@ -56,7 +56,7 @@ CLOSE_HEADERS: Final = {"Connection": "close"}
 
 
 class BodyTimeout(HTTPException):
-    """A body exceeded its time limit or was too slow. Nothing of the request was processed yet."""
+    """A body exceeded its time limit or was too slow. No part of the request has been processed."""
 
     def __init__(self) -> None:
         super().__init__(408, "request body timed out", CLOSE_HEADERS)
@@ -160,7 +160,7 @@ class BodyReader:
             self._add_buffered(client, -self._counted_bytes(size))
 
     def _next_target(self, size: int) -> tuple[int, float]:
-        """The size that a body of this size must reach next, and the seconds until then."""
+        """Return the next size that the body must reach, and the seconds allowed for it."""
         if size <= self._uncounted_bytes:
             return size + MIN_GROWTH_BYTES, SMALL_BODY_STALL_SECONDS
         return size + max(MIN_GROWTH_BYTES, size // GROWTH_DIVISOR), LARGE_BODY_STALL_SECONDS

@@ -99,7 +99,7 @@ def _check_work_factor(sealed: bytes) -> None:
 
 
 def require_backup_header(head: bytes, name: str) -> None:
-    """Raise BackupError if the first bytes of a file are not those of a backup."""
+    """Raise BackupError if a file does not begin with the header of a backup."""
     if not head.startswith(_AGE_HEADER):
         raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
 

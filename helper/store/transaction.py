@@ -43,11 +43,11 @@ class RowReader(Protocol):
 
 
 class TakenShare(NamedTuple):
-    """How a share is known, according to the indexes.
+    """Rows that the indexes already contain for a share.
 
     Attributes:
         is_confirmed: whether it has a tombstone or its nullifier is spent.
-        id_by_mac: the live row with its mac, None if there is none.
+        id_by_mac: the live row with the MAC of its share key, None if there is none.
         id_by_nullifier: the newest live row with its nullifier, None if there is none.
     """
 

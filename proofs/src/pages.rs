@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Length of the log's header, which changes whenever the log is restarted.
+/// Length of the WAL's header, which changes whenever the WAL is restarted.
 pub const LOG_HEADER: usize = 32;
 /// Length of a frame's header, whose first four bytes are the page number; the page follows.
 const FRAME_HEADER: usize = 24;

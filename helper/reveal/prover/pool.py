@@ -100,7 +100,7 @@ class ProverPool:
         self._timeout = timeout
         self._command = tuple(command)
         self._spawn = spawn
-        # Jobs that go first, then the others, each in order of submission.
+        # Priority jobs first, then the others; both in order of submission.
         self._queue: asyncio.PriorityQueue[tuple[bool, int, _Task]] = asyncio.PriorityQueue()
         self._numbers = count()
         self._ready_slots: set[int] = set()

@@ -42,7 +42,7 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEnd
     if location.startswith(_SCHEMES):
         return _create_postgres_endpoint(config, location)
     if "://" in location or not location:
-        raise ValueError("neither postgresql://… nor a file")
+        raise ValueError("not a postgresql:// URL or a file path")
     return SqliteEndpoint(Path(location), clock)
 
 

@@ -58,7 +58,7 @@ def _is_damaged(tx: Transaction, stored: StoredShare) -> bool:
 
 
 def _is_row_of(row: ShareRow | None, identity: ShareIdentity, known: TakenShare) -> bool:
-    """Return whether a damaged row is that of a share: an index entry can be damaged and refer to another row."""
+    """Return whether a damaged row belongs to a share: an index entry can be damaged and refer to another row."""
     _, mac, nullifier = identity
     return row is None or known.id_by_mac == known.id_by_nullifier or row.mac == mac or row.nullifier == nullifier
 

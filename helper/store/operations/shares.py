@@ -175,7 +175,7 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
         tried.update(untried)
         rows = [row for share_id in untried if (row := _load_due_row(tx, share_id, now_ms)) is not None]
         claimed += [_claim_row(tx, row) for row in rows]
-        incomplete = len(rows) < len(untried)  # some were quarantined, so other shares may be due after them
+        incomplete = len(rows) < len(untried)  # rows were quarantined: other due shares take their places
     return claimed
 
 

@@ -1,7 +1,7 @@
-"""Checks that a database and its write-ahead log are at their path.
+"""Checks that a database and its write-ahead log (WAL) are at their path.
 
-SQLite finds the log by the name of the database. If there is no database with this name, SQLite deletes the log. If
-another database has this name, SQLite replays the log into it. In both cases the latest commits are lost; in the second
+SQLite finds the WAL by the name of the database. If there is no database with this name, SQLite deletes the WAL. If
+another database has this name, SQLite replays the WAL into it. In both cases the latest commits are lost; in the second
 case the other database is damaged too.
 """
 
@@ -21,7 +21,7 @@ from helper.store.sqlite.file_lock import FileLock
 DATABASE_DISPLACED_TEXT: Final = "the database file is no longer at its path"
 WAL_DISPLACED_TEXT: Final = "the database's write-ahead log is no longer at its path"
 _MOVE_BACK_ADVICE: Final = (
-    "Do not delete the log: it may contain shares that exist nowhere else. Move {what} back to {path} and start again; "
+    "Do not delete the WAL: it may contain shares that exist nowhere else. Move {what} back to {path} and start again; "
     "then nothing is lost. "
 )
 
@@ -39,7 +39,7 @@ def file_size(path: Path) -> int:
 
 
 def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
-    """Refuse to open a database if it or its log was moved, replaced or deleted after a crash.
+    """Refuse to open a database if it or its WAL was moved, replaced or deleted after a crash.
 
     Args:
         database: the resolved path.
@@ -71,7 +71,7 @@ def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
             f"{log} is missing, although the last run on {database} was not shut down cleanly",
             advice=_MOVE_BACK_ADVICE.format(what="it", path=log)
             + "If another program (sqlite3) has opened the database "
-            f"since, it has written the log back and removed it: in that case, delete {database}.lock and start.",
+            f"since, it has checkpointed the WAL and removed it: in that case, delete {database}.lock and start.",
         )
     if _has_other_run(database, lock.crashed_run):
         raise StoreDisplaced(
@@ -82,12 +82,12 @@ def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
 
 
 def _has_other_run(database: Path, run: str) -> bool:
-    """Return whether the file, without its log, has another run identifier than `run`, or none.
+    """Return whether the file, without its WAL, has another run identifier than `run`, or none.
 
     Returns False if the table with the identifier is damaged: a crash during a checkpoint may have caused the damage,
-    and replaying the log repairs it.
+    and replaying the WAL repairs it.
     """
-    uri = f"{database.as_uri()}?mode=ro&immutable=1"  # `immutable` makes SQLite ignore the log
+    uri = f"{database.as_uri()}?mode=ro&immutable=1"  # `immutable` makes SQLite ignore the WAL
     try:
         with closing(sqlite3.connect(uri, uri=True)) as conn:
             if conn.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone() is None:
@@ -103,7 +103,7 @@ class PathMonitor:
     """Detects that an open database or its write-ahead log was moved, replaced or deleted.
 
     Args:
-        database: the unresolved path of the database; SQLite has the file and its log open.
+        database: the unresolved path of the database; SQLite has the file and its WAL open.
     """
 
     def __init__(self, database: Path) -> None:

@@ -105,7 +105,7 @@ class Eraser:
             self._record_failure(error)
 
     def write_back(self) -> bool:
-        """Write the WAL back. Returns whether the database file now contains every commit."""
+        """Checkpoint the WAL. Returns whether the database file now contains every commit."""
         return self._checkpoint(truncate=False)
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ class Eraser:
         os.close(self._fd)
 
     def _checkpoint(self, *, truncate: bool) -> bool:
-        """Write the WAL back. Returns whether it is complete, including truncation if requested."""
+        """Checkpoint the WAL. Returns whether it is complete, including truncation if requested."""
         try:
             return self._try_checkpoint(truncate=truncate)
         except (sqlite3.Error, OSError) as error:
@@ -144,7 +144,7 @@ class Eraser:
         return is_complete
 
     def _write_back(self, began: float, *, erase: bool) -> bool:
-        """Write the WAL back and scrub the due pages. Returns whether the complete WAL was written back."""
+        """Checkpoint the WAL and scrub the due pages. Returns whether the complete WAL was checkpointed."""
         _, frames, done = self._conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if frames > 0:
             self._examine_new_frames(frames)
@@ -159,7 +159,7 @@ class Eraser:
         return True
 
     def _scrub_slice(self, began: float) -> None:
-        """Scrub the next slice of pages written by a crashed process, after the WAL was written back."""
+        """Scrub the next slice of pages written by a crashed process, after the WAL was checkpointed."""
         unscrubbed = self._schedule.unscrubbed
         left = max(0, unscrubbed - SLICE)
         self._scrub_pages(set(range(left + 1, unscrubbed + 1)))

@@ -4,7 +4,7 @@
     rows deleted                    PENDING    PENDING    –          –          –
     unscrubbed pages found          SCRUBBING  –          –          –          –
     last slice scrubbed             –          CLEAN      –          –          –
-    WAL written back                –          –          –          –          (1)
+    WAL checkpointed                –          –          –          –          (1)
     WAL truncated                   –          –          (2)        (2)        (2)
     truncation blocked by reader    –          –          BLOCKED    –          (3)
     disk error                      FAILED     FAILED     FAILED     FAILED     –
@@ -25,7 +25,7 @@ RETRY_SECONDS: Final = 0.05
 ERROR_RETRY_SECONDS: Final = 0.5
 """Seconds until the next attempt after a disk error."""
 CHANGES_PER_CHECKPOINT: Final = 2000
-"""Changed rows after which the WAL is written back."""
+"""Changed rows after which the WAL is checkpointed."""
 SLICE_PAUSE: Final = 0.01
 """Seconds between two slices if the writer is idle."""
 SLICE_PAUSE_FACTOR: Final = 9
@@ -50,8 +50,8 @@ class Action(Enum):
     """Action of the writer between two batches."""
 
     NONE = "nothing"
-    WRITE_BACK = "write the WAL back"
-    ERASE = "write the WAL back, scrub the pages and truncate the WAL"
+    WRITE_BACK = "checkpoint the WAL"
+    ERASE = "checkpoint the WAL, scrub the pages and truncate the WAL"
 
 
 class ErasureSchedule:

@@ -97,7 +97,7 @@ class FileLock:
 
         Args:
             run: run identifier that is stored in the database file itself, not only in its write-ahead log. After a
-                crash, the next start requires this database and its log.
+                crash, the next start requires this database and its WAL.
         """
         self._write(_OPEN if run is None else b"%s\n%s" % (_OPEN, run.encode("ascii")))
 

@@ -57,8 +57,9 @@ class OpenedDatabase:
     def close(self) -> None:
         """Complete pending erasure and close the file.
 
-        If the database was moved, nothing is written back. The write-ahead log at the old path stays complete, because
-        SQLite does not delete the log of a file that has moved. The next start then reports the missing database.
+        If the database was moved, nothing is written to it. The write-ahead log (WAL) at the old path stays complete,
+        because SQLite does not delete the WAL of a file that has moved. The next start then reports the missing
+        database.
         """
         clean = False
         try:
@@ -66,7 +67,7 @@ class OpenedDatabase:
                 self.eraser.finish()
                 clean = not self.eraser.is_pending
                 with suppress(OSError):  # disk full: the record is unchanged
-                    self.lock.mark_open()  # closing deletes the log, so the next start must not require it
+                    self.lock.mark_open()  # closing deletes the WAL, so the next start must not require it
             self.tx.conn.close()
         finally:
             self.eraser.close()
@@ -158,7 +159,7 @@ def _open_locked(
         except (sqlite3.Error, OSError) as error:
             _close_refused(conn, lock, clean=clean)
             eraser.close()
-            raise StoreError(f"the last run's write-ahead log could not be written back to {path}: {error}") from error
+            raise StoreError(f"the last run's WAL could not be checkpointed into {path}: {error}") from error
     if run is not None and run != lock.crashed_run and eraser.write_back():
         lock.mark_open(run)
     return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, PathMonitor(watched))
@@ -192,7 +193,7 @@ def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> 
     """Close the connection after a refused start."""
     if not clean:
         with suppress(OSError):  # disk full: the record is unchanged
-            lock.mark_open()  # closing may delete the log, so the next start must not require it
+            lock.mark_open()  # closing may delete the WAL, so the next start must not require it
     conn.close()
 
 
@@ -255,7 +256,7 @@ def _configure_connection(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     conn.execute("PRAGMA cache_size = -32000")
-    # Only the eraser may checkpoint, because it must know which pages were written back.
+    # Only the eraser may checkpoint, because it must know which pages were written to the file.
     conn.execute("PRAGMA wal_autocheckpoint = 0")
 
 

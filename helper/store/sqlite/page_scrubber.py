@@ -5,7 +5,7 @@ rewrite a page from its end, and old bytes of moved rows remain in the gap betwe
 first cell (measured: a few tenths of a percent of all deleted rows). SQLite ignores these bytes; this module overwrites
 them in the file.
 
-This is safe only if the file has the newest version of each page (the complete WAL is written back) and no connection
+This is safe only if the file has the newest version of each page (the complete WAL is checkpointed) and no connection
 writes at the same time. Therefore only the writer thread calls it, directly after a checkpoint. Readers never read a
 gap.
 """

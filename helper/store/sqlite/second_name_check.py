@@ -1,7 +1,7 @@
 """Refuses a database that may have a second name.
 
-SQLite derives the path of the write-ahead log from the opened name. After a crash, a database that is opened by another
-name lacks the commits in the log.
+SQLite derives the path of the write-ahead log (WAL) from the opened name. After a crash, a database that is opened by
+another name lacks the commits in the WAL.
 """
 
 from __future__ import annotations

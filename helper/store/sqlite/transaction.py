@@ -24,7 +24,7 @@ class SqliteTransaction(Transaction):
     Attributes:
         conn: the writer's connection.
         next_id: the next share id; never decreases while the process runs.
-        can_reindex: whether the indexes have not been rebuilt since the start.
+        can_reindex: whether the indexes may be rebuilt; they are rebuilt at most once per start.
     """
 
     conn: sqlite3.Connection

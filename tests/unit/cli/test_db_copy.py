@@ -223,7 +223,7 @@ def count_target_rows(setup: CopySetup) -> int:
 
 INVALID_CALLS = [
     ((), 2, "use exactly one of --to"),
-    (("--to", "mysql://there/db"), 2, "neither postgresql"),
+    (("--to", "mysql://there/db"), 2, "not a postgresql:// URL"),
     (("--to", "postgresql"), 2, r"\[store\] url is empty"),
     (("--to", "sqlite"), 1, "onto itself"),
     (("--to", "ADDRESS", "--from", "nowhere.db"), 5, "database nowhere.db does not exist"),

@@ -271,7 +271,7 @@ async def test_open_after_crash_without_database_is_refused_until_it_is_moved_ba
     for _ in range(2):
         with pytest.raises(StoreDisplaced, match=r"is missing or empty, but .*queue\.db-wal contains") as caught:
             await SqliteStore(path).open()
-        assert "Do not delete the log" in caught.value.advice
+        assert "Do not delete the WAL" in caught.value.advice
         assert f"Move the database file back to {path}" in caught.value.advice
     assert (Path(f"{path}-wal").read_bytes(), path.exists()) == (log, False)
 
@@ -364,7 +364,7 @@ async def test_open_after_crash_with_restored_snapshot_and_old_log_is_refused(pa
     before = read_database_files(path)
     with pytest.raises(StoreDisplaced, match="is not the database that") as caught:
         await SqliteStore(path).open()
-    assert "Do not delete the log" in caught.value.advice
+    assert "Do not delete the WAL" in caught.value.advice
     assert "elsewhere" not in caught.value.advice
     assert read_database_files(path) == before
 

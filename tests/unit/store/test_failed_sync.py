@@ -72,7 +72,7 @@ async def test_open_after_crash_with_failing_sync_is_refused(
     Path(f"{copied}.lock").write_text(mark)
     with monkeypatch.context() as patch:
         patch.setattr("helper.store.sqlite.erasure.scrub_pages", raise_io_error)
-        with pytest.raises(StoreError, match="could not be written back"):
+        with pytest.raises(StoreError, match="could not be checkpointed"):
             open_database(copied, clock)
     assert await (await open_sqlite_store(copied)).count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
 
