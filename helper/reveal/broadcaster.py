@@ -437,7 +437,8 @@ class Broadcaster:
         if any(other.name not in refusals and other.name not in tried for other in self._node_pool.usable_nodes):
             log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
             return
-        if outcome.verdict is Verdict.BAD_PROOF:
+        if self._is_refused(reveal):
+            # Also if other nodes refuse it for other reasons: the chain may verify another circuit since an upgrade.
             self._refusals_by_circuit.pop(circuit, None)
             # A follow-up in progress detects the refused circuit itself.
             others = {share_id for share_id in tried.values() if not self._states.get(share_id).is_in_flight}

@@ -496,6 +496,27 @@ def respond_by_circuit(pipeline: Pipeline, circuit: str, responses: list[str]) -
     return respond
 
 
+@pytest.mark.parametrize("faulty", [FIRST_NODE, SECOND_NODE])
+async def test_upgraded_circuit_is_found_although_one_node_refuses_every_message(
+    pipeline: Pipeline, faulty: str
+) -> None:
+    pipeline.circuits.select_initial(CHAIN_ID, "", "k10")
+    sent: list[str] = []
+    pipeline.set_replies(respond_by_circuit(pipeline, "k11", sent))
+    pipeline.nodes.replies[faulty] = refuse_with("invalid message field: enc_share", 8)
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: len(pipeline.nodes.posts) == 1)
+        for _ in range(REPROVE_BLOCKS):
+            if "k11" not in sent:
+                await pipeline.next_block()
+                await pipeline.settle_dispatcher()
+                await wait_until(lambda: not pipeline.dispatcher._tasks)
+    assert sent == ["k10", "k11"]
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_send_state()[-1] == "ACCEPTED"
+
+
 async def test_circuit_trial_sends_one_reveal_per_node_and_others_wait(pipeline: Pipeline) -> None:
     pipeline.circuits.select_initial(CHAIN_ID, "", None)
     sent: list[str] = []
