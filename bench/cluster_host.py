@@ -130,7 +130,7 @@ class FakeRevealer:
         self._store = store
         self._cores = asyncio.Semaphore(CORE_COUNT)
 
-    async def prove(self, queued: QueuedShare, *, goes_first: bool) -> bool:  # noqa: ARG002 - all proofs are equal
+    async def prove(self, queued: QueuedShare, *, has_priority: bool) -> bool:  # noqa: ARG002 - all proofs are equal
         """Create the message and store it."""
         async with self._cores:
             await asyncio.sleep(PROOF_SECONDS)

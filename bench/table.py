@@ -53,7 +53,7 @@ def meets_goal(value: float, goal: str) -> bool:
     return value >= number if sign == "≥" else value <= number
 
 
-def of_each_run(key: str, **filters: float) -> Callable[[Sequence[RunFigures]], list[float]]:
+def figures_of_runs(key: str, **filters: float) -> Callable[[Sequence[RunFigures]], list[float]]:
     """Extract a figure from every run of a given kind."""
     return lambda runs: [run[key] for run in runs if _matches(run, filters)]
 
@@ -73,7 +73,8 @@ def relative_to_empty(key: str) -> Callable[[Sequence[RunFigures]], list[float]]
 
     def extract(runs: Sequence[RunFigures]) -> list[float]:
         return [
-            full / empty for full, empty in zip(of_largest_size(key)(runs), of_each_run(key, size=0)(runs), strict=True)
+            full / empty
+            for full, empty in zip(of_largest_size(key)(runs), figures_of_runs(key, size=0)(runs), strict=True)
         ]
 
     return extract
@@ -83,8 +84,8 @@ def relative_to_one_process(key: str) -> Callable[[Sequence[RunFigures]], list[f
     """Extract a figure of the runs with two processes, relative to one process."""
 
     def extract(runs: Sequence[RunFigures]) -> list[float]:
-        alone = of_each_run(key, processes=1)(runs)
-        return [value / median(alone) for value in of_each_run(key, processes=2)(runs)] if alone else []
+        alone = figures_of_runs(key, processes=1)(runs)
+        return [value / median(alone) for value in figures_of_runs(key, processes=2)(runs)] if alone else []
 
     return extract
 
@@ -144,21 +145,21 @@ def _provers_label(hosts: int) -> str:
 
 
 ROWS: Sequence[TableRow] = (
-    TableRow("reveal rate k10 / raw proof rate", "backlog-k10", of_each_run("ratio"), "≥ 0.95"),
-    TableRow("reveal rate k10", "backlog-k10", of_each_run("revealed_per_second"), "", "shares/s"),
-    TableRow("raw proof rate k10", "backlog-k10", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
-    TableRow("reveal rate k11 / raw proof rate", "backlog-k11", of_each_run("ratio"), "≥ 0.95"),
-    TableRow("reveal rate k11", "backlog-k11", of_each_run("revealed_per_second"), "", "shares/s"),
-    TableRow("raw proof rate k11", "backlog-k11", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
-    TableRow("accept rate, 64 connections", "accept", of_each_run("per_second"), "≥ 5,400", "shares/s"),
-    TableRow("accept latency, 64 connections, p99", "accept", of_each_run("p99_ms"), "≤ 30", "ms"),
-    TableRow("accept rate / rate of a bare route that parses the body", "accept", of_each_run("ratio"), "≥ 0.35"),
-    TableRow("bare route rate, 64 connections", "accept", of_each_run("bare_per_second"), "", "shares/s"),
-    TableRow("accept latency, 1 connection, p50", "accept", of_each_run("one_p50_ms"), "≤ 1", "ms"),
-    TableRow("accept latency while both cores prove, p99", "posts", of_each_run("p99_ms"), "≤ 50", "ms"),
-    TableRow("reveal rate with 20 POSTs/s / without", "posts", of_each_run("ratio"), "≥ 0.9"),
-    TableRow("single share: due time to proof start, p99", "lone", of_each_run("p99_ms"), "≤ 20", "ms"),
-    TableRow("idle CPU between deadlines", "lone", of_each_run("idle_percent"), "≤ 0.5", "%"),
+    TableRow("reveal rate k10 / raw proof rate", "backlog-k10", figures_of_runs("ratio"), "≥ 0.95"),
+    TableRow("reveal rate k10", "backlog-k10", figures_of_runs("revealed_per_second"), "", "shares/s"),
+    TableRow("raw proof rate k10", "backlog-k10", figures_of_runs("raw_proofs_per_second"), "", "proofs/s"),
+    TableRow("reveal rate k11 / raw proof rate", "backlog-k11", figures_of_runs("ratio"), "≥ 0.95"),
+    TableRow("reveal rate k11", "backlog-k11", figures_of_runs("revealed_per_second"), "", "shares/s"),
+    TableRow("raw proof rate k11", "backlog-k11", figures_of_runs("raw_proofs_per_second"), "", "proofs/s"),
+    TableRow("accept rate, 64 connections", "accept", figures_of_runs("per_second"), "≥ 5,400", "shares/s"),
+    TableRow("accept latency, 64 connections, p99", "accept", figures_of_runs("p99_ms"), "≤ 30", "ms"),
+    TableRow("accept rate / rate of a bare route that parses the body", "accept", figures_of_runs("ratio"), "≥ 0.35"),
+    TableRow("bare route rate, 64 connections", "accept", figures_of_runs("bare_per_second"), "", "shares/s"),
+    TableRow("accept latency, 1 connection, p50", "accept", figures_of_runs("one_p50_ms"), "≤ 1", "ms"),
+    TableRow("accept latency while both cores prove, p99", "posts", figures_of_runs("p99_ms"), "≤ 50", "ms"),
+    TableRow("reveal rate with 20 POSTs/s / without", "posts", figures_of_runs("ratio"), "≥ 0.9"),
+    TableRow("single share: due time to proof start, p99", "lone", figures_of_runs("p99_ms"), "≤ 20", "ms"),
+    TableRow("idle CPU between deadlines", "lone", figures_of_runs("idle_percent"), "≤ 0.5", "%"),
     TableRow(
         "1,000,000 pending: accept rate / that of an empty queue",
         "queue",
@@ -202,21 +203,21 @@ ROWS: Sequence[TableRow] = (
             TableRow(
                 f"{_provers_label(hosts)}: prover CPU",
                 "cluster",
-                of_each_run("prove_cpu", size=hosts),
+                figures_of_runs("prove_cpu", size=hosts),
                 "",
                 "ms/share",
             ),
             TableRow(
                 f"{_provers_label(hosts)}: server CPU",
                 "cluster",
-                of_each_run("prove_server", size=hosts),
+                figures_of_runs("prove_server", size=hosts),
                 "",
                 "ms/share",
             ),
             TableRow(
                 f"{_provers_label(hosts)}: round trips",
                 "cluster",
-                of_each_run("prove_trips", size=hosts),
+                figures_of_runs("prove_trips", size=hosts),
                 "",
                 "per share",
             ),
@@ -240,22 +241,24 @@ ROWS: Sequence[TableRow] = (
             ),
         )
     ),
-    TableRow("shared queue: accept rate, 1 process", "cluster", of_each_run("per_second", processes=1), "", "shares/s"),
     TableRow(
-        "shared queue: accept rate, 2 processes", "cluster", of_each_run("per_second", processes=2), "", "shares/s"
+        "shared queue: accept rate, 1 process", "cluster", figures_of_runs("per_second", processes=1), "", "shares/s"
+    ),
+    TableRow(
+        "shared queue: accept rate, 2 processes", "cluster", figures_of_runs("per_second", processes=2), "", "shares/s"
     ),
     TableRow("shared queue: accept rate, 2 processes / 1 process", "cluster", relative_to_one_process("per_second")),
     TableRow(
         "shared queue: accepting, 2 processes, process CPU",
         "cluster",
-        of_each_run("host_ms", processes=2),
+        figures_of_runs("host_ms", processes=2),
         "",
         "ms/share",
     ),
     TableRow(
         "shared queue: accepting, 2 processes, server CPU",
         "cluster",
-        of_each_run("server_ms", processes=2),
+        figures_of_runs("server_ms", processes=2),
         "",
         "ms/share",
     ),

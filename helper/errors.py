@@ -23,7 +23,7 @@
     ├── BucketError             an object store operation failed
     │   └── BucketRefused       access denied, or no such bucket
     ├── DaemonError             the running helper could not execute a command
-    │   └── DaemonUnreachable   it does not respond
+    │   └── DaemonUnreachableError it does not respond
     ├── ChainError              a request to a node failed
     │   ├── ChainUnavailable    no node is available
     │   ├── ChainResponseError  a node's response is invalid or contradictory
@@ -220,7 +220,7 @@ class DaemonError(HelperError):
     advice = "Check the helper's log."
 
 
-class DaemonUnreachable(DaemonError):
+class DaemonUnreachableError(DaemonError):
     """The running helper does not respond."""
 
 

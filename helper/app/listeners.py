@@ -167,7 +167,7 @@ class Listeners:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
                 servers.append((create_server(self._operator_app, control_limits()), control))
             if self._config.metrics.enable:
-                servers.append((self._metrics_server(), stack.enter_context(self._metrics_listener())))
+                servers.append((self._metrics_server(), stack.enter_context(self._bind_metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
             on_started(base_url(wallets))
             try:
@@ -198,7 +198,7 @@ class Listeners:
         metrics = Metrics(self._stats, self._read_figures, clock=self._clock)
         return create_server(create_metrics_app(metrics, self._run_checks), LIMITS)
 
-    def _metrics_listener(self) -> contextlib.closing[socket.socket]:
+    def _bind_metrics_listener(self) -> contextlib.closing[socket.socket]:
         settings = self._config.metrics
         listener = bind_tcp(settings.host, settings.port, section="metrics")
         log.info("metrics_listening", url=f"{base_url(listener)}/metrics")

@@ -49,7 +49,7 @@ from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Dispatcher
 from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
-from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
+from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
@@ -93,7 +93,7 @@ class Service:
         store: Store | None = None,
         nodes: Sequence[Node] | None = None,
         prover_command: WorkerCommand = DEFAULT_COMMAND,
-        spawn_worker: Spawn = WorkerProcess.spawn,
+        spawn_worker: WorkerSpawner = WorkerProcess.spawn,
         share_checks: Checks = registry,
     ) -> None:
         self.config = config

@@ -35,11 +35,11 @@ class VoteChecks:
         self._casts[message.proposal_id] += 1
         self._check_new(self._nullifiers, message.nullifier, f"block {height}: an authority note was spent before")
 
-    def _check_new(self, known: set[bytes], nullifier: bytes, problem: str) -> None:
+    def _check_new(self, seen_nullifiers: set[bytes], nullifier: bytes, problem: str) -> None:
         self._findings["D4"].count += 1
-        if nullifier in known:
+        if nullifier in seen_nullifiers:
             self._findings["D4"].add_problem(problem)
-        known.add(nullifier)
+        seen_nullifiers.add(nullifier)
 
     def finish(self, counts: Mapping[Option, int]) -> None:
         """Compare the number of votes with the reveals and the delegations.

@@ -17,12 +17,12 @@ import structlog
 from helper.chain.block_history import HistoryReader
 from helper.chain.block_source import BlockSource
 from helper.chain.catch_up import (
-    AtHead,
-    CursorAboveHead,
-    MoveBack,
-    Read,
-    SkipTo,
-    Wait,
+    AtHeadStep,
+    CursorAboveHeadStep,
+    MoveBackStep,
+    ReadStep,
+    SkipStep,
+    WaitStep,
     is_left_to_history,
     is_thorough,
     next_follow_step,
@@ -197,21 +197,21 @@ class BlockFollower:
                 await self.history.load_ranges()
         open_rounds = self._rounds.open_rounds() if self._rounds.is_synced else None
         step = next_follow_step(self.height, head.height, open_rounds=open_rounds, heads_below=self._heads_below_cursor)
-        if isinstance(step, CursorAboveHead | MoveBack):
+        if isinstance(step, CursorAboveHeadStep | MoveBackStep):
             return await self._on_cursor_above(head, step)
         self._heads_below_cursor = 0
         match step:
-            case Wait():
+            case WaitStep():
                 return False
-            case SkipTo():
+            case SkipStep():
                 await self._skip(step)
                 return True
-            case AtHead():
+            case AtHeadStep():
                 self._update_chain_time()
                 self._check_ready()
                 self._applied_head = head
                 return False
-            case Read(heights):
+            case ReadStep(heights):
                 self._update_chain_time()
                 return await self._fetch_and_apply(heights)
 
@@ -280,13 +280,13 @@ class BlockFollower:
         if self._node_pool.has_usable_node:
             self._failures += 1
             if is_left_to_history(error, self._failures):
-                await self._skip(SkipTo(height))
+                await self._skip(SkipStep(height))
                 return True
         if error is not None:
             raise error
         return False
 
-    async def _on_cursor_above(self, head: BlockHead, step: CursorAboveHead | MoveBack) -> bool:
+    async def _on_cursor_above(self, head: BlockHead, step: CursorAboveHeadStep | MoveBackStep) -> bool:
         """Handle a cursor far above every node's head. Returns whether the cursor was moved back."""
         self._applied_head = head
         self._heads_below_cursor += 1
@@ -294,7 +294,7 @@ class BlockFollower:
             self._log.error(
                 "cursor_above_chain", height=self.height, reason=f"the newest block of all nodes is {head.height}"
             )
-        if isinstance(step, CursorAboveHead):
+        if isinstance(step, CursorAboveHeadStep):
             return False
         await self._store.rewind_to(step.height, first=step.first)
         self._log.warning("cursor_moved_back", height=step.height, reason=f"was {self.height}")
@@ -303,7 +303,7 @@ class BlockFollower:
         await self.history.load_ranges()
         return True
 
-    async def _skip(self, step: SkipTo) -> None:
+    async def _skip(self, step: SkipStep) -> None:
         await self._store.skip_to(step.height, first=step.first)
         await self.history.load_ranges()
         self._log.info("cursor_moved_forward", height=step.height, unread=self.history.unread_count)

@@ -220,10 +220,10 @@ class HistoryReader:
                 self.stalled_height = height
                 log.error("block_missing", height=height, reason=str(error or "no node has this block yet"))
             pool = self._node_pool
-            all_asked = len(pool.usable_nodes) == len(pool.nodes) and len(pool.usable_rpc_nodes) == sum(
+            all_queried = len(pool.usable_nodes) == len(pool.nodes) and len(pool.usable_rpc_nodes) == sum(
                 node.rpc is not None for node in pool.nodes
             )
-            if is_pruned_everywhere(error, self._failures, all_asked=all_asked):
+            if is_pruned_everywhere(error, self._failures, all_queried=all_queried):
                 await self._skip_missing(height)
                 return True
         if error is not None:

@@ -33,29 +33,29 @@ MIN_SEARCH_BLOCKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitStep:
     """The rounds are unknown, so the first block to read is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class AtHead:
+class AtHeadStep:
     """All blocks up to the head are applied."""
 
 
 @dataclass(frozen=True, slots=True)
-class CursorAboveHead:
+class CursorAboveHeadStep:
     """The cursor is far above the head; it is not moved yet, because the head may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadStep:
     """Fetch these blocks and apply them in order."""
 
     heights: range
 
 
 @dataclass(frozen=True, slots=True)
-class SkipTo:
+class SkipStep:
     """Move the cursor forward to `height`. The skipped blocks are unread; without a cursor, those from `first` on."""
 
     height: int
@@ -63,14 +63,14 @@ class SkipTo:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveBack:
+class MoveBackStep:
     """Move the cursor back to `height`. The blocks from `first` to `height` are read again."""
 
     height: int
     first: int
 
 
-FollowStep = Wait | AtHead | CursorAboveHead | Read | SkipTo | MoveBack
+FollowStep = WaitStep | AtHeadStep | CursorAboveHeadStep | ReadStep | SkipStep | MoveBackStep
 
 
 def next_follow_step(
@@ -85,23 +85,23 @@ def next_follow_step(
         heads_below: number of consecutive heads far below the cursor before this one.
     """
     if cursor is None:
-        return Wait() if open_rounds is None else _begin(head, open_rounds)
+        return WaitStep() if open_rounds is None else _begin(head, open_rounds)
     if cursor - head > SLACK_BLOCKS:
         if open_rounds is None or heads_below + 1 < CURSOR_RESET_HEADS:
-            return CursorAboveHead()
+            return CursorAboveHeadStep()
         # It is unknown which blocks of the open rounds were skipped. Applying a block twice is harmless.
         target = max(0, head - INDEX_LAG_BLOCKS)
-        return MoveBack(target, min((known.created_at_height for known in open_rounds), default=target + 1))
+        return MoveBackStep(target, min((known.created_at_height for known in open_rounds), default=target + 1))
     if head - cursor > MAX_BLOCKS_BEHIND:
-        return SkipTo(head - INDEX_LAG_BLOCKS)
-    return AtHead() if cursor >= head else Read(range(cursor + 1, min(cursor + CONCURRENT_BLOCKS, head) + 1))
+        return SkipStep(head - INDEX_LAG_BLOCKS)
+    return AtHeadStep() if cursor >= head else ReadStep(range(cursor + 1, min(cursor + CONCURRENT_BLOCKS, head) + 1))
 
 
-def _begin(head: int, open_rounds: Sequence[Round]) -> SkipTo:
+def _begin(head: int, open_rounds: Sequence[Round]) -> SkipStep:
     """Start near the head. The blocks since the oldest round with reveals was created are unread."""
     statuses = (RoundStatus.ACTIVE, RoundStatus.TALLYING)
     first = min((known.created_at_height for known in open_rounds if known.status in statuses), default=head + 1)
-    return SkipTo(min(head, max(head - INDEX_LAG_BLOCKS, first - 1)), first)
+    return SkipStep(min(head, max(head - INDEX_LAG_BLOCKS, first - 1)), first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def is_left_to_history(problem: ChainError | None, failures: int) -> bool:
     return failures >= MAX_ATTEMPTS or isinstance(problem, HeightPrunedError)
 
 
-def is_pruned_everywhere(problem: ChainError | None, failures: int, *, all_asked: bool) -> bool:
+def is_pruned_everywhere(problem: ChainError | None, failures: int, *, all_queried: bool) -> bool:
     """Whether the history reader abandons a block that it cannot read, because every node has pruned it.
 
     This is certain immediately if every configured node was queried and one reports its lowest height; otherwise only
@@ -151,10 +151,10 @@ def is_pruned_everywhere(problem: ChainError | None, failures: int, *, all_asked
     Args:
         problem: as for `is_left_to_history`.
         failures: as for `is_left_to_history`.
-        all_asked: whether every service of every configured node was queried.
+        all_queried: whether every service of every configured node was queried.
     """
     return isinstance(problem, HeightPrunedError) and (
-        failures >= MAX_ATTEMPTS or (all_asked and problem.lowest_height is not None)
+        failures >= MAX_ATTEMPTS or (all_queried and problem.lowest_height is not None)
     )
 
 

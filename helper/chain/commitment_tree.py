@@ -148,9 +148,9 @@ class CommitmentTreeSync:
             round_id: the round, known or not.
             arrival: when the share was first posted.
         """
-        known = self._rounds.get(round_id)
+        known_round = self._rounds.get(round_id)
         round_tree = self._trees.get(round_id)
-        follows_tree = known is not None and known.status is RoundStatus.ACTIVE
+        follows_tree = known_round is not None and known_round.status is RoundStatus.ACTIVE
         observation = (round_tree.observation if round_tree else None) if follows_tree else self._rounds.observation
         return proves_absence(observation, arrival, self._node_pool.smallest_offset)
 
@@ -158,11 +158,11 @@ class CommitmentTreeSync:
 
     async def restore(self) -> None:
         """Load the trees of all rounds from the store. The first sync verifies those of active rounds."""
-        for known in self._rounds.all_rounds():
+        for known_round in self._rounds.all_rounds():
             try:
-                self._trees[known.round_id] = await load_tree(self._store, known)
+                self._trees[known_round.round_id] = await load_tree(self._store, known_round)
             except Exception as error:  # An unreadable tree must not block other rounds.
-                self._log.error("stored_tree_unreadable", round=known.round_id.hex()[:8], reason=str(error))
+                self._log.error("stored_tree_unreadable", round=known_round.round_id.hex()[:8], reason=str(error))
 
     async def sync(self, head: int = 0) -> None:
         """Synchronize the trees of all active rounds. Failures of single rounds are logged.
@@ -180,13 +180,15 @@ class CommitmentTreeSync:
         synced = 0
         errors: list[Exception] = []
         # Failing rounds come last: a node that does not respond goes into backoff, and other rounds need that node.
-        for known in sorted(self._rounds.active_rounds(), key=lambda known: known.round_id in self._failures):
-            failure = self._failures.get(known.round_id)
+        for known_round in sorted(
+            self._rounds.active_rounds(), key=lambda known_round: known_round.round_id in self._failures
+        ):
+            failure = self._failures.get(known_round.round_id)
             if failure is not None and self._node_pool.clock.monotonic() < failure.retry_at:
                 errors.append(ChainUnavailable(failure.reason))
                 continue
             try:
-                await self._sync_round(known, head)
+                await self._sync_round(known_round, head)
             except Exception as error:  # Any error of one round must not stop the others.
                 errors.append(error)
             else:
@@ -203,55 +205,55 @@ class CommitmentTreeSync:
         self.synced_height = max(self.synced_height, head)
 
     def _forget_purged(self) -> None:
-        known_ids = {known.round_id for known in self._rounds.all_rounds()}
+        known_ids = {known_round.round_id for known_round in self._rounds.all_rounds()}
         for round_id in [round_id for round_id in self._trees if round_id not in known_ids]:
             del self._trees[round_id]
             self._failures.pop(round_id, None)
             self._contradictions.pop(round_id, None)
 
-    async def _sync_round(self, known: Round, head: int) -> None:
+    async def _sync_round(self, known_round: Round, head: int) -> None:
         """Synchronize the tree of one round. Failures are recorded, logged once and raised."""
         if not self._node_pool.has_usable_node:
             raise ChainUnavailable("no chain node is in sync")  # Not a failure of this round.
         try:
-            if known.round_id not in self._trees:
-                self._trees[known.round_id] = await load_tree(self._store, known)
-            await self._node_pool.call_node(partial(self._sync_with, known), min_height=head)
-            await save_tree(self._store, known.round_id, self._trees[known.round_id])
+            if known_round.round_id not in self._trees:
+                self._trees[known_round.round_id] = await load_tree(self._store, known_round)
+            await self._node_pool.call_node(partial(self._sync_with, known_round), min_height=head)
+            await save_tree(self._store, known_round.round_id, self._trees[known_round.round_id])
         except Exception as error:
-            self._record_failure(known, error)
+            self._record_failure(known_round, error)
             raise
-        self._contradictions.pop(known.round_id, None)
-        if self._failures.pop(known.round_id, None) is not None:
-            self._log.info("tree_sync_recovered", round=known.round_id.hex()[:8])
+        self._contradictions.pop(known_round.round_id, None)
+        if self._failures.pop(known_round.round_id, None) is not None:
+            self._log.info("tree_sync_recovered", round=known_round.round_id.hex()[:8])
 
-    def _record_failure(self, known: Round, error: Exception) -> None:
-        failure = self._failures.setdefault(known.round_id, _Failure())
+    def _record_failure(self, known_round: Round, error: Exception) -> None:
+        failure = self._failures.setdefault(known_round.round_id, _Failure())
         reason = str(error) or type(error).__name__
         if reason != failure.reason:
-            self._log.warning("tree_sync_failed", round=known.round_id.hex()[:8], reason=reason)
+            self._log.warning("tree_sync_failed", round=known_round.round_id.hex()[:8], reason=reason)
         failure.reason = reason
         if isinstance(error, ChainError):
             failure.start_backoff(self._node_pool.clock.monotonic())
 
-    async def _sync_with(self, known: Round, node: Node) -> None:
+    async def _sync_with(self, known_round: Round, node: Node) -> None:
         """Synchronize a tree with a node, and record which blocks the node's response covers."""
         head, began = node.health.head, self._node_pool.clock.monotonic()
         try:
-            await self._append_new(known, node)
+            await self._append_new(known_round, node)
         except InvalidResponse:
             raise  # No tree was returned, so nothing is contradicted.
         except ChainResponseError:
-            self._contradictions[known.round_id] += 1
+            self._contradictions[known_round.round_id] += 1
             raise
         if head is not None:
-            round_tree = self._trees[known.round_id]
+            round_tree = self._trees[known_round.round_id]
             round_tree.observation = next_observation(round_tree.observation, node.name, head, began)
 
-    async def _append_new(self, known: Round, node: Node) -> None:
+    async def _append_new(self, known_round: Round, node: Node) -> None:
         """Append a node's new leaves to a tree. On `ChainResponseError` the tree is unchanged."""
-        round_tree = self._trees[known.round_id]
-        state = await node.client.tree_latest(known.round_id)
+        round_tree = self._trees[known_round.round_id]
+        state = await node.client.tree_latest(known_round.round_id)
         if state is None:
             if round_tree.anchor is not None:
                 _require_lag(node, round_tree.anchor.height, "has no leaves")
@@ -269,40 +271,46 @@ class CommitmentTreeSync:
         before = len(round_tree.tree)
         # Unverified stored leaves may be damaged, so their number does not limit the request. Damage is detected below.
         max_count = state.size if round_tree.is_unverified else state.size - before
-        blocks = await node.client.leaves(known.round_id, round_tree.next_height, state.height, max_count=max_count)
+        blocks = await node.client.leaves(
+            known_round.round_id, round_tree.next_height, state.height, max_count=max_count
+        )
         try:
             await append_leaves(round_tree.tree, blocks, state)
         except (ChainResponseError, ProofsError) as error:
             if round_tree.is_unverified:
-                await self._fetch_complete_tree(node, known, state)
+                await self._fetch_complete_tree(node, known_round, state)
                 return
             if len(round_tree.tree) > before:
                 round_tree.tree = await truncate_tree(round_tree.tree, before)
-            raise ChainResponseError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
+            raise ChainResponseError(f"tree of round {known_round.round_id.hex()[:8]}: {error}") from None
         round_tree.set_anchor(state)
         round_tree.next_height = state.height + 1
         round_tree.is_unverified = False
         round_tree.unsaved_blocks += blocks
 
-    async def _fetch_complete_tree(self, node: Node, known: Round, state: TreeState) -> None:
+    async def _fetch_complete_tree(self, node: Node, known_round: Round, state: TreeState) -> None:
         """Fetch the complete tree after stored leaves did not match.
 
         If it matches its root, it replaces the stored tree.
         """
         tree = CommitmentTree()
-        blocks = await node.client.leaves(known.round_id, known.created_at_height, state.height, max_count=state.size)
+        blocks = await node.client.leaves(
+            known_round.round_id, known_round.created_at_height, state.height, max_count=state.size
+        )
         try:
             await append_leaves(tree, blocks, state)
         except (ChainResponseError, ProofsError) as error:
-            self._trees[known.round_id] = await load_tree(self._store, known)
-            raise ChainResponseError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
+            self._trees[known_round.round_id] = await load_tree(self._store, known_round)
+            raise ChainResponseError(f"tree of round {known_round.round_id.hex()[:8]}: {error}") from None
         self._log.warning(
-            "stored_tree_replaced", round=known.round_id.hex()[:8], reason="stored leaves do not match the chain's root"
+            "stored_tree_replaced",
+            round=known_round.round_id.hex()[:8],
+            reason="stored leaves do not match the chain's root",
         )
-        await self._store.delete_tree(known.round_id)
+        await self._store.delete_tree(known_round.round_id)
         refetched = RoundTree(tree, state.height + 1, unsaved_blocks=blocks)
         refetched.set_anchor(state)
-        self._trees[known.round_id] = refetched
+        self._trees[known_round.round_id] = refetched
 
 
 async def _check_root(round_tree: RoundTree, anchor: Anchor, state: TreeState) -> None:

@@ -339,7 +339,7 @@ class NodePool:
         name = node.rpc.name if rpc and node.rpc is not None else node.name
         request = str(error).partition(":")[0]  # text of this program; the rest may be the node's
         if self._logged_faults.remember((name, request), self.clock.monotonic()):
-            self._log.warning("node_answer_invalid", endpoint=name, reason=str(error))
+            self._log.warning("node_response_invalid", endpoint=name, reason=str(error))
 
     def start_backoff(self, node: Node, reason: str, *, rpc: bool = False) -> None:
         """Start the backoff of a node (or of its RPC).

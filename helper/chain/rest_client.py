@@ -92,7 +92,7 @@ class ChainClient(NodeHttp):
         """The round with this id, None if the node does not know it."""
 
         def parse(response: NodeResponse) -> Round | None:
-            if _reports(response, "vote round not found"):
+            if _has_error_text(response, "vote round not found"):
                 return None
             parsed = parse_round(_parse_body(response, "round"))
             if parsed.round_id != round_id:
@@ -117,7 +117,7 @@ class ChainClient(NodeHttp):
         """
 
         def parse(response: NodeResponse) -> object | None:
-            if response.status in _NO_ROUTE or _reports(response, "not found"):
+            if response.status in _NO_ROUTE or _has_error_text(response, "not found"):
                 return None
             return _parse_body(response, path.partition("/")[0])
 
@@ -134,7 +134,7 @@ class ChainClient(NodeHttp):
         """The root of a round's tree at a height, None if none was stored there."""
 
         def parse(response: NodeResponse) -> TreeState | None:
-            if _reports(response, "no commitment root at height"):
+            if _has_error_text(response, "no commitment root at height"):
                 return None
             return parse_tree_at(_parse_body(response, "tree"), height)
 
@@ -230,7 +230,7 @@ class ChainClient(NodeHttp):
         """
 
         def parse(response: NodeResponse) -> TxResult | None:
-            if _reports(response, "tx not found"):
+            if _has_error_text(response, "tx not found"):
                 return None
             return parse_tx(loads(response.body, "tx") if response.status == 422 else _parse_body(response, "tx"))
 
@@ -300,7 +300,7 @@ def _parse_body(response: NodeResponse, source: str) -> object:
     return loads(response.body, source)
 
 
-def _reports(response: NodeResponse, text: str) -> bool:
+def _has_error_text(response: NodeResponse, text: str) -> bool:
     """Whether a query failed with this text in its error, regardless of the status that the node chose."""
     return response.status in _QUERY_ERRORS and text in _error_text(response)
 

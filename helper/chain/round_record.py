@@ -39,14 +39,14 @@ class RoundField(StrEnum):
     UNKNOWN_STATUS = "unknown status"
 
 
-def apply_change(known: Round, field: RoundField, value: ReportedValue) -> Round:
+def apply_change(known_round: Round, field: RoundField, value: ReportedValue) -> Round:
     """The round with a confirmed change."""
     if isinstance(value, RoundStatus):
-        return replace(known, status=value)
+        return replace(known_round, status=value)
     if isinstance(value, tuple):
-        return replace(known, proposals=value)
+        return replace(known_round, proposals=value)
     assert field is RoundField.END
-    return replace(known, vote_end_time=value)
+    return replace(known_round, vote_end_time=value)
 
 
 def describe_value(field: RoundField, value: ReportedValue) -> str:
@@ -205,10 +205,10 @@ class RoundRecord:
     def note_changes(self, node: str, changes: dict[RoundField, ReportedValue], height: int) -> None:
         """Replace the changes that a node at this height reports. In memory only; a restart starts over."""
         for changed in RoundField:
-            value, known = changes.get(changed), self._reports.get((changed, node))
+            value, last_report = changes.get(changed), self._reports.get((changed, node))
             if value is None:
                 self._reports.pop((changed, node), None)
-            elif known is None or known.value != value:
+            elif last_report is None or last_report.value != value:
                 self._reports[changed, node] = _Report(value, height)
 
     def find_confirmed(
@@ -234,15 +234,17 @@ class RoundRecord:
 
     def revert_changes(self, listed: Round) -> Round:
         """The listed round with the known values of all fields that need a confirmation."""
-        known = self.stored
-        if known is None:
+        stored = self.stored
+        if stored is None:
             return listed
-        is_change = _find_status_change(known.status, listed.status) is not None or listed.status is RoundStatus.PENDING
+        is_change = (
+            _find_status_change(stored.status, listed.status) is not None or listed.status is RoundStatus.PENDING
+        )
         return replace(
             listed,
-            vote_end_time=known.vote_end_time,
-            status=known.status if is_change else listed.status,
-            proposals=known.proposals if _find_proposals_change(known, listed) is not None else listed.proposals,
+            vote_end_time=stored.vote_end_time,
+            status=stored.status if is_change else listed.status,
+            proposals=stored.proposals if _find_proposals_change(stored, listed) is not None else listed.proposals,
         )
 
     def note_confirmed(self, changed: RoundField, height: int) -> None:
@@ -269,19 +271,19 @@ class RoundRecord:
         return f"{describe_value(changed, value)} reported but not confirmed{status}"
 
 
-def _find_status_change(known: RoundStatus, reported: RoundStatus) -> RoundStatus | None:
+def _find_status_change(known_status: RoundStatus, reported: RoundStatus) -> RoundStatus | None:
     """The status that a node reports as a change, None if it reports none.
 
     A pending round becomes active immediately, because wallets do not retry a refused share. For an active round, the
     status is reduced to TALLYING, so that nodes a few blocks apart report the same change.
     """
-    if reported is known or reported is RoundStatus.PENDING:
+    if reported is known_status or reported is RoundStatus.PENDING:
         return None
-    if (known, reported) == (RoundStatus.PENDING, RoundStatus.ACTIVE):
+    if (known_status, reported) == (RoundStatus.PENDING, RoundStatus.ACTIVE):
         return None
-    return RoundStatus.TALLYING if reported in ENDED_STATUSES and known not in ENDED_STATUSES else reported
+    return RoundStatus.TALLYING if reported in ENDED_STATUSES and known_status not in ENDED_STATUSES else reported
 
 
-def _find_proposals_change(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
+def _find_proposals_change(known_round: Round, reported: Round) -> tuple[Proposal, ...] | None:
     """Reported proposals that differ from the known ones, or None."""
-    return reported.proposals if known.proposals and reported.proposals != known.proposals else None
+    return reported.proposals if known_round.proposals and reported.proposals != known_round.proposals else None

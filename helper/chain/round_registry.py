@@ -153,11 +153,11 @@ class RoundRegistry:
                 # make this host check it.
                 record.is_closed = True
                 self.revision += 1
-            known = record.stored
-            if known is not None and known.vote_end_time != row.vote_end_time:
-                changed = replace(known, vote_end_time=row.vote_end_time)
+            known_round = record.stored
+            if known_round is not None and known_round.vote_end_time != row.vote_end_time:
+                changed = replace(known_round, vote_end_time=row.vote_end_time)
                 self._insert_round(changed)
-                self._note_change(record, known, RoundField.END, self._node_pool.newest_height)
+                self._note_change(record, known_round, RoundField.END, self._node_pool.newest_height)
                 self.revision += 1
 
     def get(self, round_id: bytes) -> Round | None:
@@ -188,9 +188,9 @@ class RoundRegistry:
         """Whether changed proposals of the round are reported but not confirmed."""
         return RoundField.PROPOSALS in self._find(round_id).unconfirmed
 
-    def latest_end(self, known: Round) -> int:
+    def latest_end(self, known_round: Round) -> int:
         """The later of the round's known end and an unconfirmed one, in Unix seconds."""
-        return max(known.vote_end_time, self.unconfirmed_end(known.round_id) or 0)
+        return max(known_round.vote_end_time, self.unconfirmed_end(known_round.round_id) or 0)
 
     def unconfirmed_reports(self) -> dict[bytes, str]:
         """Reports of nodes that are not accepted, as text, by round id.
@@ -211,7 +211,7 @@ class RoundRegistry:
 
     def all_rounds(self) -> list[Round]:
         """Every stored round, oldest first."""
-        return [known for record in self._stored if (known := record.stored) is not None]
+        return [known_round for record in self._stored if (known_round := record.stored) is not None]
 
     def active_rounds(self) -> list[Round]:
         """The open rounds that accept votes, oldest first, without frozen ones."""
@@ -221,7 +221,7 @@ class RoundRegistry:
 
     def open_rounds(self) -> list[Round]:
         """The rounds that are not closed, oldest first."""
-        return [known for record in self._stored if record.is_open and (known := record.stored) is not None]
+        return [known_round for record in self._stored if record.is_open and (known_round := record.stored) is not None]
 
     def forget(self, round_id: bytes) -> None:
         """Remove a purged round. After a restart it counts as ended when first listed."""
@@ -243,7 +243,7 @@ class RoundRegistry:
             self._chain_time_at = self._clock.monotonic()
         if is_new or complete_from != self._complete_from:
             self._complete_from = complete_from
-            if any(known.vote_end_time <= block_time for known in self.open_rounds()):
+            if any(known_round.vote_end_time <= block_time for known_round in self.open_rounds()):
                 self.revision += 1
 
     def chain_now(self) -> float | None:
@@ -300,8 +300,8 @@ class RoundRegistry:
             await self._store.save_rounds(rounds, self._clock.now())
         for reported in rounds:
             record = self._record(reported.round_id)
-            known = record.stored
-            if known is None or known.status is not reported.status:
+            known_round = record.stored
+            if known_round is None or known_round.status is not reported.status:
                 record.status_height = height
                 self._log.info(
                     "round_updated", round=reported.round_id.hex()[:8], status=reported.status.name, height=height
@@ -402,9 +402,9 @@ class RoundRegistry:
                 value = record.find_confirmed(field, heights, blocks=self._blocks_needed(record, field))
                 if value is None or record.known is None:
                     continue
-                known, height = record.known, max(heights.values())
-                await self._save([apply_change(known, field, value)], height)
-                self._note_change(record, known, field, height)
+                known_round, height = record.known, max(heights.values())
+                await self._save([apply_change(known_round, field, value)], height)
+                self._note_change(record, known_round, field, height)
                 changed = True
         return changed
 
@@ -531,9 +531,9 @@ class RoundRegistry:
             if record.known is not None and record.known.status in ENDED_STATUSES and self._is_end_confirmed(record):
                 await self._mark_closed(record)
                 self._log.info("round_closed", round=record.round_id.hex()[:8], status=record.known.status.name)
-        self._log_waiting(ended)
+        self._log_unconfirmed_ends(ended)
 
-    def _log_waiting(self, ended: list[RoundRecord]) -> None:
+    def _log_unconfirmed_ends(self, ended: list[RoundRecord]) -> None:
         """Log once per round which nodes do not confirm yet that it has ended."""
         for record in ended:
             is_late = self._chain_time is not None and record.has_ended(self._chain_time - _STATUS_GRACE_SECONDS)

@@ -58,22 +58,22 @@ class RoundTree:
         self.anchor = self.anchors[state.height] = Anchor(state.height, state.size, state.root)
 
 
-async def load_tree(store: Store, known: Round) -> RoundTree:
+async def load_tree(store: Store, known_round: Round) -> RoundTree:
     """Load a round's tree, which is not verified yet. A damaged tree is deleted from the store."""
-    leaves, height = await store.load_leaves(known.round_id)
-    subtrees = await store.load_subtrees(known.round_id)
+    leaves, height = await store.load_leaves(known_round.round_id)
+    subtrees = await store.load_subtrees(known_round.round_id)
     count = len(subtrees) // _SUBTREE_BYTES
     try:
         tree = await anyio.to_thread.run_sync(CommitmentTree.restore, leaves, subtrees)
     except ProofsError:
         log.warning(
             "stored_tree_dropped",
-            round=known.round_id.hex()[:8],
+            round=known_round.round_id.hex()[:8],
             reason="the stored tree is damaged and will be fetched again",
         )
-        await store.delete_tree(known.round_id)
+        await store.delete_tree(known_round.round_id)
         tree, leaves, height, count = CommitmentTree(), b"", 0, 0
-    next_height = max(height + 1, known.created_at_height)
+    next_height = max(height + 1, known_round.created_at_height)
     return RoundTree(tree, next_height, is_unverified=bool(leaves), stored_subtrees=count)
 
 

@@ -47,7 +47,7 @@ def verify_proof(circuit: str, proof: bytes, statement: Any) -> bool:
     return get_generation(circuit).verify(proof, statement)
 
 
-def share_body() -> ObjectField | Mapping[str, Any]:
+def share_body_schema() -> ObjectField | Mapping[str, Any]:
     """Return the fields of a posted share, or, if there are several kinds, the JSON schema of any of them."""
     kinds = list({generation.kind: generation.fields for generation in GENERATIONS.values()}.values())
     return kinds[0] if len(kinds) == 1 else {"anyOf": [fields.schema() for fields in kinds]}

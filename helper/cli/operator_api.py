@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from helper.cli.settings import read_settings
-from helper.errors import ActionRefused, DaemonError, DaemonUnreachable, HelperError, NotFound
+from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 
 QUERY_SECONDS: Final = 10.0
@@ -98,7 +98,7 @@ class OperatorApi:
         except DaemonNotRunningError:
             return self._request_file(target, body)
         except DaemonUnresponsiveError as error:
-            raise DaemonUnreachable(f"the helper on {self.socket} does not respond: {error}") from error
+            raise DaemonUnreachableError(f"the helper on {self.socket} does not respond: {error}") from error
         return _result(status, content, by_daemon=True)
 
     def _request_file(self, target: str, body: bytes | Iterable[bytes] | None) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from helper.core.text import clean_text
-from helper.errors import BucketError, BucketRefused, ChainUnavailable, DaemonUnreachable, NotFound, StoreUnreachable
+from helper.errors import (
+    BucketError,
+    BucketRefused,
+    ChainUnavailable,
+    DaemonUnreachableError,
+    NotFound,
+    StoreUnreachable,
+)
 
 _UNLIMITED_WIDTH: Final = 10_000
 _UNESCAPED_CONTROL: Final = re.compile("[\x7f-\x9f]")
@@ -143,7 +150,7 @@ def map_errors_to_exit_codes() -> Iterator[None]:
         fail(f"{error}\n{error.advice}", ExitCode.NOT_FOUND)
     except BucketRefused as error:
         fail(f"{error}\n{error.advice}", ExitCode.NOT_AUTHORISED)
-    except (DaemonUnreachable, ChainUnavailable, BucketError, StoreUnreachable) as error:
+    except (DaemonUnreachableError, ChainUnavailable, BucketError, StoreUnreachable) as error:
         fail(f"{error}\n{error.advice}", ExitCode.UNREACHABLE)
     except PermissionError as error:
         fail(str(error), ExitCode.NOT_AUTHORISED)

@@ -92,11 +92,11 @@ class Selection(NamedTuple):
 
     Attributes:
         share: the share.
-        goes_first: whether it is proven before selected shares that are not begun and do not go first.
+        has_priority: whether it is proven before selected shares that are not begun and do not have priority.
     """
 
     share: DueShare
-    goes_first: bool
+    has_priority: bool
 
 
 def share_order(share: DueShare, *, in_backlog: bool) -> tuple[int, ...]:
@@ -175,14 +175,14 @@ class RoundTurns:
     ) -> list[Selection]:
         """Select shares, and remove them from `queues`.
 
-        1. Rounds at risk go first, the earliest end first, then the least slack.
+        1. Rounds at risk have priority, the earliest end first, then the least slack.
         2. Rounds that are not overdue follow, by due time.
         3. The other rounds take turns.
 
         Args:
             queues: the rounds with due shares.
             limit: maximum number of shares.
-            first_limit: maximum number if those above `limit` go first; not below `limit`.
+            first_limit: maximum number if those above `limit` have priority; not below `limit`.
             now: Unix seconds.
             chain_time: time of the newest block, in Unix seconds.
             pace: the measured pace.
@@ -194,10 +194,10 @@ class RoundTurns:
             queue.round_id: self._last_turns[queue.round_id] for queue in ready if queue.round_id in self._last_turns
         }
         while ready and len(selected) < first_limit:
-            queue, goes_first = self._next_queue(ready, now, chain_time, pace, limits)
-            if len(selected) >= limit and not goes_first:
+            queue, has_priority = self._next_queue(ready, now, chain_time, pace, limits)
+            if len(selected) >= limit and not has_priority:
                 break
-            selected.append(Selection(queue.shares.popleft(), goes_first))
+            selected.append(Selection(queue.shares.popleft(), has_priority))
             self._turn += 1
             self._last_turns[queue.round_id] = self._turn
             if not queue.shares:
@@ -207,7 +207,7 @@ class RoundTurns:
     def _next_queue(
         self, ready: Sequence[RoundQueue], now: float, chain_time: float, pace: ProofPace, limits: BacklogLimits
     ) -> tuple[RoundQueue, bool]:
-        """Return the round whose share is next, and whether that share goes first."""
+        """Return the round whose share is next, and whether that share has priority."""
         at_risk = [queue for queue in ready if is_at_risk(queue.end, queue.waiting, chain_time, pace)]
         if at_risk:
             return min(at_risk, key=lambda queue: (queue.end, -queue.waiting)), True

@@ -63,6 +63,6 @@ def _hash_file(path: Path) -> str | None:
         return None
 
 
-def _extra_files(directory: Path, known: set[str]) -> list[str]:
+def _extra_files(directory: Path, listed_files: set[str]) -> list[str]:
     files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
-    return sorted(files - known - {SUMS_FILE})
+    return sorted(files - listed_files - {SUMS_FILE})

@@ -14,7 +14,7 @@ from helper.doctor.daemon import ServiceReport
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
 from helper.reveal.prover.pool import DEFAULT_COMMAND
-from helper.reveal.prover.process import Spawn, WorkerProcess
+from helper.reveal.prover.process import WorkerProcess, WorkerSpawner
 
 SELF_TEST_TIMEOUT_SECONDS: Final = 12.0
 """Time limit in seconds for the keys and one proof: about 3 s of CPU for the slower circuit."""
@@ -47,7 +47,7 @@ async def run_self_test(
     *,
     nice: int,
     clock: Clock,
-    spawn: Spawn = WorkerProcess.spawn,
+    spawn: WorkerSpawner = WorkerProcess.spawn,
     timeout: float = SELF_TEST_TIMEOUT_SECONDS,
 ) -> SelfTestResult:
     """Start a worker, make one proof, and stop the worker."""
@@ -70,7 +70,12 @@ async def run_self_test(
 
 
 async def measure_proof_seconds(
-    circuit: str, *, provers: int, nice: int, spawn: Spawn = WorkerProcess.spawn, timeout: float = MEASURE_SECONDS
+    circuit: str,
+    *,
+    provers: int,
+    nice: int,
+    spawn: WorkerSpawner = WorkerProcess.spawn,
+    timeout: float = MEASURE_SECONDS,
 ) -> float:
     """Measure the mean time of a proof in seconds, while all provers prove concurrently.
 

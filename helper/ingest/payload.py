@@ -83,7 +83,7 @@ _FIELDS: Final[Mapping[str, Field]] = {BODY_FIELD: SHARE, **dict(wire_names(SHAR
 """The fields by their name in errors."""
 
 
-class ErrorAnswer(TypedDict):
+class ErrorResponse(TypedDict):
     """Body of every error response."""
 
     status: Literal["error"]
@@ -105,7 +105,7 @@ class IngressReceipt(TypedDict):
     error: BodyTimeoutDetails
 
 
-class NoRouteAnswer(TypedDict):
+class NoRouteResponse(TypedDict):
     """Body of the response if there is no such route or resource, by which wallets recognize that."""
 
     error: str
@@ -117,24 +117,24 @@ class AcceptedResponse(TypedDict):
     status: Literal["queued", "duplicate"]
 
 
-class ShareStatusAnswer(TypedDict):
+class ShareStatusResponse(TypedDict):
     """Whether a nullifier is confirmed on chain; an unknown share is also pending."""
 
     status: Literal["pending", "confirmed"]
 
 
-class TreeAnswer(TypedDict):
+class TreeResponse(TypedDict):
     """The commitment tree of the newest active round, zeros if there is none."""
 
     leaf_count: int
     anchor_height: int
 
 
-class StatusAnswer(TypedDict):
+class StatusResponse(TypedDict):
     """Status of a helper that accepts shares; wallets request it before posting shares."""
 
     status: Literal["ok"]
-    tree: TreeAnswer
+    tree: TreeResponse
 
 
 class RoundCounts(TypedDict):
@@ -193,7 +193,7 @@ def parse_hex32(field: str, text: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def no_route_body(message: str) -> NoRouteAnswer:
+def no_route_body(message: str) -> NoRouteResponse:
     """Body of the response if there is no such route or resource of the wallet API."""
     return {"error": message}
 
@@ -203,7 +203,7 @@ def ingress_receipt(attempt: str) -> IngressReceipt:
     return {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": attempt}}
 
 
-def error_body(message: str) -> ErrorAnswer:
+def error_body(message: str) -> ErrorResponse:
     """Body of an error response."""
     return {"status": "error", "error": message}
 
@@ -213,12 +213,12 @@ def accepted_body(*, is_duplicate: bool) -> AcceptedResponse:
     return {"status": "duplicate" if is_duplicate else "queued"}
 
 
-def status_body(leaf_count: int, anchor_height: int) -> StatusAnswer:
+def status_body(leaf_count: int, anchor_height: int) -> StatusResponse:
     """Body of the status, with the tree of the newest active round."""
     return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": anchor_height}}
 
 
-def share_status_body(*, is_confirmed: bool) -> ShareStatusAnswer:
+def share_status_body(*, is_confirmed: bool) -> ShareStatusResponse:
     """Body of a share's status."""
     return {"status": "confirmed" if is_confirmed else "pending"}
 

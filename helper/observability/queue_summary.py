@@ -165,50 +165,50 @@ class QueueSummaries:
             InvalidRoundError: the round ends before it begins.
         """
         async with self._lock:
-            known = self._rounds.get(round_id)
-            if known is None:
+            known_round = self._rounds.get(round_id)
+            if known_round is None:
                 self._summaries.pop(round_id, None)
                 self._created_times.pop(round_id, None)
                 return None
             read_at, summary = self._summaries.get(round_id, (0.0, None))
             if summary is None or self._clock.monotonic() - read_at >= REUSE_SECONDS:
                 read_at = self._clock.monotonic()
-                summary = await self._read(known)
+                summary = await self._read(known_round)
                 self._summaries[round_id] = (read_at, summary)
             return summary
 
-    async def _read(self, known: Round) -> QueueSummary:
-        created = await self._created_time(known)
-        duration = known.vote_end_time - created
+    async def _read(self, known_round: Round) -> QueueSummary:
+        created = await self._created_time(known_round)
+        duration = known_round.vote_end_time - created
         if duration <= 0:
             raise InvalidRoundError
         width, now = bucket_seconds(duration), self._clock.now()
-        counts = (await self._store.count_shares()).get(known.round_id, {})
-        shares = await self._store.count_by_due_bucket(known.round_id, start=created, width=width, now=now)
+        counts = (await self._store.count_shares()).get(known_round.round_id, {})
+        shares = await self._store.count_by_due_bucket(known_round.round_id, start=created, width=width, now=now)
         return build_summary(
-            known.round_id,
+            known_round.round_id,
             created=created,
-            end=known.vote_end_time,
+            end=known_round.vote_end_time,
             now=int(now),
             width=width,
             confirmed=counts.get(ShareState.SUBMITTED, 0),
             shares=shares,
         )
 
-    async def _created_time(self, known: Round) -> int:
+    async def _created_time(self, known_round: Round) -> int:
         """Unix seconds at which the round was created.
 
         If no node has the block, the time of the reading, or the earliest due time of a share.
         """
-        created = self._created_times.get(known.round_id)
+        created = self._created_times.get(known_round.round_id)
         if created is None:
-            block_time = await self._read_block_time(known.created_at_height)
+            block_time = await self._read_block_time(known_round.created_at_height)
             if block_time is not None:
-                created = self._created_times[known.round_id] = int(block_time)
+                created = self._created_times[known_round.round_id] = int(block_time)
         if created is None:
-            due_ms = await self._store.next_due_ms([known.round_id])
+            due_ms = await self._store.next_due_ms([known_round.round_id])
             earliest = self._clock.now() if due_ms is None else due_ms / 1000
-            created = int(min(earliest, self._clock.now(), known.vote_end_time - 1))
+            created = int(min(earliest, self._clock.now(), known_round.vote_end_time - 1))
         return created
 
 

@@ -42,11 +42,11 @@ def _check_circuit(name: str) -> str:
     return name
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
 
-class ExportHeader(_Strict):
+class ExportHeader(_StrictModel):
     """The header line of an export.
 
     Attributes:
@@ -64,7 +64,7 @@ class ExportHeader(_Strict):
     shares: Annotated[int, Field(ge=0, le=MAX_SHARES)]
 
 
-class _Reveal(_Strict):
+class _Reveal(_StrictModel):
     message: _Bytes
     anchor_height: _NonNegativeInt
     circuit: Annotated[str, AfterValidator(_check_circuit)]
@@ -76,7 +76,7 @@ class _Reveal(_Strict):
     last_outcome: _Text | None
 
 
-class _ShareLine(_Strict):
+class _ShareLine(_StrictModel):
     share: dict[str, Any] = Field(repr=False)
     received_ms: _NonNegativeInt
     state: Literal["received", "failed", "broadcast"]

@@ -92,17 +92,17 @@ class ProofBundle:
         return get_generation(self.circuit.name).create_statement(self.message, self.root)
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
-class _Circuit(_Strict):
+class _Circuit(_StrictModel):
     name: Annotated[str, Field(max_length=16)]
     fingerprint: _Hex32
     crate: Annotated[str, Field(max_length=64)]
 
 
-class _Manifest(_Strict):
+class _Manifest(_StrictModel):
     format: Literal["svote-helper reveal evidence"]
     version: Literal[1]
     chain_id: Annotated[str, Field(min_length=1, max_length=128)]

@@ -52,19 +52,19 @@ _Bytes = Annotated[bytes, BeforeValidator(_decode_base64)]
 _Bytes32 = Annotated[_Bytes, Field(min_length=32, max_length=32)]
 
 
-class _Lenient(BaseModel):
+class _LenientModel(BaseModel):
     """Ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, hide_input_in_errors=True)
 
 
-class _EncryptedShare(_Lenient):
+class _EncryptedShare(_LenientModel):
     c1: _Bytes32
     c2: _Bytes32
     share_index: _Integer
 
 
-class _Reveal(_Lenient):
+class _Reveal(_LenientModel):
     share_nullifier: _Bytes32
     enc_share: Annotated[_Bytes, Field(min_length=64, max_length=64)]
     proposal_id: _Integer
@@ -74,7 +74,7 @@ class _Reveal(_Lenient):
     vote_comm_tree_anchor_height: _Integer
 
 
-class _PendingBroadcast(_Lenient):
+class _PendingBroadcast(_LenientModel):
     """A reveal that was sent, and that its helper has not seen in a block."""
 
     reveal: _Reveal
@@ -82,7 +82,7 @@ class _PendingBroadcast(_Lenient):
     rebroadcast_count: Annotated[int, Field(ge=0, le=10_000)] = 0
 
 
-class _RowState(_Lenient):
+class _RowState(_LenientModel):
     state: Annotated[int, Field(ge=_RECEIVED, le=_FAILED)]
     corrupt: bool = False
 
@@ -105,7 +105,7 @@ class _Row(_RowState):
     pending_broadcast: Any = Field(default=None, repr=False)
 
 
-class _File(_Lenient):
+class _File(_LenientModel):
     version: int
     round_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     exported_at: _Integer = 0

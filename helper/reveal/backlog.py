@@ -30,7 +30,7 @@ class BacklogClaim:
     """Result of a claim in a backlog.
 
     Attributes:
-        shares: the claimed shares, each with whether it goes first.
+        shares: the claimed shares, each with whether it has priority.
         next_due_ms: earliest due time of the rounds that are not overdue, in Unix milliseconds; None if there is none.
     """
 
@@ -76,7 +76,7 @@ class Backlog:
             now: Unix seconds; shares due later are not claimed.
             chain_time: time of the newest block, in Unix seconds.
             limit: maximum number of shares, may be 0 or negative.
-            first_limit: maximum number if those above `limit` go first.
+            first_limit: maximum number if those above `limit` have priority.
         """
         heads = await self._list_heads(ends, now, limit=max(self._limits.due_shares, first_limit) + 1)
         oldest_ms = min((shares[0].due_ms for shares in heads.values()), default=None)
@@ -103,10 +103,10 @@ class Backlog:
                 pace=self._proof_times.pace(),
                 limits=self._limits,
             )
-            goes_first = {share.id: is_first for share, is_first in selected}
-            claimed = await self._store.claim_listed(list(goes_first), now=now) if selected else []
+            has_priority = {selection.share.id: selection.has_priority for selection in selected}
+            claimed = await self._store.claim_listed(list(has_priority), now=now) if selected else []
             if claimed or limit <= 0:
-                shares = [(queued, goes_first[queued.id]) for queued in claimed]
+                shares = [(queued, has_priority[queued.id]) for queued in claimed]
                 return BacklogClaim(shares, await self._store.next_due_ms(on_time))
             # Other hosts were first, or an index is damaged: `claim_due` handles the latter.
             heads = await self._list_heads(heads, now, limit=first_limit + 1)

@@ -37,7 +37,7 @@ CLAIMS_PER_PROVER = 2
 FIRST_CLAIMS_PER_PROVER = 1
 """Additional shares claimed per prover that go before claimed shares of a backlog."""
 FIRST_CHECK_SECONDS = 0.1
-"""Minimum seconds between two checks for shares that go first while all claims are taken."""
+"""Minimum seconds between two checks for shares that have priority while all claims are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Dispatcher:
         return self._next_first_check - self._clock.monotonic() if free <= 0 else 0.0
 
     async def _claim(self, gate: DispatchGate, free: int, first_free: int) -> float | None:
-        """Claim due shares, at most `free`, and up to `first_free` if those above `free` go first.
+        """Claim due shares, at most `free`, and up to `first_free` if those above `free` have priority.
 
         Returns the wall time of the next dispatch, infinity if unknown, None if there may be more to claim now.
         """
@@ -223,14 +223,14 @@ class Dispatcher:
         return self._deadline(gate, await self._store.next_due_ms(gate.round_ids), claimed_ms=int(now * 1000))
 
     def _start_claimed(self, claimed: Sequence[tuple[QueuedShare, bool]], oldest_ms: int, gate: DispatchGate) -> None:
-        """Start proving claimed shares, each with whether it goes first."""
+        """Start proving claimed shares, each with whether it has priority."""
         if not claimed:
             return
         self._stats.queue_age.add_sample(max(0.0, self._clock.now() - oldest_ms / 1000))
         if gate.is_one_at_a_time:
             self._next_trial = self._clock.monotonic() + TRIAL_WAIT_SECONDS
-        for queued, goes_first in claimed:
-            self._start_reveal(queued, goes_first=goes_first)
+        for queued, has_priority in claimed:
+            self._start_reveal(queued, has_priority=has_priority)
 
     def _deadline(self, gate: DispatchGate, due_ms: int | None, claimed_ms: int) -> float:
         """Wall time of the next dispatch, after all shares due by `claimed_ms` were claimed."""
@@ -251,10 +251,10 @@ class Dispatcher:
                 log.warning("dispatch_paused", reason=str(reason))
             self.pause_reason = reason
 
-    def _start_reveal(self, queued: QueuedShare, *, goes_first: bool) -> None:
+    def _start_reveal(self, queued: QueuedShare, *, has_priority: bool) -> None:
         self.claimed_count += 1
-        self._backlog_claims += not goes_first
-        task = asyncio.create_task(self._reveal(queued, goes_first=goes_first))
+        self._backlog_claims += not has_priority
+        task = asyncio.create_task(self._reveal(queued, has_priority=has_priority))
         self._tasks.add(task)
         task.add_done_callback(self._on_reveal_end)
 
@@ -263,14 +263,14 @@ class Dispatcher:
         if self._clock.monotonic() < self._next_trial:
             self.wake()  # the next share may be waiting for this result
 
-    async def _reveal(self, queued: QueuedShare, *, goes_first: bool) -> None:
+    async def _reveal(self, queued: QueuedShare, *, has_priority: bool) -> None:
         """Prove and send one share. On any error the share stays in the queue."""
         try:
             try:
-                prepared = await self._revealer.prove(queued, goes_first=goes_first)
+                prepared = await self._revealer.prove(queued, has_priority=has_priority)
             finally:
                 self.claimed_count -= 1
-                self._backlog_claims -= not goes_first
+                self._backlog_claims -= not has_priority
                 self.wake()
             if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)

@@ -55,12 +55,12 @@ class Revealer:
         self._clock = clock
         self._stats = stats
 
-    async def prove(self, queued: QueuedShare, *, goes_first: bool = True) -> bool:
+    async def prove(self, queued: QueuedShare, *, has_priority: bool = True) -> bool:
         """Prove the share and store its message (fsync).
 
         Args:
             queued: the claimed share.
-            goes_first: whether its proof precedes queued proofs that do not go first.
+            has_priority: whether its proof precedes queued proofs that do not have priority.
 
         Returns:
             True if a message is ready to be sent; False if the share was requeued, failed, or was confirmed in
@@ -73,7 +73,7 @@ class Revealer:
             return False
         circuit = self._circuits.circuit_for(share.kind)
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
-        proof = await self._make_proof(queued, circuit, path, goes_first=goes_first)
+        proof = await self._make_proof(queued, circuit, path, has_priority=has_priority)
         if proof is None:
             return False
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
@@ -84,7 +84,7 @@ class Revealer:
             self._stats.count("proof_unused")
         return is_prepared
 
-    async def _make_proof(self, queued: QueuedShare, circuit: str, path: bytes, *, goes_first: bool) -> Proof | None:
+    async def _make_proof(self, queued: QueuedShare, circuit: str, path: bytes, *, has_priority: bool) -> Proof | None:
         is_proving = False
 
         def on_start() -> None:
@@ -99,7 +99,7 @@ class Revealer:
                 path,
                 on_start=on_start,
                 is_needed=partial(self._is_proof_needed, queued),
-                goes_first=goes_first,
+                has_priority=has_priority,
             )
         except ProofNotNeeded:
             return None

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from helper.ingest.payload import ErrorAnswer, IngressReceipt, NoRouteAnswer
+from helper.ingest.payload import ErrorResponse, IngressReceipt, NoRouteResponse
 from helper.ingest.schema import Field, ObjectField
 from helper.server.middleware import TOKEN_HEADER, has_bare_error
 from helper.server.request_ids import WALLET_PREFIX
@@ -75,7 +75,7 @@ class Operation:
     path: Mapping[str, Field | Mapping[str, Any]] = field(default_factory=dict)
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: Sequence[int] = ()
-    error: Any = ErrorAnswer
+    error: Any = ErrorResponse
     is_forwarded: bool = False
     authorized_role: TokenHolder | None = None
 
@@ -150,7 +150,7 @@ def _security_scheme(operation: Operation, configured: frozenset[TokenHolder]) -
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """A function from a response type to its schema, and the schemas that these refer to."""
     own_types = [kind for operation in operations for kind in (operation.response, operation.error)]
-    types = [*own_types, ErrorAnswer, IngressReceipt | ErrorAnswer, NoRouteAnswer]
+    types = [*own_types, ErrorResponse, IngressReceipt | ErrorResponse, NoRouteResponse]
     schemas, shared = TypeAdapter.json_schemas(
         [(number, "serialization", TypeAdapter(kind)) for number, kind in enumerate(types)], ref_template=_COMPONENTS
     )
@@ -190,9 +190,9 @@ def _describe_operation(
 
 def _error_type(path: str, status: int, operation: Operation) -> Any:
     if has_bare_error(path, status):
-        return NoRouteAnswer
+        return NoRouteResponse
     if status == 408 and operation.body is not None and path.startswith(WALLET_PREFIX):
-        return IngressReceipt | ErrorAnswer
+        return IngressReceipt | ErrorResponse
     return operation.error
 
 

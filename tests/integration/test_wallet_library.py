@@ -25,9 +25,9 @@ from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 from tests.support.slow_link import SlowLink
-from tests.support.wallet_answers import ChainOutcome, ChainReply, ShareOutcome
 from tests.support.wallet_http import Attempt
 from tests.support.wallet_library import HelperState, LibraryWallet, SentShare
+from tests.support.wallet_responses import ChainOutcome, ChainReply, ShareOutcome
 
 pytestmark = pytest.mark.anyio
 

@@ -122,7 +122,7 @@ class FakeProver(ProverPool):
         *,
         on_start: Callable[[], None] = lambda: None,
         is_needed: Callable[[], Awaitable[bool]] | None = None,
-        goes_first: bool = True,
+        has_priority: bool = True,
     ) -> Proof:
         position = share.tree_position
         async with self._free:

@@ -18,15 +18,15 @@ from typing import Any, Final
 from devnet.ballot import Ballot, seal_ballot
 from devnet.eras import BATCH_CAST
 from devnet.vote_submission import batch_body, cast_vote_body, delegation_body
-from tests.support.wallet_answers import (
+from tests.support.wallet_http import Attempt, WalletHttp
+from tests.support.wallet_responses import (
     ChainOutcome,
     ChainReply,
     TxReply,
     TxState,
-    classify_chain_answer,
-    classify_tx_answer,
+    classify_chain_response,
+    classify_tx_response,
 )
-from tests.support.wallet_http import Attempt, WalletHttp
 
 CHAIN_SECONDS: Final = 150.0
 CHAIN_WAITS: Final = (2.0, 4.0)
@@ -69,10 +69,10 @@ class ChainVoter:
 
     async def load_round(self, round_id: bytes, *, created_at: int) -> RoundTimes:
         """Read the key and the end of a round."""
-        answer = await self._http.get(self._url, f"round/{round_id.hex()}", TX_SECONDS)
-        fields = answer.json_object().get("round", {})
-        if answer.status != 200 or not fields.get("ea_pk"):
-            raise WalletError(f"the round cannot be read: {answer}")
+        response = await self._http.get(self._url, f"round/{round_id.hex()}", TX_SECONDS)
+        fields = response.json_object().get("round", {})
+        if response.status != 200 or not fields.get("ea_pk"):
+            raise WalletError(f"the round cannot be read: {response}")
         return RoundTimes(round_id, base64.b64decode(fields["ea_pk"]), created_at, int(fields["vote_end_time"]))
 
     async def cast_votes(self, round_: RoundTimes, choices: Sequence[tuple[int, int, int]]) -> list[tuple[Ballot, int]]:
@@ -104,16 +104,16 @@ class ChainVoter:
         return list(zip(ballots, positions, strict=True))
 
     async def post_transaction(self, route: str, body: Mapping[str, Any]) -> ChainReply:
-        """POST a transaction: up to three attempts, which end with the first definite answer."""
+        """POST a transaction: up to three attempts, which end with the first definite response."""
         content = json.dumps(body).encode()
         if len(content) > MAX_CHAIN_BODY_BYTES:
             raise WalletError(f"{route}: {len(content)} bytes are too many")
         replies: list[ChainReply] = []
         for wait in (*CHAIN_WAITS, None):
             token = secrets.token_hex(32)
-            answer = await self._http.post(self._url, route, content, token, CHAIN_SECONDS)
-            reply = classify_chain_answer(answer, token, is_batch=route.endswith("-batch"))
-            self._http.attempts.append(Attempt(route, self._url, answer.status, reply.outcome))
+            response = await self._http.post(self._url, route, content, token, CHAIN_SECONDS)
+            reply = classify_chain_response(response, token, is_batch=route.endswith("-batch"))
+            self._http.attempts.append(Attempt(route, self._url, response.status, reply.outcome))
             if reply.outcome not in (ChainOutcome.UNKNOWN, ChainOutcome.NOT_STARTED):
                 # After an attempt that may have had its effect, a refusal may be caused by that effect.
                 was_unknown = ChainOutcome.UNKNOWN in (earlier.outcome for earlier in replies)
@@ -163,7 +163,7 @@ class ChainVoter:
         loop = asyncio.get_running_loop()
         end = loop.time() + TX_TRACK_SECONDS
         while True:
-            reply = classify_tx_answer(await self._http.get(self._url, f"tx/{tx_hash}", TX_SECONDS))
+            reply = classify_tx_response(await self._http.get(self._url, f"tx/{tx_hash}", TX_SECONDS))
             is_known = reply.state in (TxState.SUCCEEDED, TxState.FAILED)
             if is_known or loop.time() + TX_POLL_SECONDS > end:
                 return reply
@@ -185,10 +185,10 @@ class ChainVoter:
         return [positions[leaf] for leaf in leaves]
 
     async def _newest_root_height(self, round_id: bytes) -> int:
-        answer = await self._http.get(self._url, f"commitment-tree/{round_id.hex()}/latest", TREE_SECONDS)
-        height = answer.json_object().get("tree", {}).get("height")
+        response = await self._http.get(self._url, f"commitment-tree/{round_id.hex()}/latest", TREE_SECONDS)
+        height = response.json_object().get("tree", {}).get("height")
         if height is None:
-            raise WalletError(f"the commitment tree cannot be read: {answer}")
+            raise WalletError(f"the commitment tree cannot be read: {response}")
         return int(height)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.support.wallet_answers import MAX_SHARE_ANSWER_BYTES, Answer, ChainOutcome, ShareOutcome
+from tests.support.wallet_responses import MAX_SHARE_RESPONSE_BYTES, ChainOutcome, ShareOutcome, WalletResponse
 
 PREFIX: Final = "/shielded-vote/v1"
 ATTEMPT_HEADER: Final = "X-Vote-Ingress-Attempt-V1"
@@ -16,7 +16,7 @@ ATTEMPT_HEADER: Final = "X-Vote-Ingress-Attempt-V1"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A logged POST: route, base URL, HTTP status (None: no complete answer) and outcome."""
+    """A logged POST: route, base URL, HTTP status (None: no complete response) and outcome."""
 
     route: str
     url: str
@@ -36,7 +36,7 @@ class WalletHttp:
         transport: replaces the network in tests.
 
     Attributes:
-        attempts: all POSTs, in the order of their answers.
+        attempts: all POSTs, in the order of their responses.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -48,17 +48,17 @@ class WalletHttp:
         """Close all connections."""
         await self._client.aclose()
 
-    async def get(self, url: str, path: str, seconds: float, limit: int = MAX_SHARE_ANSWER_BYTES) -> Answer:
-        """Send a GET. `seconds` limit it from its start to the last byte of the answer, `limit` its bytes."""
+    async def get(self, url: str, path: str, seconds: float, limit: int = MAX_SHARE_RESPONSE_BYTES) -> WalletResponse:
+        """Send a GET. `seconds` limit it from its start to the last byte of the response, `limit` its bytes."""
         return await self._exchange("GET", f"{url}{PREFIX}/{path}", seconds, limit)
 
-    async def post(self, url: str, route: str, content: bytes, token: str, seconds: float) -> Answer:
+    async def post(self, url: str, route: str, content: bytes, token: str, seconds: float) -> WalletResponse:
         """Send a POST with JSON and the token of this attempt."""
         headers = {"Content-Type": "application/json", ATTEMPT_HEADER: token}
         target = f"{url}{PREFIX}/{route}"
-        return await self._exchange("POST", target, seconds, MAX_SHARE_ANSWER_BYTES, content=content, headers=headers)
+        return await self._exchange("POST", target, seconds, MAX_SHARE_RESPONSE_BYTES, content=content, headers=headers)
 
-    async def _exchange(self, method: str, url: str, seconds: float, limit: int, **request: Any) -> Answer:
+    async def _exchange(self, method: str, url: str, seconds: float, limit: int, **request: Any) -> WalletResponse:
         was_sent = False
 
         async def trace(event: str, _: object) -> None:
@@ -74,9 +74,9 @@ class WalletHttp:
                     if len(body) > limit:
                         break
         except (httpx.HTTPError, TimeoutError):
-            return Answer(None, was_sent=was_sent)
+            return WalletResponse(None, was_sent=was_sent)
         content = bytes(body) if len(body) <= limit else None
-        return Answer(response.status_code, response.headers.get("content-type", ""), content)
+        return WalletResponse(response.status_code, response.headers.get("content-type", ""), content)
 
 
 def normalize_base_url(text: str) -> str:

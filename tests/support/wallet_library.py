@@ -1,4 +1,4 @@
-"""A wallet that behaves like library version 5.3.0: time limits, repetitions, receipts and exact reading of answers.
+"""A wallet that behaves like library version 5.3.0: time limits, repetitions, receipts and exact reading of responses.
 
 It votes through one base URL of the chain, gives its shares to helpers, and watches them until two helpers say that
 they are counted. `devnet.wallet` is the wallet of the dev chain, which has none of these rules.
@@ -23,9 +23,9 @@ from typing import Final, Self
 import httpx
 
 from devnet.ballot import Ballot, BallotShare, post_body
-from tests.support.wallet_answers import ShareOutcome, classify_share_answer, is_confirmed, is_ready
 from tests.support.wallet_chain import ChainVoter, RoundTimes
 from tests.support.wallet_http import Attempt, WalletHttp, normalize_base_url
+from tests.support.wallet_responses import ShareOutcome, classify_share_response, is_confirmed, is_ready
 from tests.support.wallet_schedule import HelperRanking, copies_per_share, draw_submit_at, overdue_seconds
 
 READY_SOFT_SECONDS: Final = 2.0
@@ -52,7 +52,7 @@ CONFIRMATIONS: Final = 2
 
 
 class HelperState(IntEnum):
-    """What a helper has of a share, in the order in which helpers are asked to recover it. REFUSED: never again."""
+    """What a helper has of a share, in the order in which helpers are queried to recover it. REFUSED: never again."""
 
     UNTRIED = 0
     INTERRUPTED = 1
@@ -111,7 +111,7 @@ class LibraryWallet:
 
     Attributes:
         chain: casts the votes.
-        attempts: all POSTs, in the order of their answers.
+        attempts: all POSTs, in the order of their responses.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class LibraryWallet:
         ]
 
     async def rank_helpers(self) -> None:
-        """Ask all helpers whether they accept shares. Those that say so within 2 s are asked first."""
+        """Query whether each helper accepts shares. Those that say so within 2 s are queried first."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
 
         async def rank(helper: str) -> None:
-            answer = await self._http.get(helper, "status", READY_SECONDS)
+            response = await self._http.get(helper, "status", READY_SECONDS)
             is_soon = loop.time() - started_at <= READY_SOFT_SECONDS
-            self._ranking.set_rank(helper, 0 if is_ready(answer) and is_soon else 1 if is_ready(answer) else 2)
+            self._ranking.set_rank(helper, 0 if is_ready(response) and is_soon else 1 if is_ready(response) else 2)
 
         await asyncio.gather(*map(rank, self.helper_urls))
 
@@ -203,15 +203,15 @@ class LibraryWallet:
         """Make one attempt, with a new token, and note what the helper has of the share."""
         token = secrets.token_hex(32)
         async with self._posts:
-            answer = await self._http.post(helper, "shares", sent.body(submit_at), token, seconds)
-        outcome = classify_share_answer(answer, token)
-        self.attempts.append(Attempt("shares", helper, answer.status, outcome))
+            response = await self._http.post(helper, "shares", sent.body(submit_at), token, seconds)
+        outcome = classify_share_response(response, token)
+        self.attempts.append(Attempt("shares", helper, response.status, outcome))
         if sent.helpers[helper] is not HelperState.ACCEPTED:
             sent.helpers[helper] = _STATES[outcome]
         return outcome
 
     async def watch(self, sent: SentShare, end: float) -> bool:
-        """Ask helpers for a share until it is confirmed, and recover it when it is overdue.
+        """Query helpers for a share until it is confirmed, and recover it when it is overdue.
 
         Returns whether two different helpers (one if there is only one) confirmed it before the round's `end`.
         """
@@ -220,7 +220,7 @@ class LibraryWallet:
         await asyncio.sleep(due_time + FIRST_POLL_SECONDS - self._now())
         needed = min(CONFIRMATIONS, len(self.helper_urls))
         while True:
-            await self._ask_for_status(sent)
+            await self._query_status(sent)
             now = self._now()
             if len(sent.confirmed_by) >= needed or now >= end - RECOVERY_END_SECONDS:
                 return len(sent.confirmed_by) >= needed
@@ -229,19 +229,19 @@ class LibraryWallet:
                 overdue_at = self._now() + overdue_seconds(due_time, end)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _ask_for_status(self, sent: SentShare) -> None:
-        """Ask the helpers that did not confirm a share yet, whether or not they ever got it."""
+    async def _query_status(self, sent: SentShare) -> None:
+        """Query the helpers that did not confirm a share yet, whether or not they ever got it."""
         path = f"share-status/{sent.ballot.round_id.hex()}/{sent.share.nullifier.hex()}"
         concurrent = asyncio.Semaphore(STATUS_CONCURRENCY)
 
-        async def ask(helper: str) -> None:
+        async def query(helper: str) -> None:
             async with concurrent:
                 if is_confirmed(await self._http.get(helper, path, STATUS_SECONDS)):
                     sent.confirmed_by.add(helper)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_PASS_SECONDS):
-                await asyncio.gather(*(ask(helper) for helper in self.helper_urls if helper not in sent.confirmed_by))
+                await asyncio.gather(*(query(helper) for helper in self.helper_urls if helper not in sent.confirmed_by))
 
     async def _recover(self, sent: SentShare) -> None:
         """POST an overdue share once, without a time, to the helper that has least of it."""

@@ -22,7 +22,7 @@ MAX_SHARES_AT_ONE_HELPER: Final = 12
 """Maximum number of a vote's shares that one helper gets at first, if there are others."""
 FAILURES_BEFORE_PAUSE: Final = 3
 PAUSE_SECONDS: Final = 30.0
-"""Seconds for which a helper that failed is asked last."""
+"""Seconds for which a helper that failed is queried last."""
 
 
 def last_moment_start(created_at: int, end: int) -> int:
@@ -48,10 +48,10 @@ def copies_per_share(helpers: int) -> int:
 
 
 class HelperRanking:
-    """The order in which helpers are asked.
+    """The order in which helpers are queried.
 
     Args:
-        helpers: base URLs, those that answered first before the others.
+        helpers: base URLs, those that responded first before the others.
         rng: draws the order of helpers that are equally good.
     """
 
@@ -62,22 +62,22 @@ class HelperRanking:
         self._paused_until = dict.fromkeys(helpers, 0.0)
 
     def set_rank(self, helper: str, rank: int) -> None:
-        """Set the rank of a helper; those of a lower rank are asked first."""
+        """Set the rank of a helper; those of a lower rank are queried first."""
         self._ranks[helper] = rank
 
     def record_success(self, helper: str) -> None:
-        """Record that a helper answered as expected."""
+        """Record that a helper responded as expected."""
         self._failures[helper] = 0
 
     def record_failure(self, helper: str, now: float) -> None:
-        """Record a failure. After three in a row, and after each further one, the helper is asked last for 30 s."""
+        """Record a failure. After three in a row, and after each further one, the helper is queried last for 30 s."""
         self._failures[helper] += 1
         if self._failures[helper] >= FAILURES_BEFORE_PAUSE:
             self._failures[helper] = FAILURES_BEFORE_PAUSE - 1
             self._paused_until[helper] = now + PAUSE_SECONDS
 
     def order(self, now: float) -> list[str]:
-        """All helpers in the order in which they are asked now, drawn anew."""
+        """All helpers in a new random order, sorted by rank; those that failed are last."""
         drawn = self._rng.sample(list(self._ranks), len(self._ranks))
         return sorted(drawn, key=lambda helper: (self._paused_until[helper] > now, self._ranks[helper]))
 

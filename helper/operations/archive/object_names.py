@@ -17,11 +17,11 @@ _ROUND_DIRECTORY: Final = re.compile(r"[0-9a-f]{64}")
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
-class IndexEntry(_Strict):
+class IndexEntry(_StrictModel):
     """One confirmed reveal in an index.
 
     Attributes:
@@ -37,7 +37,7 @@ class IndexEntry(_Strict):
     sha256: _Hex32
 
 
-class Progress(_Strict):
+class Progress(_StrictModel):
     """Progress of the archive of a chain.
 
     Attributes:

@@ -22,7 +22,7 @@ from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
+from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -91,7 +91,7 @@ class ProverPool:
         nice: int = 10,
         timeout: float = 0.0,
         command: WorkerCommand = DEFAULT_COMMAND,
-        spawn: Spawn = WorkerProcess.spawn,
+        spawn: WorkerSpawner = WorkerProcess.spawn,
     ) -> None:
         self.workers = workers
         self._circuits = tuple(circuits)
@@ -180,7 +180,7 @@ class ProverPool:
         *,
         on_start: Callable[[], None] = lambda: None,
         is_needed: Callable[[], Awaitable[bool]] = _always_needed,
-        goes_first: bool = True,
+        has_priority: bool = True,
     ) -> Proof:
         """Create one proof.
 
@@ -190,7 +190,7 @@ class ProverPool:
             path: the 24 siblings of the share's leaf, leaf level first.
             on_start: called when a worker starts the job (not when it is queued).
             is_needed: called when a worker is free, immediately before it starts the job.
-            goes_first: whether the job precedes queued jobs that do not go first.
+            has_priority: whether the job precedes queued jobs that do not have priority.
 
         Raises:
             ProofNotNeeded: `is_needed` returned False; no proof was begun.
@@ -206,7 +206,7 @@ class ProverPool:
             on_start()
 
         request = {"op": "prove", "circuit": circuit, **get_generation(circuit).create_job(share, path)}
-        reply = await self._request(request, note_start, is_needed, goes_first=goes_first)
+        reply = await self._request(request, note_start, is_needed, has_priority=has_priority)
         return Proof(
             proof=bytes.fromhex(reply["proof"]),
             nullifier=bytes.fromhex(reply["nullifier"]),
@@ -226,10 +226,10 @@ class ProverPool:
         on_start: Callable[[], None],
         is_needed: Callable[[], Awaitable[bool]] = _always_needed,
         *,
-        goes_first: bool = True,
+        has_priority: bool = True,
     ) -> Frame:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        await self._queue.put((not goes_first, next(self._numbers), _Task(frame, future, on_start, is_needed)))
+        await self._queue.put((not has_priority, next(self._numbers), _Task(frame, future, on_start, is_needed)))
         reply = await future
         if "error" in reply:
             raise ProofFailed(f"{reply['error']}: {reply['message']}")

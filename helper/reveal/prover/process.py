@@ -16,7 +16,7 @@ WorkerCommand = Sequence[str]
 """The program and arguments that start a worker."""
 
 
-class Spawn(Protocol):
+class WorkerSpawner(Protocol):
     """Starts a worker (`WorkerProcess.spawn`)."""
 
     async def __call__(self, command: WorkerCommand, *, threads: int) -> WorkerProcess:

@@ -115,7 +115,9 @@ def operator_action_routes(operations: Operations, *, source: operator_json.Sour
             async for _ in chunks:
                 pass  # a refused client still sends the rest of the body, and reads the response afterwards
             raise
-        return _result({**report.counts, "left": [_left_json(share) for share in report.skipped]}, source, dry=dry_run)
+        return _result(
+            {**report.counts, "left": [_skipped_share_json(share) for share in report.skipped]}, source, dry=dry_run
+        )
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
@@ -144,7 +146,7 @@ def _result(facts: Mapping[str, Any], source: operator_json.Source, *, dry: bool
     return JsonResponse({"source": source, "dry_run": dry, **facts})
 
 
-def _left_json(share: SkippedShare) -> dict[str, Any]:
+def _skipped_share_json(share: SkippedShare) -> dict[str, Any]:
     return {
         "number": share.number,
         "ref": share.ref,

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope
 
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
-from helper.circuits.registry import share_body
+from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.pause import PauseReason
 from helper.errors import ShareRefused, StoreError
@@ -81,18 +81,18 @@ class WalletView:
 POST_SHARE: Final = Operation(
     "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
     payload.AcceptedResponse,
-    body=share_body(),
+    body=share_body_schema(),
     refusals=(413,),
     authorized_role="wallets",
 )
 SHARE_STATUS: Final = Operation(
     "Whether a share is confirmed on chain.",
-    payload.ShareStatusAnswer,
+    payload.ShareStatusResponse,
     path={"round_id": payload.PATH_HEX_FIELD, "nullifier": payload.PATH_HEX_FIELD},
     refusals=(404,),
     authorized_role="wallets",
 )
-STATUS: Final = Operation("Whether this helper accepts shares.", payload.StatusAnswer)
+STATUS: Final = Operation("Whether this helper accepts shares.", payload.StatusResponse)
 QUEUE_STATUS: Final = Operation(
     "Number of shares per round and state.", dict[str, payload.RoundCounts], authorized_role="wallets"
 )
@@ -228,7 +228,7 @@ def _classify_error(error: Exception) -> str:
     return _OUTCOMES_BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"
 
 
-def _create_status(view: WalletView) -> payload.StatusAnswer:
+def _create_status(view: WalletView) -> payload.StatusResponse:
     """The status, with the tree of the newest active round or zeros."""
     newest = max(view.rounds.active_rounds(), key=lambda r: r.created_at_height, default=None)
     if newest is None:

@@ -38,17 +38,19 @@ class Replacement(NamedTuple):
 
 def find_damaged(tx: Transaction, identities: Sequence[ShareIdentity], taken: Mapping[int, TakenShare]) -> set[int]:
     """Return the indexes of the known shares that have damaged rows only; one query for all of them."""
-    live = {index: known for index, known in taken.items() if not known.is_confirmed and known.ids}
-    ids = sorted({share_id for known in live.values() for share_id in known.ids})
+    live = {
+        index: taken_share for index, taken_share in taken.items() if not taken_share.is_confirmed and taken_share.ids
+    }
+    ids = sorted({share_id for taken_share in live.values() for share_id in taken_share.ids})
     stored = {share.id: share for share in tx.read_stored_shares(ids)} if ids else {}
     return {
         index
-        for index, known in live.items()
+        for index, taken_share in live.items()
         if all(
             share_id in stored
             and _is_damaged(tx, stored[share_id])
-            and _is_row_of(stored[share_id].row, identities[index], known)
-            for share_id in known.ids
+            and _is_row_of(stored[share_id].row, identities[index], taken_share)
+            for share_id in taken_share.ids
         )
     }
 
@@ -57,13 +59,18 @@ def _is_damaged(tx: Transaction, stored: StoredShare) -> bool:
     return stored.is_quarantined or (stored.row is not None and not stored.row.is_sound(tx.keys.row_check))
 
 
-def _is_row_of(row: ShareRow | None, identity: ShareIdentity, known: TakenShare) -> bool:
+def _is_row_of(row: ShareRow | None, identity: ShareIdentity, taken_share: TakenShare) -> bool:
     """Return whether a damaged row belongs to a share: an index entry can be damaged and refer to another row."""
     _, mac, nullifier = identity
-    return row is None or known.id_by_mac == known.id_by_nullifier or row.mac == mac or row.nullifier == nullifier
+    return (
+        row is None
+        or taken_share.id_by_mac == taken_share.id_by_nullifier
+        or row.mac == mac
+        or row.nullifier == nullifier
+    )
 
 
-def remove_damaged(tx: Transaction, identity: ShareIdentity, known: TakenShare, at_ms: int) -> Replacement | None:
+def remove_damaged(tx: Transaction, identity: ShareIdentity, taken_share: TakenShare, at_ms: int) -> Replacement | None:
     """Delete the damaged rows of a share that `find_damaged` returned, so that it can be stored again.
 
     A row that the database cannot delete remains quarantined.
@@ -71,7 +78,7 @@ def remove_damaged(tx: Transaction, identity: ShareIdentity, known: TakenShare, 
     Args:
         tx: the transaction, under the shared lock.
         identity: the share.
-        known: its rows.
+        taken_share: its rows.
         at_ms: Unix milliseconds now.
 
     Returns:
@@ -80,7 +87,7 @@ def remove_damaged(tx: Transaction, identity: ShareIdentity, known: TakenShare, 
     round_no = identity[0]
     if is_marked_closed(tx, round_no):
         return None
-    rows = {share_id: tx.get_share(share_id) for share_id in sorted(known.ids)}
+    rows = {share_id: tx.get_share(share_id) for share_id in sorted(taken_share.ids)}
     stored = [
         StoredShare(share_id, row, tx.fetch_one("is_quarantined", (share_id,)) is not None)
         for share_id, row in rows.items()
@@ -95,7 +102,7 @@ def remove_damaged(tx: Transaction, identity: ShareIdentity, known: TakenShare, 
         is_lost |= is_message_damaged
         if not _delete(tx, share, round_no, at_ms):
             remaining.append(share.id)
-    blocked_by = max(remaining) if known.id_by_mac in remaining else None
+    blocked_by = max(remaining) if taken_share.id_by_mac in remaining else None
     return Replacement(blocked_by, message, at_ms + LOST_MESSAGE_DELAY_MS if is_lost and message is None else 0)
 
 

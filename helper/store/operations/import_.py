@@ -82,14 +82,14 @@ def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share, at_ms: i
     row = load_row(tx, live[0], at_ms)
     if row is None:
         return ImportResult.DAMAGED
-    if _content(row.to_share()) != _content(share):
+    if _comparable_fields(row.to_share()) != _comparable_fields(share):
         return ImportResult.CONFLICT
     if row.state != ShareState.FAILED:
         return ImportResult.QUEUED
     return row if row.stage == MOVED and row.nullifier == nullifier else ImportResult.FAILED
 
 
-def _content(share: Share) -> tuple[object, ...]:
+def _comparable_fields(share: Share) -> tuple[object, ...]:
     """Return what two copies of a share have in common. Its `submit_at` may differ; the stored value applies."""
     return (share.vote_decision, share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2)
 

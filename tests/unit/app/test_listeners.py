@@ -34,41 +34,43 @@ HIDDEN = (
 )
 
 
-def settings(**sections: Any) -> Config:
+def create_config(**sections: Any) -> Config:
     return Config.model_validate(sections)
 
 
 @pytest.mark.parametrize("endpoint", HIDDEN)
 def test_published_addresses_with_unsafe_endpoint_are_empty(endpoint: str) -> None:
-    config = settings(chain={"endpoints": [endpoint], "rpc": [endpoint]})
+    config = create_config(chain={"endpoints": [endpoint], "rpc": [endpoint]})
     assert published_addresses(config) == ("", "")
 
 
 @pytest.mark.parametrize("endpoint", HIDDEN)
 def test_published_addresses_with_several_endpoints_are_the_first_safe_one(endpoint: str) -> None:
-    config = settings(chain={"endpoints": [endpoint, PUBLIC], "rpc": [endpoint, f"{PUBLIC}:26657"]})
+    config = create_config(chain={"endpoints": [endpoint, PUBLIC], "rpc": [endpoint, f"{PUBLIC}:26657"]})
     assert published_addresses(config) == (PUBLIC, f"{PUBLIC}:26657")
 
 
 def test_published_addresses_from_settings_are_first() -> None:
     own = {"chain_rest": "https://rest.example.org/api", "chain_rpc": "https://rpc.example.org"}
-    config = settings(chain={"endpoints": [PUBLIC], "rpc": [PUBLIC]}, ui=own)
+    config = create_config(chain={"endpoints": [PUBLIC], "rpc": [PUBLIC]}, ui=own)
     assert published_addresses(config) == (own["chain_rest"], own["chain_rpc"])
 
 
 def test_published_addresses_in_development_may_be_private_but_carry_no_secret() -> None:
     development = {"mode": "development"}
-    local = settings(
+    local = create_config(
         chain={"endpoints": ["http://127.0.0.1:1317"], "rpc": ["http://127.0.0.1:26657"]}, admin=development
     )
     assert published_addresses(local) == ("http://127.0.0.1:1317", "http://127.0.0.1:26657")
-    secret = settings(chain={"endpoints": ["http://a:b@127.0.0.1"], "rpc": ["http://127.0.0.1/key"]}, admin=development)
+    secret = create_config(
+        chain={"endpoints": ["http://a:b@127.0.0.1"], "rpc": ["http://127.0.0.1/key"]}, admin=development
+    )
     assert published_addresses(secret) == ("", "")
 
 
 async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path) -> None:
     node = "http://hidden-user:hidden-password@127.0.0.1:9/hidden-path"
-    config = settings(
+    config = create_config(
         helper={"db_path": str(tmp_path / "q.db"), "disable": True},
         chain={"endpoints": [node], "rpc": [node], "timeout_seconds": 1},
         ui={"enable": True},
@@ -111,7 +113,7 @@ async def test_round_authentication_is_that_of_the_stored_configuration(
 ) -> None:
     published = RECORDED.parent / "voting-config"
     documents = ConfigDocuments(*((published / f"{name}.json").read_bytes() for name in ("production", "static")))
-    config = settings(
+    config = create_config(
         helper={"db_path": str(tmp_path / "q.db")}, admin={"config_url": PUBLIC, "disable": disable}, ui={}
     )
     store = AdminStore(config.admin_db_path)

@@ -322,12 +322,12 @@ async def test_history_pruned_during_read_is_logged_once() -> None:
     env.node.lowest_height = 995
     block = env.node._block
 
-    def pruning(height: int) -> httpx.Response:
+    def prune_and_return_block(height: int) -> httpx.Response:
         if height == 995:
             env.node.lowest_height = max(env.node.lowest_height, 997)
         return block(height)
 
-    env.node._block = pruning  # type: ignore[method-assign]
+    env.node._block = prune_and_return_block  # type: ignore[method-assign]
     await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()

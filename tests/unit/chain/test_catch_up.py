@@ -12,14 +12,14 @@ from helper.chain.catch_up import (
     MAX_BLOCKS_BEHIND,
     MIN_SEARCH_BLOCKS,
     SEARCH_WINDOW_BLOCKS,
-    AtHead,
-    CursorAboveHead,
+    AtHeadStep,
+    CursorAboveHeadStep,
     FollowStep,
     HistoryRead,
-    MoveBack,
-    Read,
-    SkipTo,
-    Wait,
+    MoveBackStep,
+    ReadStep,
+    SkipStep,
+    WaitStep,
     is_left_to_history,
     is_pruned_everywhere,
     is_thorough,
@@ -47,32 +47,32 @@ HEAD = 1000
 @pytest.mark.parametrize(
     ("cursor", "rounds", "heads_below", "step"),
     [
-        (None, None, 0, Wait()),
-        (None, [], 0, SkipTo(HEAD, HEAD + 1)),
-        (None, [PENDING], 0, SkipTo(HEAD, HEAD + 1)),
-        (None, [PENDING, OLD, NEW], 0, SkipTo(HEAD - INDEX_LAG_BLOCKS, 55)),
-        (None, [created_at(HEAD - 3)], 0, SkipTo(HEAD - 4, HEAD - 3)),
-        (HEAD - MAX_BLOCKS_BEHIND - 1, [OLD], 0, SkipTo(HEAD - INDEX_LAG_BLOCKS)),
-        (HEAD - MAX_BLOCKS_BEHIND - 1, None, 0, SkipTo(HEAD - INDEX_LAG_BLOCKS)),
+        (None, None, 0, WaitStep()),
+        (None, [], 0, SkipStep(HEAD, HEAD + 1)),
+        (None, [PENDING], 0, SkipStep(HEAD, HEAD + 1)),
+        (None, [PENDING, OLD, NEW], 0, SkipStep(HEAD - INDEX_LAG_BLOCKS, 55)),
+        (None, [created_at(HEAD - 3)], 0, SkipStep(HEAD - 4, HEAD - 3)),
+        (HEAD - MAX_BLOCKS_BEHIND - 1, [OLD], 0, SkipStep(HEAD - INDEX_LAG_BLOCKS)),
+        (HEAD - MAX_BLOCKS_BEHIND - 1, None, 0, SkipStep(HEAD - INDEX_LAG_BLOCKS)),
         (
             HEAD - MAX_BLOCKS_BEHIND,
             [OLD],
             0,
-            Read(range(HEAD - MAX_BLOCKS_BEHIND + 1, HEAD - MAX_BLOCKS_BEHIND + CONCURRENT_BLOCKS + 1)),
+            ReadStep(range(HEAD - MAX_BLOCKS_BEHIND + 1, HEAD - MAX_BLOCKS_BEHIND + CONCURRENT_BLOCKS + 1)),
         ),
-        (HEAD - 2, [OLD], 0, Read(range(HEAD - 1, HEAD + 1))),
-        (HEAD - 2, None, 0, Read(range(HEAD - 1, HEAD + 1))),
-        (HEAD, [OLD], 0, AtHead()),
-        (HEAD + SLACK_BLOCKS, [OLD], CURSOR_RESET_HEADS, AtHead()),
-        (HEAD + SLACK_BLOCKS + 1, [OLD], 0, CursorAboveHead()),
-        (HEAD + SLACK_BLOCKS + 1, [OLD], CURSOR_RESET_HEADS - 2, CursorAboveHead()),
-        (HEAD + SLACK_BLOCKS + 1, None, CURSOR_RESET_HEADS, CursorAboveHead()),
-        (HEAD + SLACK_BLOCKS + 1, [NEW, OLD], CURSOR_RESET_HEADS - 1, MoveBack(HEAD - INDEX_LAG_BLOCKS, 55)),
+        (HEAD - 2, [OLD], 0, ReadStep(range(HEAD - 1, HEAD + 1))),
+        (HEAD - 2, None, 0, ReadStep(range(HEAD - 1, HEAD + 1))),
+        (HEAD, [OLD], 0, AtHeadStep()),
+        (HEAD + SLACK_BLOCKS, [OLD], CURSOR_RESET_HEADS, AtHeadStep()),
+        (HEAD + SLACK_BLOCKS + 1, [OLD], 0, CursorAboveHeadStep()),
+        (HEAD + SLACK_BLOCKS + 1, [OLD], CURSOR_RESET_HEADS - 2, CursorAboveHeadStep()),
+        (HEAD + SLACK_BLOCKS + 1, None, CURSOR_RESET_HEADS, CursorAboveHeadStep()),
+        (HEAD + SLACK_BLOCKS + 1, [NEW, OLD], CURSOR_RESET_HEADS - 1, MoveBackStep(HEAD - INDEX_LAG_BLOCKS, 55)),
         (
             HEAD + SLACK_BLOCKS + 1,
             [],
             CURSOR_RESET_HEADS - 1,
-            MoveBack(HEAD - INDEX_LAG_BLOCKS, HEAD - INDEX_LAG_BLOCKS + 1),
+            MoveBackStep(HEAD - INDEX_LAG_BLOCKS, HEAD - INDEX_LAG_BLOCKS + 1),
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_next_follow_step(cursor: int | None, rounds: list[Round] | None, heads_
 
 
 def test_next_follow_step_moves_back_to_zero_on_short_chain() -> None:
-    assert next_follow_step(500, 3, open_rounds=[OLD], heads_below=CURSOR_RESET_HEADS) == MoveBack(0, 55)
+    assert next_follow_step(500, 3, open_rounds=[OLD], heads_below=CURSOR_RESET_HEADS) == MoveBackStep(0, 55)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_is_left_to_history(problem: ChainError | None, failures: int, is_left: 
 
 
 @pytest.mark.parametrize(
-    ("problem", "failures", "all_asked", "is_pruned"),
+    ("problem", "failures", "all_queried", "is_pruned"),
     [
         (UNKNOWN, MAX_ATTEMPTS, True, False),
         (AWAY, MAX_ATTEMPTS + 1, True, False),
@@ -133,8 +133,8 @@ def test_is_left_to_history(problem: ChainError | None, failures: int, is_left: 
         (GONE, MAX_ATTEMPTS, False, True),
     ],
 )
-def test_is_pruned_everywhere(problem: ChainError | None, failures: int, all_asked: bool, is_pruned: bool) -> None:
-    assert is_pruned_everywhere(problem, failures, all_asked=all_asked) is is_pruned
+def test_is_pruned_everywhere(problem: ChainError | None, failures: int, all_queried: bool, is_pruned: bool) -> None:
+    assert is_pruned_everywhere(problem, failures, all_queried=all_queried) is is_pruned
 
 
 def test_is_thorough_from_half_of_the_tries_on() -> None:

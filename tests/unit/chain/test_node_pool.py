@@ -300,7 +300,7 @@ async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.
             await endpoints.probe_all()
     assert await endpoints.call_node(get_node_name) == "a:1317", "other requests go to it first"
     reported = [(log["event"], log["endpoint"]) for log in logs]
-    assert reported == [("node_answer_invalid", "a:1317")], "logged once while it persists"
+    assert reported == [("node_response_invalid", "a:1317")], "logged once while it persists"
 
 
 async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:

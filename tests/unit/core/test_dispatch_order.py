@@ -37,13 +37,13 @@ def queue(
 
 
 def select(turns: RoundTurns, *queues: RoundQueue, limit: int = 1, first_limit: int = 0) -> str:
-    """Return the rounds of the selected shares as letters, in upper case if the share goes first."""
+    """Return the rounds of the selected shares as letters, in upper case if the share has priority."""
     selected = turns.select(
         queues, limit=limit, first_limit=max(limit, first_limit), now=NOW, chain_time=NOW, pace=PACE, limits=LIMITS
     )
     return "".join(
-        letter.upper() if goes_first else letter
-        for share, goes_first in selected
+        letter.upper() if has_priority else letter
+        for share, has_priority in selected
         for letter in [chr(share.id // 10_000)]
     )
 

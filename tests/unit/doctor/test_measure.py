@@ -7,7 +7,7 @@ import pytest
 from helper.doctor.proving import MEASURED_PROOFS, measure_proof_seconds
 from helper.errors import ProverCrashed, ProverError
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
+from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ class ScriptedWorker(WorkerProcess):
         self.is_killed = True
 
 
-def spawn_each(workers: list[ScriptedWorker]) -> Spawn:
+def spawn_each(workers: list[ScriptedWorker]) -> WorkerSpawner:
     waiting = iter(workers)
 
     async def spawn(command: WorkerCommand, *, threads: int) -> WorkerProcess:

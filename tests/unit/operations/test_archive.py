@@ -247,17 +247,17 @@ async def test_writer_run_survives_errors_and_logs_each_once() -> None:
     blocks.is_unreachable = True
     writer = create_writer(bucket, blocks, clock)
 
-    async def until(done: int) -> None:
+    async def wait_for_runs(done: int) -> None:
         async with asyncio.timeout(20):
             while clock.sleep_calls.count(60) < done:
                 await asyncio.sleep(0)
 
     with capture_logs() as logs:
         running = asyncio.create_task(writer.run())
-        await until(3)
+        await wait_for_runs(3)
         blocks.is_unreachable = False
         blocks.is_broken = True
-        await until(5)
+        await wait_for_runs(5)
         blocks.is_broken = False
         async with asyncio.timeout(20):
             while PROGRESS not in bucket.objects:

@@ -118,14 +118,14 @@ async def test_jobs_that_go_first_precede_queued_ones() -> None:
     async with run_pool() as pool:
         share, path = create_provable_share()
 
-        async def prove(number: int, *, goes_first: bool) -> None:
+        async def prove(number: int, *, has_priority: bool) -> None:
             await pool.prove(
-                "k10", share, path, on_start=lambda: started.append(number), is_needed=wait, goes_first=goes_first
+                "k10", share, path, on_start=lambda: started.append(number), is_needed=wait, has_priority=has_priority
             )
 
-        proving = [asyncio.create_task(prove(0, goes_first=False))]
+        proving = [asyncio.create_task(prove(0, has_priority=False))]
         await is_waiting.wait()
-        proving += [asyncio.create_task(prove(number, goes_first=number > 2)) for number in (1, 2, 3, 4)]
+        proving += [asyncio.create_task(prove(number, has_priority=number > 2)) for number in (1, 2, 3, 4)]
         while pool._queue.qsize() < 4:
             await asyncio.sleep(0)
         may_go_on.set()

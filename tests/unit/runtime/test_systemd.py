@@ -50,10 +50,10 @@ async def test_watchdog_notifies_at_requested_interval(channel: socket.socket) -
     manager = create_manager(channel, clock, WATCHDOG_USEC="30000000", WATCHDOG_PID="7")
     assert manager.watchdog_seconds == 30
 
-    async def alive() -> str:
+    async def report_status() -> str:
         return "well"
 
-    task = asyncio.create_task(manager.run_heartbeat(alive))
+    task = asyncio.create_task(manager.run_heartbeat(report_status))
     for _ in range(3):
         assert await receive_message(channel) == ["WATCHDOG=1", "STATUS=well"]
         clock.advance(9.9)
@@ -69,14 +69,14 @@ async def test_watchdog_stops_while_a_check_hangs(channel: socket.socket) -> Non
     manager = create_manager(channel, clock, WATCHDOG_USEC="30000")
     hanging, probes = True, 0
 
-    async def alive() -> str:
+    async def report_status() -> str:
         nonlocal probes
         probes += 1
         if hanging:
             await asyncio.Event().wait()
         return "well"
 
-    task = asyncio.create_task(manager.run_heartbeat(alive))
+    task = asyncio.create_task(manager.run_heartbeat(report_status))
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while probes < 5:
             clock.advance(1)
@@ -110,10 +110,10 @@ async def test_notify_without_manager_does_nothing(tmp_path: Path) -> None:
     manager = ServiceManager({}, 7, FakeClock())
     manager.notify("READY=1")
 
-    async def alive() -> str:
+    async def report_status() -> str:
         raise AssertionError("unexpected call")
 
-    await manager.run_heartbeat(alive)
+    await manager.run_heartbeat(report_status)
 
 
 async def test_notify_abstract_socket_address() -> None:

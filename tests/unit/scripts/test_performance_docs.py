@@ -8,11 +8,11 @@ from bench.plot import plot_growth
 from bench.table import (
     MEASURES,
     ROWS,
+    figures_of_runs,
     format_row,
     growth_exponent,
     meets_goal,
     of_all_host_runs,
-    of_each_run,
     of_largest_size,
     relative_to_empty,
     relative_to_one_process,
@@ -91,8 +91,8 @@ def test_plot_growth_draws_curves_with_points_and_leaves_out_the_others() -> Non
 def test_runs_of_hosts_and_of_processes_are_compared() -> None:
     runs = [{"size": 1, "cost": 2.0}, {"size": 8, "cost": 3.0}]
     runs += [{"size": 0, "processes": 1, "rate": 10.0}, {"size": 0, "processes": 2, "rate": 15.0}]
-    assert of_each_run("cost", size=8)(runs) == [3.0]
-    assert of_each_run("rate", processes=1)(runs) == [10.0]
+    assert figures_of_runs("cost", size=8)(runs) == [3.0]
+    assert figures_of_runs("rate", processes=1)(runs) == [10.0]
     assert of_all_host_runs("cost")(runs) == [2.0, 3.0]
     assert relative_to_one_process("rate")(runs) == [pytest.approx(1.5)]
     assert relative_to_one_process("rate")(runs[:2]) == []

@@ -15,10 +15,10 @@ import pytest
 import proofs
 from devnet.ballot import Ballot, seal_ballot
 from tests.simulation.virtual_loop import SimLoop
-from tests.support.wallet_answers import ChainOutcome
 from tests.support.wallet_chain import MAX_CHAIN_BODY_BYTES, WalletError
 from tests.support.wallet_http import ATTEMPT_HEADER, normalize_base_url
 from tests.support.wallet_library import HelperState, LibraryWallet, SentShare
+from tests.support.wallet_responses import ChainOutcome
 
 T = TypeVar("T")
 CHAIN, FIRST, SECOND, THIRD = "http://chain", "http://first", "http://second", "http://third"
@@ -290,7 +290,7 @@ def post_transaction(servers: FakeServers, route: str = "cast-vote", **body: str
         ([httpx.Response(404, json={"error": "not found"})], ChainOutcome.NO_ROUTE, [0.0]),
     ],
 )
-def test_transaction_is_repeated_after_2_and_4_seconds_until_a_definite_answer(
+def test_transaction_is_repeated_after_2_and_4_seconds_until_a_definite_response(
     replies: list[Reply], outcome: ChainOutcome, times: list[float]
 ) -> None:
     servers = FakeServers(chain=replies)

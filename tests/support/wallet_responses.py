@@ -1,6 +1,6 @@
-"""How a wallet of library version 5.3.0 reads the answers of helpers and of the chain. Pure.
+"""How a wallet of library version 5.3.0 reads the responses of helpers and of the chain. Pure.
 
-A wallet may repeat a request only if its first attempt definitely had no effect. An answer that does not prove an
+A wallet may repeat a request only if its first attempt definitely had no effect. A response that does not prove an
 effect or its absence makes the outcome unknown.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-MAX_SHARE_ANSWER_BYTES: Final = 256 << 10
-"""Maximum bytes of a helper's answer."""
+MAX_SHARE_RESPONSE_BYTES: Final = 256 << 10
+"""Maximum bytes of a helper's response."""
 
 _HASH: Final = re.compile(r"[0-9A-F]{64}|[0-9a-f]{64}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -24,11 +24,11 @@ _TX_NOT_FOUND: Final = {"error": "tx not found"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one HTTP attempt.
+class WalletResponse:
+    """The response to one HTTP attempt.
 
     Attributes:
-        status: HTTP status; None without a complete answer.
+        status: HTTP status; None without a complete response.
         content_type: value of the Content-Type header.
         body: the body; None if it is too long.
         was_sent: whether any byte of the request may have been sent.
@@ -40,7 +40,7 @@ class Answer:
     was_sent: bool = True
 
     def json(self) -> Any:
-        """The value of a JSON answer; None if the answer is not valid JSON, or a name in it occurs twice."""
+        """The value of a JSON response; None if the response is not valid JSON, or a name in it occurs twice."""
         if self.body is None or self.content_type.partition(";")[0].strip().lower() != "application/json":
             return None
         try:
@@ -49,17 +49,17 @@ class Answer:
             return None
 
     def json_object(self) -> dict[str, Any]:
-        """The object of a JSON answer, empty if there is none."""
+        """The object of a JSON response, empty if there is none."""
         value = self.json()
         return value if isinstance(value, dict) else {}
 
 
 class ShareOutcome(Enum):
-    """What the answer to `POST shares` means.
+    """What the response to `POST shares` means.
 
-    REPEATABLE: the attempt had no effect, and the same helper is asked again soon.
-    REFUSED: the attempt had no effect, and this helper is not asked again.
-    UNKNOWN: the helper may have the share. It is not asked again in this phase.
+    REPEATABLE: the attempt had no effect, and the same helper is queried again soon.
+    REFUSED: the attempt had no effect, and this helper is not queried again.
+    UNKNOWN: the helper may have the share. It is not queried again in this phase.
     """
 
     ACCEPTED = "accepted"
@@ -69,7 +69,7 @@ class ShareOutcome(Enum):
 
 
 class ChainOutcome(Enum):
-    """What the answer to a POST of a transaction means.
+    """What the response to a POST of a transaction means.
 
     NOT_STARTED: the attempt had no effect.
     NO_ROUTE: the node has no such route.
@@ -92,7 +92,7 @@ class ChainReply:
 
 
 class TxState(Enum):
-    """What the answer to `GET tx` means. UNKNOWN: nothing, ask again."""
+    """What the response to `GET tx` means. UNKNOWN: nothing, query again."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -109,39 +109,39 @@ class TxReply:
     log: str = ""
 
 
-def is_receipt(answer: Answer, token: str) -> bool:
-    """Whether an answer proves that the attempt with this token had no effect.
+def is_receipt(response: WalletResponse, token: str) -> bool:
+    """Whether a response proves that the attempt with this token had no effect.
 
     It does only with status 408, as JSON, with exactly these fields, and with the attempt's own token.
     """
-    value = answer.json() if answer.status == 408 else None
+    value = response.json() if response.status == 408 else None
     expected = {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": token}
     if not isinstance(value, dict) or value != {"error": expected}:
         return False
     return type(value["error"]["version"]) is int  # 1.0 and true are equal to 1
 
 
-def classify_share_answer(answer: Answer, token: str) -> ShareOutcome:
-    """Classify the answer to `POST shares` that was sent with this token."""
-    status = answer.status
+def classify_share_response(response: WalletResponse, token: str) -> ShareOutcome:
+    """Classify the response to `POST shares` that was sent with this token."""
+    status = response.status
     if status is None:
-        return ShareOutcome.UNKNOWN if answer.was_sent else ShareOutcome.REPEATABLE
+        return ShareOutcome.UNKNOWN if response.was_sent else ShareOutcome.REPEATABLE
     if 200 <= status < 300:
-        is_short = answer.body is not None and len(answer.body) <= MAX_SHARE_ANSWER_BYTES
-        is_accepted = is_short and answer.json_object().get("status") in ("queued", "duplicate")
+        is_short = response.body is not None and len(response.body) <= MAX_SHARE_RESPONSE_BYTES
+        is_accepted = is_short and response.json_object().get("status") in ("queued", "duplicate")
         return ShareOutcome.ACCEPTED if is_accepted else ShareOutcome.UNKNOWN
-    if status == 429 or is_receipt(answer, token):
+    if status == 429 or is_receipt(response, token):
         return ShareOutcome.REPEATABLE
     return ShareOutcome.REFUSED if 300 <= status < 500 else ShareOutcome.UNKNOWN
 
 
-def classify_chain_answer(answer: Answer, token: str, *, is_batch: bool) -> ChainReply:
-    """Classify the answer to a POST of a transaction that was sent with this token."""
-    if (answer.status is None and not answer.was_sent) or is_receipt(answer, token):
+def classify_chain_response(response: WalletResponse, token: str, *, is_batch: bool) -> ChainReply:
+    """Classify the response to a POST of a transaction that was sent with this token."""
+    if (response.status is None and not response.was_sent) or is_receipt(response, token):
         return ChainReply(ChainOutcome.NOT_STARTED)
-    if is_missing_route(answer):
+    if is_missing_route(response):
         return ChainReply(ChainOutcome.NO_ROUTE)
-    return _classify_result(answer.status, answer.json_object(), is_batch=is_batch)
+    return _classify_result(response.status, response.json_object(), is_batch=is_batch)
 
 
 def _classify_result(status: int | None, fields: Mapping[str, Any], *, is_batch: bool) -> ChainReply:
@@ -158,16 +158,16 @@ def _classify_result(status: int | None, fields: Mapping[str, Any], *, is_batch:
     return ChainReply(ChainOutcome.UNKNOWN)
 
 
-def is_missing_route(answer: Answer) -> bool:
-    """Whether an answer says that the route does not exist: 404 or 405 with JSON that has only the field `error`."""
-    fields = answer.json_object()
-    return answer.status in _MISSING_STATUSES and list(fields) == ["error"] and isinstance(fields["error"], str)
+def is_missing_route(response: WalletResponse) -> bool:
+    """Whether a response says that the route does not exist: 404 or 405 with JSON that has only the field `error`."""
+    fields = response.json_object()
+    return response.status in _MISSING_STATUSES and list(fields) == ["error"] and isinstance(fields["error"], str)
 
 
-def classify_tx_answer(answer: Answer) -> TxReply:
-    """Classify the answer to `GET tx/{hash}`."""
-    fields = answer.json_object()
-    if answer.status == 404 and fields == _TX_NOT_FOUND:
+def classify_tx_response(response: WalletResponse) -> TxReply:
+    """Classify the response to `GET tx/{hash}`."""
+    fields = response.json_object()
+    if response.status == 404 and fields == _TX_NOT_FOUND:
         return TxReply(TxState.ABSENT)
     code, log = fields.get("code"), fields.get("log")
     if not isinstance(fields.get("height"), str) or type(code) is not int or not isinstance(log, str):
@@ -179,22 +179,22 @@ def classify_tx_answer(answer: Answer) -> TxReply:
         }
     except (KeyError, TypeError):
         return TxReply(TxState.UNKNOWN)
-    if answer.status == 422 and code != 0:
+    if response.status == 422 and code != 0:
         return TxReply(TxState.FAILED, log=log)
-    is_success = answer.status == 200 and code == 0
+    is_success = response.status == 200 and code == 0
     return TxReply(TxState.SUCCEEDED, events, log) if is_success else TxReply(TxState.UNKNOWN)
 
 
-def is_ready(answer: Answer) -> bool:
-    """Whether the answer to `GET status` says that a helper accepts shares."""
-    return answer.status is not None and 200 <= answer.status < 300 and answer.json_object().get("status") == "ok"
+def is_ready(response: WalletResponse) -> bool:
+    """Whether the response to `GET status` says that a helper accepts shares."""
+    return response.status is not None and 200 <= response.status < 300 and response.json_object().get("status") == "ok"
 
 
-def is_confirmed(answer: Answer) -> bool | None:
-    """Whether the answer to `GET share-status` says that a share is counted; None if it says nothing."""
-    if answer.status is None or not 200 <= answer.status < 300:
+def is_confirmed(response: WalletResponse) -> bool | None:
+    """Whether the response to `GET share-status` says that a share is counted; None if it says nothing."""
+    if response.status is None or not 200 <= response.status < 300:
         return None
-    return {"confirmed": True, "pending": False}.get(str(answer.json_object().get("status")))
+    return {"confirmed": True, "pending": False}.get(str(response.json_object().get("status")))
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
