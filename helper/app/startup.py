@@ -34,7 +34,7 @@ YOUNG_OBJECTS: Final = 10_000
 """Number of new objects after which the garbage collector runs.
 
 The objects of the requests in progress are more than Python's default of 700, so it would traverse them again and again
-without finding garbage: a tenth of the time to accept a share.
+without finding garbage: 3.4 µs for each share, instead of 0.2.
 """
 
 

@@ -47,7 +47,7 @@ class _PipelineFlow(FlowControl):
 class _ResponseTransport:
     """Transport of one response: joins its head and the first part of its body into one write.
 
-    uvicorn writes them separately. The second system call takes a tenth of the event loop's time for a posted share.
+    uvicorn writes them separately. With a second system call for each posted share, the accept rate is 4 % lower.
 
     Args:
         transport: the transport of the connection.

@@ -11,7 +11,7 @@ import inspect
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import pytest
@@ -309,9 +309,6 @@ def test_this_list_has_every_attribute_that_the_adapter_uses(recorder: Recorder)
     assert used & by_uvicorn <= listed
 
 
-SLEEP_SECONDS = 0.01
-
-
 async def respond_whole(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
@@ -320,13 +317,23 @@ async def respond_whole(_scope: Scope, _receive: Receive, send: Send) -> None:
 async def respond_in_parts(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
     for part in (b"a", b"b", b"c"):
-        await asyncio.sleep(SLEEP_SECONDS)
+        await asyncio.sleep(0)  # one iteration of the event loop
         await send({"type": "http.response.body", "body": part, "more_body": part != b"c"})
 
 
 async def respond_and_fail(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     raise ValueError("no body")
+
+
+class CompletionRecorder(HttpConnection):
+    """Records which bytes are written when a response is complete: other writes may follow directly."""
+
+    written_at_completion: bytes | None = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.written_at_completion = cast("FakeTransport", self.transport).written
 
 
 HEAD_LINES = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n%b\r\n"
@@ -350,16 +357,14 @@ def test_response_head_is_written_with_the_body_or_without_delay(
     async def respond() -> None:
         config = uvicorn.Config(app=app, http=HttpConnection, ws="none", lifespan="off", log_config=None)
         config.load()
-        transport = FakeTransport()
-        connection = HttpConnection(config, ServerState(), {}, asyncio.get_running_loop())
+        state, transport = ServerState(), FakeTransport()
+        connection = CompletionRecorder(config, state, {}, asyncio.get_running_loop())
         connection.connection_made(transport)
         connection.parse(request_line + b"\r\nHost: x\r\n\r\n")
-        await asyncio.sleep(0)  # the application starts
-        await asyncio.sleep(0)  # bytes that were held are written
-        assert transport.writes == writes[:1]
-        await asyncio.sleep(5 * SLEEP_SECONDS)
+        await asyncio.wait(state.tasks)
         assert transport.writes == writes
         assert transport.is_closed is is_closed
+        assert connection.written_at_completion == (None if app is respond_and_fail else transport.written)
         connection.connection_lost(None)
 
     asyncio.run(respond())
