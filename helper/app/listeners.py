@@ -68,6 +68,7 @@ class Listeners:
             clock,
             burst=config.helper.refused_burst,
             per_second=config.helper.refused_per_second,
+            by_address=config.server.limit_by_address,
             trusted_networks=config.trusted_networks,
         )
         self._read_only_pool = ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)

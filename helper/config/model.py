@@ -22,6 +22,7 @@ from helper.config.sections import (
     S3Section,
     Section,
     SenderSection,
+    ServerSection,
     StoreSection,
     UiSection,
 )
@@ -44,6 +45,7 @@ class Config(Section):
     admin: AdminSection = AdminSection()
     ui: UiSection = UiSection()
     operator: OperatorSection = OperatorSection()
+    server: ServerSection = ServerSection()
     metrics: MetricsSection = MetricsSection()
     gateway: GatewaySection = GatewaySection()
     s3: S3Section = S3Section()

@@ -76,8 +76,8 @@ class HelperSection(Section):
         ge=1,
         le=10**9,
         description="Rate limit: refused requests (400, 401, 404 and similar) that one client may send in a burst "
-        "before it gets 429. Accepted requests do not count, except that a share larger than 16 KiB counts as one "
-        "refused request per additional 16 KiB.",
+        "before it gets 429. A client is a connection, or with [server] limit_by_address an address. Accepted requests "
+        "do not count, except that a share larger than 16 KiB counts as one refused request per additional 16 KiB.",
     )
     refused_per_second: Number = Field(
         50,
@@ -87,8 +87,10 @@ class HelperSection(Section):
     )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
-        description="Addresses or networks of your reverse proxies. For requests from these proxies only, the client "
-        "address is taken from X-Forwarded-For or Forwarded. It is used only for rate limits and kept only in memory.",
+        description="Addresses or networks of your reverse proxies. Their connections have no limits of their own, "
+        "because each carries the requests of many clients. Only for requests from these proxies, and only for the "
+        "registration of validators and with [server] limit_by_address, the client address is taken from "
+        "X-Forwarded-For or Forwarded. It is kept only in memory.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,
@@ -301,6 +303,18 @@ class OperatorSection(Section):
     )
     socket: Text = Field(
         "", description="Path of the control socket; empty means helper.sock in the directory of the queue database."
+    )
+
+
+class ServerSection(Section):
+    """The server of the wallet API."""
+
+    limit_by_address: Switch = Field(
+        False,
+        description="Limit connections and refused requests of each client address, for a helper that faces the "
+        "Internet without a proxy: one address may then hold a quarter of all connections. The price: wallets that "
+        "share an address, as behind a Tor exit or a mobile network, share its limits, and addresses are kept in "
+        "memory. By default, limits apply to the behavior of each connection.",
     )
 
 

@@ -1,7 +1,8 @@
 """HTTP/1.1 connections with limits that uvicorn lacks.
 
 Limits the time and size of a request head, the time of a body that the application no longer reads, the time that a
-client may leave a response unread, the length of a pipeline, and the number of connections.
+client may leave a response unread, the length of a pipeline, and the number of connections. When there are too many,
+`ConnectionEvictor` decides which are closed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
 from helper.server.body_reader import CLOSE_AFTER_BODY_KEY, COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
+from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
 from helper.server.connection_limits import (
     LINGER_SECONDS,
@@ -32,7 +34,7 @@ from helper.server.connection_limits import (
 )
 from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
-from helper.server.rate_limits import RefusalLimiter, costs_token
+from helper.server.rate_limits import CLIENT_STATE_KEY, RefusalLimiter, costs_token
 from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
@@ -47,6 +49,9 @@ _STOPPING_RESPONSE: Final = CorsMiddleware(
     )
 )
 """Responds to requests that are interrupted when the service stops."""
+
+
+_TOO_MANY_CONNECTIONS: Final = "too many connections; retry later"
 
 
 class _RefusedError(Exception):
@@ -67,7 +72,9 @@ class BoundedProtocol(HttpConnection):
     Args:
         limits: limits of connections.
         limiter: identifies clients and charges them for refused requests; None for no limits per client.
-        clients: open connections of the listener by client; clients without connections are removed.
+        clients: open connections of the listener by client, if clients are identified by address; clients without
+            connections are removed.
+        evictor: closes the slowest connections under pressure; only used with a limiter.
         turns: starts the requests of all connections of the listener.
         arguments: for uvicorn's protocol.
         options: for uvicorn's protocol.
@@ -78,6 +85,7 @@ class BoundedProtocol(HttpConnection):
         limits: ConnectionLimits,
         limiter: RefusalLimiter | None,
         clients: defaultdict[bytes, set[BoundedProtocol]],
+        evictor: ConnectionEvictor,
         turns: RequestTurns,
         *arguments: Any,
         **options: Any,
@@ -86,8 +94,10 @@ class BoundedProtocol(HttpConnection):
         self.limits = limits
         self._limiter = limiter
         self._clients = clients
+        self._evictor = evictor
         self._turns = turns
         self._client: bytes | None = None
+        self._progress = ConnectionProgress(self.is_waiting_for_client, self._evict)
         # deadline of the current request, or of the wait for the first request
         self._request_deadline = Deadline(self.loop, self._on_request_deadline)
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
@@ -121,17 +131,26 @@ class BoundedProtocol(HttpConnection):
                 CLOSE_AFTER_BODY_KEY: weakref.WeakMethod(self.close_after_body),
             }
         )
-        self._client = None if self._limiter is None else self._limiter.identify(self.peer_address)
-        own_count = 0
-        if self._client is not None:
-            self._clients[self._client].add(self)
-            own_count = len(self._clients[self._client])
+        own_count = 0 if self._limiter is None else self._identify_client(self._limiter)
         if own_count > self.limits.max_connections_per_client:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
-        elif self.open_connections > self.limits.max_connections and not self._close_idle_connection(own_count):
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections; retry later")
+        elif self.open_connections > self.limits.max_connections and not self._evictor.make_room(self.loop.time()):
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_CONNECTIONS)
         else:
             self._start_request_deadline()
+
+    def _identify_client(self, limiter: RefusalLimiter) -> int:
+        """Identify the client; return how many connections it has, or 0 if they are not limited."""
+        if not limiter.is_trusted_proxy(self.peer_address):
+            self._evictor.add(self._progress, self.loop.time())
+        self._client = limiter.identify_connection(self.peer_address)
+        if self._client is None:
+            return 0
+        if not limiter.by_address:
+            self.add_state({CLIENT_STATE_KEY: self._client})
+            return 0
+        self._clients[self._client].add(self)
+        return len(self._clients[self._client])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers and release the connection."""
@@ -140,10 +159,14 @@ class BoundedProtocol(HttpConnection):
         self._stall_timer.stop()
         self._stalled_since = None
         self._unparsed = b""
-        if self._client is not None:
-            self._clients[self._client].discard(self)
-            if not self._clients[self._client]:
-                del self._clients[self._client]
+        self._evictor.discard(self._progress)
+        if self._client is not None and self._limiter is not None:
+            if self._limiter.by_address:
+                self._clients[self._client].discard(self)
+                if not self._clients[self._client]:
+                    del self._clients[self._client]
+            else:
+                self._limiter.forget(self._client)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -154,11 +177,14 @@ class BoundedProtocol(HttpConnection):
         if self._is_in_head and not self._request_deadline:
             self._start_request_deadline()
         self._idle_deadline.clear()
+        self._progress.is_idle = False
         if not self._unparsed and not self.pipelined and ends_at_most_one_head(data):
             self._parse_piece(data)
         else:
             self._unparsed += data
             self._parse_unparsed()
+        if self._request_deadline:  # the request is incomplete
+            self._evictor.add_pending(self._progress, len(data), self.loop.time())
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
         """Handle a closed sending side of the client: respond to complete requests, drop a partial one, then close.
@@ -180,7 +206,7 @@ class BoundedProtocol(HttpConnection):
         super().pause_writing()
         self._stall_timer.start(self.transport)
         self._stalled_since = self.loop.time()
-        if self._client is not None:
+        if self._client in self._clients:
             _limit_unsent(self._clients[self._client], MAX_UNSENT_BYTES_PER_CLIENT)
         _limit_unsent(cast("set[BoundedProtocol]", self.all_connections), MAX_UNSENT_BYTES)
 
@@ -245,6 +271,7 @@ class BoundedProtocol(HttpConnection):
         self._is_last_request = not self.is_kept_alive
         self._is_in_head, self._unreported_bytes, self._discardable_bytes = True, 0, None
         self._request_deadline.clear()
+        self._evictor.clear_pending(self._progress)
         super().on_message_complete()
         if self.is_answering:
             self.share_body(COMPLETE_BODY_KEY, SMALL_BODY_BYTES)
@@ -267,6 +294,7 @@ class BoundedProtocol(HttpConnection):
         """Start the next request of the pipeline, or the timer for the unread request body."""
         super().on_response_complete()
         if not self.transport.is_closing():
+            self._progress.progressed_at, self._progress.is_idle = self.loop.time(), self._is_in_head
             if self.pipelined:
                 self._idle_deadline.clear()
                 self._turns.append(self._start_pipelined)
@@ -387,25 +415,21 @@ class BoundedProtocol(HttpConnection):
 
     # ------------------------------------------------------------------ number of connections
 
-    def _close_idle_connection(self, own_count: int) -> bool:
-        """Abort the longest-idle connection of the client with the most connections; return whether there was one.
-
-        Aborts none if the new connection's client has as many. Without this, a few clients at their limit could block
-        all others.
-        """
-        busiest = max(self._clients.values(), key=len, default=set())
-        idle = [connection for connection in busiest if connection.is_waiting_for_client()]
-        if len(busiest) <= own_count or not idle:
-            return False
-        # Abort, because close() would hold the connection until the write buffer is empty.
-        min(idle, key=lambda connection: connection.waiting_since).transport.abort()
-        return True
-
     def is_waiting_for_client(self) -> bool:
         """Whether the connection is idle or its request incomplete, and no request is being answered."""
         if self.transport.is_closing():
             return False
         return bool(self._request_deadline) or (self._is_in_head and not self.is_answering)
+
+    def _evict(self) -> None:
+        """Close the connection, because others need its memory or its place; respond 429 to an incomplete request."""
+        if not self._is_in_head:
+            self._reject(_RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many slow requests; retry later"))
+        elif self._unreported_bytes:
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_CONNECTIONS)
+        else:
+            # Abort, because close() would hold the connection until the write buffer is empty.
+            self.transport.abort()
 
     # ------------------------------------------------------------------ refusals
 

@@ -22,7 +22,7 @@ READ_BYTES: Final = 16 << 10
 MAX_UNSENT_BYTES: Final = 32 << 20
 """Bytes of responses that all clients together may leave unread. Above it the longest-stalled connection is aborted."""
 MAX_UNSENT_BYTES_PER_CLIENT: Final = 8 << 20
-"""The same for one client, if the client is known."""
+"""The same for one client, if clients are identified by address."""
 
 LINGER_SECONDS: Final = 3.0
 """Seconds in which the rest of a body is discarded after a response that closes the connection.
@@ -45,9 +45,9 @@ class ConnectionLimits:
         stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
         max_head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
         max_headers: number of headers and trailers of one request.
-        max_connections: concurrent connections. For one more, the server closes an idle connection of the client with
-            the most connections, or refuses the new one.
-        max_connections_per_client: concurrent connections of one client.
+        max_connections: concurrent connections. For one more, the server closes the slowest, or refuses the new one.
+        max_connections_per_client: concurrent connections of one client, if clients are identified by address.
+        eviction_seconds: a connection whose client has made progress within this time is not closed for a new one.
     """
 
     head_seconds: float = 8.5
@@ -58,3 +58,4 @@ class ConnectionLimits:
     max_headers: int = 100
     max_connections: int = 4096
     max_connections_per_client: int = 1024
+    eviction_seconds: float = 1.0

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from helper.errors import HelperError
 from helper.server.connection import BoundedProtocol
+from helper.server.connection_eviction import ConnectionEvictor
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_turns import RequestTurns
@@ -48,7 +49,9 @@ def create_server(
         limiter: identifies clients and charges them for refused requests; None for no limits per client.
     """
     clients: defaultdict[bytes, set[BoundedProtocol]] = defaultdict(set)
-    protocol = partial(BoundedProtocol, limits or connection_limits(), limiter, clients, RequestTurns())
+    limits = limits or connection_limits()
+    evictor = ConnectionEvictor(limits.eviction_seconds)
+    protocol = partial(BoundedProtocol, limits, limiter, clients, evictor, RequestTurns())
     times = ServerTimes(keep_alive=KEEP_ALIVE_SECONDS, stop_grace=STOP_GRACE_SECONDS, stop_flush=STOP_FLUSH_SECONDS)
     return Server(app, protocol, times=times, backlog=BACKLOG)
 

@@ -7,8 +7,8 @@ and sends no requests of its own.
 
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
-the request has ended. Responses are streamed. When no slot is free, a GET of the client with the most requests is
-aborted for a client with fewer (`Gateway._free_slot`).
+the request has ended. Responses are streamed. When no slot is free, a GET whose client does not read its response is
+aborted (`Gateway._free_slot`).
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class GatewayLimits:
         leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
+        stalled_seconds: from which a request may be aborted for another one, because its client does not read.
     """
 
     max_concurrent: int = 128
@@ -108,6 +109,7 @@ class GatewayLimits:
     leaves_seconds: float = 60.0
     response_seconds: float = 300.0
     chunk_seconds: float = 10.0
+    stalled_seconds: float = 0.5
 
 
 class Gateway:
@@ -195,21 +197,33 @@ class Gateway:
     def _free_slot(self, client: bytes | None) -> bool:
         """Free a slot for a request of `client`; return whether that was possible.
 
-        Aborts a GET of the client with the most slots: the request that has waited longest for the client to read, or
-        the oldest if none waits. Aborts none if `client` would then hold as many slots. A POST is never aborted,
-        because its sender could not tell whether the transaction was sent.
+        Aborts the GET that has waited longest for its client to read. If one client has more slots than the others,
+        one of its GETs is aborted, the oldest if none waits. A POST is never aborted, because its sender could not
+        tell whether the transaction was sent.
         """
-        clients = (other for other in self._active if other is not None)  # None is a local process: no limits
-        busiest = max(clients, key=lambda other: len(self._active[other]), default=None)
-        if busiest is None or len(self._active[busiest]) <= len(self._active.get(client, ())) + 1:
-            return False
-        reads = [forwarding for forwarding in self._active[busiest] if forwarding.method == "GET"]
+        # None is not one client: a trusted proxy, or a unix socket.
+        busiest = max((other for other in self._active if other is not None), key=self._count_slots, default=None)
+        if busiest is not None and self._count_slots(busiest) > self._count_slots(client) + 1:
+            reads = [(busiest, each) for each in self._active[busiest] if each.method == "GET"]
+        else:
+            stalled_until = anyio.current_time() - self._limits.stalled_seconds
+            reads = [
+                (other, each)
+                for other, requests in self._active.items()
+                for each in requests
+                if each.method == "GET" and each.stalled_since is not None and each.stalled_since <= stalled_until
+            ]
         if not reads:
             return False
-        worst = min(reads, key=lambda read: (read.stalled_since is None, read.stalled_since or read.started_at))
+        other, worst = min(
+            reads, key=lambda read: (read[1].stalled_since is None, read[1].stalled_since or read[1].started_at)
+        )
         worst.abort()
-        self._release_slot(busiest, worst)  # immediately, because the task ends only after the connection
+        self._release_slot(other, worst)  # immediately, because the task ends only after the connection
         return True
+
+    def _count_slots(self, client: bytes | None) -> int:
+        return len(self._active.get(client, ()))
 
 
 class _GatewayRoute(ApiRoute):

@@ -129,7 +129,7 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     lines = [dict(line) for line in logs]
     for line in lines:
         assert line.pop("request_id", names[0] if names else None) in names or scenario.disconnects
-    client = limits.identify("127.0.0.1")
+    client = limits.identify_connection("127.0.0.1")
     return ScenarioResult(
         responses=[_VARIABLE_HEADERS.sub(b"...", response) for response in raw],
         is_open=is_open,

@@ -11,6 +11,7 @@ import resource
 import socket
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -129,29 +130,51 @@ async def test_connections_of_one_client_are_limited() -> None:
             client.writer.close()
 
 
-@pytest.mark.rule("N8")
-async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
-    limits = ConnectionLimits(head_seconds=60, max_connections=4, max_connections_per_client=3)
-    async with run_server(limits, RefusalLimiter(FakeClock())) as port:
-        at_work = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
-        idle, slow, unfinished = [await RawClient.connect(port) for _ in range(3)]
-        assert await idle.request() == b"hello"
-        slow.writer.write(at_work + b"o")
-        unfinished.writer.write(HELLO_REQUEST[:-2])
-        other_address = await RawClient.connect(port, source="127.0.0.2")
-        assert await other_address.request() == b"hello", "a fourth connection is accepted"
+FEW_CONNECTIONS = ConnectionLimits(head_seconds=60, max_connections=2, eviction_seconds=0)
+PARTIAL_BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\no"
+PARTIAL_HEAD = b"GET /hello HTTP/1.1\r\nX: " + b"x" * 600
 
-        third_address = await RawClient.connect(port, source="127.0.0.3")
-        assert await third_address.request() == b"hello", "the fifth connection is another client's"
+
+@pytest.mark.rule("N8")
+@pytest.mark.parametrize(
+    ("slow", "statuses"), [(b"", []), (PARTIAL_HEAD[:9], [429]), (PARTIAL_BODY, [429])], ids=["silent", "head", "body"]
+)
+async def test_connections_full_closes_slowest(slow: bytes, statuses: list[int]) -> None:
+    async with run_server(FEW_CONNECTIONS, RefusalLimiter(FakeClock(), by_address=False)) as port:
+        slowest = await RawClient.connect(port, slow)
+        faster = await RawClient.connect(port, PARTIAL_HEAD)
+        newest = await RawClient.connect(port)
+        assert await newest.request() == b"hello", "it has the address of the other clients"
+        response = await slowest.read_rest()
+        assert [parse_error(part)[0] for part in [response] if part] == statuses
+        assert await faster.request(b"\r\nHost: x\r\n\r\n") == b"hello"
+        for client in (faster, newest):
+            client.writer.close()
+
+
+async def test_connections_full_closes_idle_before_slow() -> None:
+    async with run_server(FEW_CONNECTIONS, RefusalLimiter(FakeClock(), by_address=False)) as port:
+        slow = await RawClient.connect(port, PARTIAL_BODY)
+        idle = await RawClient.connect(port)
+        assert await idle.request() == b"hello"
+        newest = await RawClient.connect(port)
+        assert await newest.request() == b"hello"
         assert await idle.read_rest() == b""
-        three = await RawClient.connect(port, source="127.0.0.4")
-        assert await three.request() == b"hello"
-        assert await slow.read_rest() == b"", "a connection that waits for a body is treated as idle"
-        refusal = await (await RawClient.connect(port, source="127.0.0.5")).read_rest()
-        assert parse_error(refusal)[0] == 429, "no client has more connections"
+        assert await slow.request(b"o" * 1999) == b"o" * 2000
+        for client in (slow, newest):
+            client.writer.close()
+
+
+async def test_connections_full_of_recent_progress_refuses_new_connection() -> None:
+    limits = replace(FEW_CONNECTIONS, eviction_seconds=60)
+    async with run_server(limits, RefusalLimiter(FakeClock(), by_address=False)) as port:
+        clients = [await RawClient.connect(port) for _ in range(2)]
+        for client in clients:
+            assert await client.request() == b"hello"
+        refusal = await (await RawClient.connect(port)).read_rest()
+        assert parse_error(refusal)[0] == 429
         assert b"retry-after: 2\r\n" in refusal
-        unfinished.writer.write(b"\r\n")
-        for client in (unfinished, other_address, third_address, three):
+        for client in clients:
             assert await client.request() == b"hello"
             client.writer.close()
 
@@ -161,7 +184,7 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
     async with run_server(SHORT_TIMEOUTS, limiter) as port:
         for prefix in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
             parse_error(await (await RawClient.connect(port, prefix)).read_rest())
-        known = limiter.identify("127.0.0.1")
+        known = limiter.identify_connection("127.0.0.1")
         assert known is not None
         assert limiter.wait_seconds(known) == 3, "each was charged"
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
