@@ -1,4 +1,4 @@
-"""Checks file modes, listen addresses and process limits (core files, open files, memory)."""
+"""Checks file modes, listen addresses, the accept queue, and process limits (core files, open files, memory)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ DATABASE_SUFFIXES: Final = ("", "-wal", "-shm", ".lock")
 _OTHER_USERS_MODE: Final = stat.S_IRWXG | stat.S_IRWXO
 CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
 MEMORY_INFO: Final = Path("/proc/meminfo")
+ACCEPT_QUEUE_LIMIT: Final = Path("/proc/sys/net/core/somaxconn")
 
 
 # ---------------------------------------------------------------- files and addresses
@@ -136,6 +137,26 @@ def evaluate_open_files(limits: list[int], needed: int, *, raised: bool) -> Chec
     return ok("open files", f"the limit is {'unlimited' if usable < 0 else usable}, {needed} are needed", **measured)
 
 
+def evaluate_accept_queue(limit: int | None, needed: int) -> CheckResult:
+    """Check that the kernel keeps enough connections that wait to be accepted.
+
+    Args:
+        limit: net.core.somaxconn of this machine; None if unknown.
+        needed: maximum number of connections that the service lets wait.
+    """
+    measured = {"limit": limit, "needed": needed}
+    if limit is None:
+        return ok("accept queue", "the kernel's limit is unknown on this system", **measured)
+    if limit < needed:
+        return warn(
+            "accept queue",
+            f"the kernel lets {limit} connections wait, {needed} are needed when many wallets connect at once",
+            f"sysctl -w net.core.somaxconn={needed}, also in /etc/sysctl.d/, and restart the helper.",
+            **measured,
+        )
+    return ok("accept queue", f"the kernel lets {limit} connections wait, {needed} are needed", **measured)
+
+
 def evaluate_memory(available: int | None, slots: int, *, running: bool) -> CheckResult:
     """Check that there is enough memory for the provers.
 
@@ -168,6 +189,11 @@ def parse_available_memory(text: str) -> int | None:
         if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdecimal():
             return int(value.split()[0]) * 1024
     return None
+
+
+def parse_number(text: str) -> int | None:
+    """Parse a file of the kernel that contains one number."""
+    return int(text) if text.strip().isdecimal() else None
 
 
 def read_text(path: Path) -> str | None:

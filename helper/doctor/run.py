@@ -31,7 +31,7 @@ from helper.doctor.voting_config import DOCUMENT_SECONDS, check_voting_config
 from helper.observability.log_config import describe_exception
 from helper.runtime.hardening import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.http_server import RESERVED_FILE_DESCRIPTORS
+from helper.server.http_server import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
 from helper.store.models import RetryGroup
 
@@ -273,6 +273,9 @@ class _Doctor:
                 process_name="the helper" if reported else "a process of this user",
             ),
             machine.evaluate_open_files(facts["open_files"], needed, raised=reported is not None),
+            machine.evaluate_accept_queue(
+                machine.parse_number(machine.read_text(machine.ACCEPT_QUEUE_LIMIT) or ""), BACKLOG
+            ),
             machine.evaluate_memory(available, slots, running=reported is not None),
         ]
 

@@ -31,8 +31,12 @@ KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open: wallets post 16 shares over one connection."""
 IMPORT_TIMEOUT_SECONDS = 3600.0
 """Maximum seconds to receive an operator's request."""
-BACKLOG = 2048
-"""Maximum number of connections waiting to be accepted."""
+BACKLOG = 4096
+"""Maximum number of connections waiting to be accepted; Linux permits as many by default (net.core.somaxconn).
+
+One voter may open 128 connections at once. All of them are accepted within a second or two, because each iteration of
+the event loop accepts several.
+"""
 RESERVED_FILE_DESCRIPTORS = 256
 """File descriptors reserved for the database, the nodes and the provers."""
 MIN_CONNECTIONS = 64

@@ -1,11 +1,12 @@
 """Hostile HTTP: slow clients, floods, malformed payloads, and shares that are in no tree.
 
-Method. A few hundred connections send nothing, or drip their heads or bodies at a byte per second. Floods of refused
-requests of every kind come from one address, with changing forwarded addresses, some of them an honest wallet's, and
-through a trusted proxy. Schemathesis sends everything that the API description allows, and much that it does not. A
-million malformed payloads are parsed, thousands of them over HTTP. Then well-formed shares without a vote commitment
-are posted: at another vote's leaf, past the end of the tree, in no round. Honest wallets post throughout, 16 at a time.
-`hostile_connections` attacks single connections.
+Method. One helper limits clients by address, as the floods need it; the other attacks are on a helper with the default
+limits, by progress. A few hundred connections send nothing, or drip their heads or bodies at a byte per second. Floods
+of refused requests of every kind come from one address, with changing forwarded addresses, some of them an honest
+wallet's, and through a trusted proxy. Schemathesis sends everything that the API description allows, and much that it
+does not. A million malformed payloads are parsed, thousands of them over HTTP. Then well-formed shares without a vote
+commitment are posted: at another vote's leaf, past the end of the tree, in no round. Honest wallets post throughout, 16
+at a time. `hostile_connections` attacks single connections.
 
 Requirements. Each slow connection is closed within 32 s: the head has 8.5 s (the attack uses 7), a body must grow by
 512 bytes within 20 s, and after the response its rest is discarded for 3 s. Honest POSTs stay fast. A flooder gets 429
@@ -79,13 +80,13 @@ LIFTED_LIMITS = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A default helper with honest wallets, and a helper without rate limits."""
+    """A helper that limits by address, with honest wallets, and a helper without rate limits."""
 
     setting: CampaignRun
     findings: Findings
     chain: DevChain
     round_id: bytes
-    default_helper: HelperProcess
+    limiting_helper: HelperProcess
     unlimited_helper: HelperProcess
     wallets: WalletGroup
 
@@ -95,7 +96,7 @@ async def run(setting: CampaignRun) -> Findings:
     findings = Findings()
     async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as env:
         cast = await env.wallets.cast_votes(env.round_id, setting.scale(40, 6))
-        for helper in (env.default_helper, env.unlimited_helper):
+        for helper in (env.limiting_helper, env.unlimited_helper):
             await helper.wait_for_leaf(env.round_id, max(position for _, position in cast))
         if setting.is_quick:
             await asyncio.gather(
@@ -132,7 +133,9 @@ async def _create_environment(
         round_id = await chain.open_round()
         await chain.post("/devnet/voting-config", {"version": 1, "vote_servers": []})
         async with contextlib.AsyncExitStack() as stack:
-            kinds: list[dict[str, Any]] = [{"helper": {"trusted_proxies": [PROXY_ADDRESS]}}]
+            kinds: list[dict[str, Any]] = [
+                {"helper": {"trusted_proxies": [PROXY_ADDRESS]}, "server": {"limit_by_address": True}}
+            ]
             kinds.append({"helper": LIFTED_LIMITS, **_all_features_config(chain)})
             default, unlimited = await asyncio.gather(
                 *(
@@ -170,7 +173,7 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
     before = len(env.wallets.ledger.response_seconds)
     pause = max(seconds, 20.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
     durations, _ = await asyncio.gather(
-        hold_slow_connections(_port_of(env.default_helper), SLOW_ADDRESS, connections, seconds),
+        hold_slow_connections(_port_of(env.limiting_helper), SLOW_ADDRESS, connections, seconds),
         env.wallets.post_shares(cast, lambda: 0, pause_seconds=pause),
     )
     waits = env.wallets.ledger.response_seconds[before:]
@@ -190,7 +193,7 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
 
 async def _run_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """Run two floods while honest wallets repeat their posts."""
-    findings, port = env.findings, _port_of(env.default_helper)
+    findings, port = env.findings, _port_of(env.limiting_helper)
     rng, wanted = env.setting.seeded_random("disguises"), env.setting.scale(10_000, 300)
     varying_headers = [{"X-Forwarded-For": f"198.51.100.{rng.randrange(256)}"} for _ in range(100)]
     forged_headers = [{}, {"X-Forwarded-For": HONEST_ADDRESS, "Forwarded": f"for={HONEST_ADDRESS}"}, *varying_headers]
@@ -240,7 +243,7 @@ def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
 
 async def _run_connection_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """Run each flood in a separate process while honest wallets repeat their posts on new connections."""
-    port, seconds = _port_of(env.default_helper), env.setting.scale(30.0, 3.0)
+    port, seconds = _port_of(env.limiting_helper), env.setting.scale(30.0, 3.0)
     for kind in connection_floods.FLOODS:
         await env.wallets.post_shares(cast, lambda: 0)  # wait until the connections of the flood before are accepted
         waits = len(env.wallets.ledger.response_seconds)
@@ -369,7 +372,7 @@ async def _check_promises(env: Environment) -> None:
     )
     findings.require_equal("rows of hostile shares", rows, 0)
     findings.require_equal("honest shares permanently refused", len(env.wallets.refused), 0)
-    written = env.default_helper.log.read_bytes() + env.default_helper.bytes_on_disk()
+    written = env.limiting_helper.log.read_bytes() + env.limiting_helper.bytes_on_disk()
     addresses = (SLOW_ADDRESS, FLOODER_ADDRESS, FORWARDED_ADDRESS, "198.51.100.")
     findings.require_equal(
         "client addresses in log and files", sum(written.count(address.encode()) for address in addresses), 0

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from helper.observability.stats import percentile
-from helper.server.connection_limits import MAX_UNSENT_BYTES_PER_CLIENT
+from helper.server.connection_limits import MAX_UNSENT_BYTES
 from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, SHARES_PATH, RawRequest, ReusedConnection
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.connection_floods import ATTACKER_ADDRESS, LIVEZ_REQUEST, send_endlessly
@@ -115,7 +115,7 @@ async def _leave_responses_unread(setting: CampaignRun, findings: Findings, help
     findings.require_at_most(
         "unread responses, added memory MB",
         peak_memory_mb(helper.pid) - before,
-        (MAX_UNSENT_BYTES_PER_CLIENT + count * MAX_ADDED_KB_PER_CONNECTION * 1000) / 1e6,
+        (MAX_UNSENT_BYTES + count * MAX_ADDED_KB_PER_CONNECTION * 1000) / 1e6,
     )
 
 

@@ -24,12 +24,24 @@ CAMPAIGN_NAMES = (
     "retention",
     "eavesdropper",
     "hostile",
+    "anonymous",
     "hosts",
     "roles",
     "lease",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
-TIMING_SENSITIVE = ("disk", "outage", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")
+TIMING_SENSITIVE = (
+    "disk",
+    "outage",
+    "tarpit",
+    "stale",
+    "clock",
+    "herd",
+    "contention",
+    "eavesdropper",
+    "hostile",
+    "anonymous",
+)
 """Campaigns with time limits of about a second: a test suite runs them without concurrent tests."""
 SINGLE_STORE = {
     "writes": "the writes that it kills at are the helper's own; on PostgreSQL they are the server's",

@@ -360,7 +360,7 @@ log = { level = "x" }
 
 def test_example_file_equals_generated() -> None:
     assert EXAMPLE_FILE.read_text() == render_example(), (
-        "run `svote-helper config init --output helper.toml.example --force`"
+        "run `svote-helper config init --output helper.toml.example --force`, and clear the generated token"
     )
 
 

@@ -163,6 +163,15 @@ def test_evaluate_open_files_levels(limits: list[int], raised: bool, level: Leve
     assert machine.evaluate_open_files(limits, 4352, raised=raised).level is level
 
 
+@pytest.mark.parametrize(
+    ("text", "level"), [("128\n", Level.WARN), ("4095\n", Level.WARN), ("4096\n", Level.OK), ("", Level.OK)]
+)
+def test_evaluate_accept_queue_levels(text: str, level: Level) -> None:
+    result = machine.evaluate_accept_queue(machine.parse_number(text), 4096)
+    assert result.level is level
+    assert ("sysctl -w net.core.somaxconn=4096" in result.advice) == (level is Level.WARN)
+
+
 def test_evaluate_memory_levels() -> None:
     assert machine.parse_available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
     assert machine.parse_available_memory("MemAvailable: much") is None
