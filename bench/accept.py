@@ -142,7 +142,7 @@ def main() -> None:
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed. Debian: apt install wrk")
-    votes, seconds, runs = (1040, 1, 1) if options.quick else (2560, 2, options.runs)
+    votes, seconds, runs = (1920, 1, 1) if options.quick else (3840, 2, options.runs)
     results = [asyncio.run(measure(votes, seconds)) for _ in range(runs)]
     figures = {name: round(median(run[name] for run in results), 3) for name in results[0]}
     print(json.dumps({"name": "accept", "median": figures, "runs": results}))

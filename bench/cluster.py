@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run with fewer shares and hosts")
     options = parser.parse_args()
     settings = (
-        (HOST_COUNTS[:2], 1, SHARES // 5, 480, 1) if options.quick else (HOST_COUNTS, options.runs, SHARES, 960, 2)
+        (HOST_COUNTS[:2], 1, SHARES // 5, 960, 1) if options.quick else (HOST_COUNTS, options.runs, SHARES, 1920, 2)
     )
     print(json.dumps({"name": "cluster", "runs": asyncio.run(measure(*settings))}))
 

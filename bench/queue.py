@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run with 10,000 shares and one with an empty queue")
     options = parser.parse_args()
     sizes, runs, votes, seconds = (
-        (QUEUE_SIZES[:1], 1, 640, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
+        (QUEUE_SIZES[:1], 1, 1280, 1) if options.quick else (options.sizes, options.runs, 2560, 2)
     )
     print(json.dumps({"name": "queue", "runs": asyncio.run(measure(tuple(sizes), runs, votes, seconds))}))
 

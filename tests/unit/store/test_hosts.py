@@ -556,7 +556,7 @@ async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
 async def test_live_host_renews_its_claims(
     backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
 ) -> None:
-    store = backend.create_store(clock, reported.append, lease=0.3)
+    store = backend.create_store(clock, reported.append, lease=3.0)
     await store.open()
     try:
         await enqueue_shares(store, 1)
