@@ -134,7 +134,9 @@ class BoundedProtocol(HttpConnection):
         own_count = 0 if self._limiter is None else self._identify_client(self._limiter)
         if own_count > self.limits.max_connections_per_client:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
-        elif self.open_connections > self.limits.max_connections and not self._evictor.make_room(self.loop.time()):
+        elif (excess := self.open_connections - self.limits.max_connections) > 0 and not self._evictor.make_room(
+            excess, self.loop.time()
+        ):
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_CONNECTIONS)
         else:
             self._start_request_deadline()

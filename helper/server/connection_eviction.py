@@ -68,6 +68,7 @@ class ConnectionEvictor:
         self._min_seconds = min_seconds
         self._max_pending_bytes = max_pending_bytes
         self._members: set[ConnectionProgress] = set()
+        self._closing: set[ConnectionProgress] = set()
         self._pending_bytes = 0
         self._next_scan_at = 0.0
 
@@ -79,6 +80,7 @@ class ConnectionEvictor:
     def discard(self, progress: ConnectionProgress) -> None:
         """Remove a closed connection, and drop the references to it."""
         self._members.discard(progress)
+        self._closing.discard(progress)
         self.clear_pending(progress)
         progress.is_waiting, progress.evict = _return_false, _do_nothing
 
@@ -95,23 +97,33 @@ class ConnectionEvictor:
         self._pending_bytes -= progress.pending_bytes
         progress.pending_bytes = 0
 
-    def make_room(self, now: float) -> bool:
+    def make_room(self, excess: int, now: float) -> bool:
         """Close the connections whose clients have made no progress for the longest time, idle ones first.
 
+        Args:
+            excess: number of open connections above the limit, the new one included.
+            now: event loop time.
+
         Returns:
-            Whether a connection was closed.
+            Whether there is room for the new connection.
         """
+        if excess <= len(self._closing):
+            return True  # a connection ends only some time after its close
         if now < self._next_scan_at:
             return False
         latest = now - self._min_seconds
-        slow = [each for each in self._members if each.progressed_at <= latest and each.is_waiting()]
+        slow = [
+            each
+            for each in self._members
+            if each.progressed_at <= latest and each not in self._closing and each.is_waiting()
+        ]
         if not slow:
             self._next_scan_at = now + _SCAN_SECONDS
             return False
         count = max(1, int(len(self._members) * _CLOSED_FRACTION))
         for progress in heapq.nsmallest(count, slow, key=lambda each: (not each.is_idle, each.progressed_at)):
-            progress.evict()
-        return True
+            self._close(progress)
+        return excess <= len(self._closing)
 
     def _free_memory(self) -> None:
         """Close connections, the slowest first, until a part of the memory is free."""
@@ -121,7 +133,11 @@ class ConnectionEvictor:
             if self._pending_bytes <= wanted:
                 return
             self.clear_pending(progress)
-            progress.evict()
+            self._close(progress)
+
+    def _close(self, progress: ConnectionProgress) -> None:
+        self._closing.add(progress)
+        progress.evict()
 
 
 def _return_false() -> bool:

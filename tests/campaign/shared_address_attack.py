@@ -29,6 +29,8 @@ CONNECTIONS_PER_SLOW_CLIENT = 150
 """34 of 100 clients hold 5,100 connections, more than the server permits."""
 SHORTEST_LIMIT_SECONDS = 8.0
 """Below the server's shortest time limit (8.5 s for a head): a connection that lasted less was closed for another."""
+REOPEN_SECONDS = 2.0
+"""Maximum pause until a slow client opens a connection again that was closed."""
 PAUSE_SECONDS = 0.05
 """Pause of each garbage and flood client between two requests; without one the clients use the helper's processor."""
 
@@ -62,7 +64,7 @@ class Attack:
                 lasted = await hold_slow_connection(self._port, HOST, mode)
                 self.counts["slow connections"] += 1
                 self.counts["slow connections closed early"] += lasted < SHORTEST_LIMIT_SECONDS
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(self._rng.random() * REOPEN_SECONDS)
 
         modes = (SLOW_MODES[(number + index) % len(SLOW_MODES)] for index in range(CONNECTIONS_PER_SLOW_CLIENT))
         await asyncio.gather(*map(hold, modes))

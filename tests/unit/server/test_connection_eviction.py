@@ -19,7 +19,6 @@ class Connections:
 
         def evict() -> None:
             self.evicted.append(name)
-            self.evictor.discard(self.progress[name])
 
         self.progress[name] = ConnectionProgress(lambda: name not in self.being_answered, evict)
         self.evictor.add(self.progress[name], now)
@@ -36,7 +35,7 @@ def test_make_room_closes_connection_without_progress_first() -> None:
     for second in range(1, 6):
         connections.receive("dripping", PROGRESS_BYTES // 10, second)
         connections.receive("sending", PROGRESS_BYTES, second)
-    assert connections.evictor.make_room(7)
+    assert connections.evictor.make_room(1, 7)
     assert connections.evicted == ["dripping"]
 
 
@@ -45,7 +44,7 @@ def test_make_room_closes_idle_connection_before_slow_one() -> None:
     connections.open("silent", 0)
     connections.open("idle", 5)
     connections.progress["idle"].is_idle = True
-    assert connections.evictor.make_room(10)
+    assert connections.evictor.make_room(1, 10)
     assert connections.evicted == ["idle"]
 
 
@@ -54,24 +53,30 @@ def test_make_room_spares_recent_and_answered_connections() -> None:
     connections.open("answered", 0)
     connections.being_answered.add("answered")
     connections.open("recent", 9.5)
-    assert not connections.evictor.make_room(10)
+    assert not connections.evictor.make_room(1, 10)
     assert connections.evicted == []
 
 
 def test_make_room_after_failure_examines_connections_again_later() -> None:
     connections = Connections()
     connections.open("recent", 9.99)
-    assert not connections.evictor.make_room(10.98)
-    assert not connections.evictor.make_room(11), "examined a moment ago"
-    assert connections.evictor.make_room(11.1)
+    assert not connections.evictor.make_room(1, 10.98)
+    assert not connections.evictor.make_room(1, 11), "examined a moment ago"
+    assert connections.evictor.make_room(1, 11.1)
 
 
-def test_make_room_of_many_closes_several() -> None:
+def test_make_room_of_many_closes_several_for_later_connections() -> None:
     connections = Connections()
     for number in range(128):
         connections.open(str(number), number / 1000)
-    assert connections.evictor.make_room(10)
+    assert connections.evictor.make_room(1, 10)
+    assert connections.evictor.make_room(2, 10)
+    assert connections.evicted == ["0", "1"], "both are closed, but have not ended"
+    connections.evictor.discard(connections.progress["0"])
+    assert connections.evictor.make_room(1, 10)
     assert connections.evicted == ["0", "1"]
+    assert connections.evictor.make_room(2, 10)
+    assert connections.evicted == ["0", "1", "2"]
 
 
 def test_pending_bytes_above_limit_close_slowest_holders() -> None:
