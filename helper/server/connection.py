@@ -208,7 +208,7 @@ class BoundedProtocol(HttpConnection):
         super().pause_writing()
         self._stall_timer.start(self.transport)
         self._stalled_since = self.loop.time()
-        if self._client in self._clients:
+        if self._client is not None and self._client in self._clients:
             _limit_unsent(self._clients[self._client], MAX_UNSENT_BYTES_PER_CLIENT)
         _limit_unsent(cast("set[BoundedProtocol]", self.all_connections), MAX_UNSENT_BYTES)
 

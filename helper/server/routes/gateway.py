@@ -203,6 +203,7 @@ class Gateway:
         """
         # None is not one client: a trusted proxy, or a unix socket.
         busiest = max((other for other in self._active if other is not None), key=self._count_slots, default=None)
+        reads: list[tuple[bytes | None, _ForwardedRequest]]
         if busiest is not None and self._count_slots(busiest) > self._count_slots(client) + 1:
             reads = [(busiest, each) for each in self._active[busiest] if each.method == "GET"]
         else:
