@@ -75,9 +75,9 @@ class HelperSection(Section):
         800,
         ge=1,
         le=10**9,
-        description="Rate limit: refused requests (400, 401, 404 and similar) that one client may send in a burst "
-        "before it gets 429. A client is a connection, or with [server] limit_by_address an address. Accepted requests "
-        "do not count, except that a share larger than 16 KiB counts as one refused request per additional 16 KiB.",
+        description="Rate limit with [server] limit_by_address: refused requests (400, 401, 404 and similar) that one "
+        "client may send in a burst before it gets 429. Accepted requests do not count, except that a share larger "
+        "than 16 KiB counts as one refused request per additional 16 KiB.",
     )
     refused_per_second: Number = Field(
         50,
@@ -87,10 +87,9 @@ class HelperSection(Section):
     )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
-        description="Addresses or networks of your reverse proxies. Their connections have no limits of their own, "
-        "because each carries the requests of many clients. Only for requests from these proxies, and only for the "
-        "registration of validators and with [server] limit_by_address, the client address is taken from "
-        "X-Forwarded-For or Forwarded. It is kept only in memory.",
+        description="Addresses or networks of your reverse proxies. Their connections are never closed to make room "
+        "for others. For requests from these proxies only, and only for registrations of validators and with [server] "
+        "limit_by_address, the client address is taken from X-Forwarded-For or Forwarded. It is kept only in memory.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,

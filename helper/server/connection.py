@@ -34,7 +34,7 @@ from helper.server.connection_limits import (
 )
 from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
-from helper.server.rate_limits import CLIENT_STATE_KEY, RefusalLimiter, costs_token
+from helper.server.rate_limits import RefusalLimiter, costs_token
 from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
@@ -148,9 +148,6 @@ class BoundedProtocol(HttpConnection):
         self._client = limiter.identify_connection(self.peer_address)
         if self._client is None:
             return 0
-        if not limiter.by_address:
-            self.add_state({CLIENT_STATE_KEY: self._client})
-            return 0
         self._clients[self._client].add(self)
         return len(self._clients[self._client])
 
@@ -162,13 +159,10 @@ class BoundedProtocol(HttpConnection):
         self._stalled_since = None
         self._unparsed = b""
         self._evictor.discard(self._progress)
-        if self._client is not None and self._limiter is not None:
-            if self._limiter.by_address:
-                self._clients[self._client].discard(self)
-                if not self._clients[self._client]:
-                    del self._clients[self._client]
-            else:
-                self._limiter.forget(self._client)
+        if self._client is not None:
+            self._clients[self._client].discard(self)
+            if not self._clients[self._client]:
+                del self._clients[self._client]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -208,7 +202,7 @@ class BoundedProtocol(HttpConnection):
         super().pause_writing()
         self._stall_timer.start(self.transport)
         self._stalled_since = self.loop.time()
-        if self._client is not None and self._client in self._clients:
+        if self._client is not None:
             _limit_unsent(self._clients[self._client], MAX_UNSENT_BYTES_PER_CLIENT)
         _limit_unsent(cast("set[BoundedProtocol]", self.all_connections), MAX_UNSENT_BYTES)
 

@@ -1,19 +1,17 @@
-"""Rate limits on refused requests: token buckets per client, and their middleware.
+"""Rate limits on refused requests, for helpers that limit by address: token buckets and their middleware.
 
-A client is a connection, or with `[server] limit_by_address` an address. A refused request costs its client a token; an
-accepted one is free. A flood of invalid requests thus empties the client's bucket, whereas sixteen shares posted
-together cost nothing. A posted share that is larger than any real share costs a token per additional 16 KiB, even if it
-is accepted (`ShareSubmission`). A client with an empty bucket gets 429 with `Retry-After` before its request body is
-read. Clients and buckets are not logged or stored.
+With `[server] limit_by_address` a refused request costs its client a token; an accepted one is free. A flood of invalid
+requests thus empties the client's bucket, whereas sixteen shares posted together cost nothing. A posted share that is
+larger than any real share costs a token per additional 16 KiB, even if it is accepted (`ShareSubmission`). A client
+with an empty bucket gets 429 with `Retry-After` before its request body is read. Clients and buckets are not logged or
+stored.
 
-By default no address is used, because many wallets share the address of a Tor exit or of a mobile network, and an
-attacker could lock them out. Connections of trusted proxies and of unix sockets have no such limit: each may carry the
-requests of many wallets.
+By default there are no clients and no buckets: many wallets share the address of a Tor exit or of a mobile network, and
+a connection of a proxy carries the requests of many wallets. Refusals are only counted.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from math import ceil
@@ -34,8 +32,6 @@ MAX_CLIENTS: Final = 1 << 16
 _RETAINED_FRACTION: Final = 0.9
 """Fraction of the buckets that an eviction retains, so that not every new client causes an eviction."""
 
-CLIENT_STATE_KEY: Final = "client"
-"""Key of the client in the request state, if connections are clients."""
 _ADMITTED_KEY: Final = "svote-helper.admitted"
 """Scope key: whether the client had a token when the request arrived."""
 _CLIENT_KEY: Final = "svote-helper.client"
@@ -83,10 +79,6 @@ class TokenBuckets:
         if len(self._full_at) > self._max_clients:
             self._evict_buckets(now)
 
-    def discard(self, client: bytes) -> None:
-        """Remove a client's bucket."""
-        self._full_at.pop(client, None)
-
     def _evict_buckets(self, now: float) -> None:
         retained = [(client, full_at) for client, full_at in self._full_at.items() if full_at > now]
         self._full_at = dict(retained[-max(1, int(self._max_clients * _RETAINED_FRACTION)) :])
@@ -99,7 +91,7 @@ class RefusalLimiter:
         clock: source of monotonic time.
         burst: see `TokenBuckets`.
         per_second: see `TokenBuckets`.
-        by_address: whether a client is an address; otherwise it is a connection, and forwarding headers are not read.
+        by_address: whether clients are identified, by their addresses; otherwise forwarding headers are not read.
         trusted_networks: networks of proxies, which forward requests of many clients.
 
     Attributes:
@@ -118,7 +110,6 @@ class RefusalLimiter:
     ) -> None:
         self.by_address = by_address
         self._clock = clock
-        self._connection_numbers = itertools.count()
         self._buckets = TokenBuckets(burst, per_second)
         self._trusted_networks = tuple(trusted_networks)
         self.refusals: Counter[int] = Counter()
@@ -126,8 +117,7 @@ class RefusalLimiter:
     def identify_request(self, scope: Scope) -> bytes | None:
         """The client of a request; None if it has no limits."""
         if not self.by_address:
-            connection: bytes | None = scope.get("state", {}).get(CLIENT_STATE_KEY)
-            return connection
+            return None
         if _CLIENT_KEY not in scope:
             peer = scope.get("client")
             scope[_CLIENT_KEY] = identify_client(peer[0] if peer else None, scope["headers"], self._trusted_networks)
@@ -159,16 +149,10 @@ class RefusalLimiter:
         return is_trusted_proxy(peer_address, self._trusted_networks)
 
     def identify_connection(self, peer_address: str | None) -> bytes | None:
-        """The client that opens a connection; None for a trusted proxy and on a unix socket, which have no limits."""
-        if peer_address is None or self.is_trusted_proxy(peer_address):
+        """The client that opens a connection; None if it has no limits, as a trusted proxy and on a unix socket."""
+        if not self.by_address or self.is_trusted_proxy(peer_address):
             return None
-        if self.by_address:
-            return identify_client(peer_address, (), ())
-        return next(self._connection_numbers).to_bytes(8)
-
-    def forget(self, client: bytes) -> None:
-        """Remove the bucket of a connection that was closed."""
-        self._buckets.discard(client)
+        return identify_client(peer_address, (), ())
 
 
 class RateLimitMiddleware:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
-from helper.server.rate_limits import CLIENT_STATE_KEY, RateLimitMiddleware, RefusalLimiter, TokenBuckets, costs_token
+from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter, TokenBuckets, costs_token
 from helper.store.models import EnqueueResult
 from tests.unit.ingest.admission_fixtures import FakeClock, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp, error_text
@@ -293,18 +293,12 @@ async def test_rate_limit_connection_of_proxy_has_no_client() -> None:
     assert flood.limits.identify_connection(None) is None
 
 
-def test_limiter_by_connection_ignores_addresses() -> None:
+def test_limiter_not_by_address_identifies_no_client() -> None:
     limits = RefusalLimiter(FakeClock(), burst=1, by_address=False, trusted_networks=[ip_network(f"{PROXY}/32")])
-    first, second = limits.identify_connection(FOREIGN), limits.identify_connection(FOREIGN)
-    assert first is not None
-    assert second is not None
-    limits.charge(first)
-    assert limits.wait_seconds(first) > 0
-    assert limits.wait_seconds(second) == 0, "it has the same address"
-    assert limits.identify_connection(PROXY) is None
-    assert limits.identify_connection(None) is None
-    scope = {"client": (FOREIGN, 1), "headers": [(b"x-forwarded-for", HOME.encode())]}
-    assert limits.identify_request(scope) is None, "a request without a connection, as in process"
-    assert limits.identify_request({**scope, "state": {CLIENT_STATE_KEY: first}}) == first
-    limits.forget(first)
-    assert limits.wait_seconds(first) == 0
+    assert limits.identify_connection(FOREIGN) is None
+    for peer in (FOREIGN, PROXY):
+        scope = {"client": (peer, 1), "headers": [(b"x-forwarded-for", HOME.encode())]}
+        assert limits.identify_request(scope) is None
+        assert limits.admit_request(scope)
+    assert limits.is_trusted_proxy(PROXY)
+    assert not limits.is_trusted_proxy(FOREIGN)
