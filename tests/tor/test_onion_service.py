@@ -38,13 +38,13 @@ from tests.tor.tor_network import TOR, TOR_GENCERT, TorNetwork, TorProcess
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (shutil.which(TOR) and shutil.which(TOR_GENCERT)), reason="needs tor (Debian: apt install tor)"
     ),
 ]
 
-NETWORK_SECONDS = 90.0
+NETWORK_SECONDS = 120.0
 """Time limit for the first consensus and circuit of the network."""
 VOTE_COUNT = 20
 """Votes of 16 shares each: 320 shares."""

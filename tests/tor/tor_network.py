@@ -41,9 +41,9 @@ ContactInfo test
 TestingV3AuthInitialVotingInterval 5
 TestingV3AuthInitialVoteDelay 2
 TestingV3AuthInitialDistDelay 2
-V3AuthVotingInterval 20
-V3AuthVoteDelay 4
-V3AuthDistDelay 4
+V3AuthVotingInterval 10
+V3AuthVoteDelay 2
+V3AuthDistDelay 2
 TestingDirAuthVoteExit *
 TestingDirAuthVoteGuard *
 TestingDirAuthVoteHSDir *
@@ -144,11 +144,22 @@ class TorNetwork:
             self._add(authority.name, options + AUTHORITY_OPTIONS + RELAY_OPTIONS)
         for number in range(RELAY_COUNT):
             self._add(f"relay{number}", f"ORPort 127.0.0.1:{find_free_port()}\n" + RELAY_OPTIONS)
+        relays = self._processes.copy()
         client = self._add("client", f"SocksPort {self.client_socks} WorldWritable ExtendedErrors\n")
-        for process in self._processes:
-            process.start()
         async with asyncio.timeout(seconds):
+            for process in relays:
+                process.start()
+            await self._wait_for_consensus(relays)
+            # Started later: a client without a consensus asks for one ever less often.
+            client.start()
             await client.wait_for_log("Bootstrapped 100%")
+
+    async def _wait_for_consensus(self, relays: Sequence[TorProcess]) -> None:
+        """Wait until each authority has a consensus with all relays. The caller limits the time."""
+        for authority in relays[:AUTHORITY_COUNT]:
+            consensus = authority.directory / "data" / "cached-microdesc-consensus"
+            while not consensus.exists() or consensus.read_text().count("\nr ") < len(relays):
+                await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self) -> None:
         """Stop all processes."""
