@@ -13,7 +13,7 @@ SYSTEM := strace=strace faketime=faketime
 # Programs for the examples in deploy/ and for PostgreSQL. If systemd is running, installing a proxy or a database would
 # start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
-DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah)
+DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah tor=tor)
 # Tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
 ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
@@ -32,7 +32,8 @@ DIST := dist
 # Listed individually, so that secret files next to the compose files are not copied.
 DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile container/compose.cluster.yaml \
   container/compose.yaml grafana/svote-helper.json nginx/svote-helper.conf prometheus/alerts.yaml \
-  systemd/svote-helper.service systemd/svote-helper.socket systemd/svote-helper.sysusers)
+  systemd/svote-helper-onion.socket systemd/svote-helper.service systemd/svote-helper.socket \
+  systemd/svote-helper.sysusers tor/torrc)
 
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 

@@ -1,7 +1,7 @@
 """Listening sockets and the applications on them.
 
-The port of the wallet API also serves the admin API, the event stream for operators, the chain gateway and the page.
-The control socket serves the operator API. A separate port serves the metrics.
+The listener of the wallet API, a TCP port or a unix socket, also serves the admin API, the event stream for operators,
+the chain gateway and the page. The control socket serves the operator API. A separate port serves the metrics.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.core.pause import PauseCause
 from helper.core.round_authentication import RoundAuthentication
+from helper.errors import HelperError
 from helper.observability.queue_observer import QueueFigures, QueueObserver
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
 from helper.server.application import create_app
-from helper.server.http_server import base_url, bind_tcp, control_limits, create_server, listen_unix
+from helper.server.http_server import GROUP_MODE, base_url, bind_tcp, control_limits, create_server, listen_unix
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.events import events_route, overview_routes
 from helper.server.routes.gateway import Gateway, GatewayLimits
@@ -153,16 +155,16 @@ class Listeners:
             The tasks of the servers.
 
         Raises:
-            HelperError: an address cannot be bound, or the registration database cannot be opened.
+            HelperError: an address cannot be bound, `wallet_socket` is not the one in the settings, or the registration
+                database cannot be opened.
         """
-        settings = self._config.helper
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._read_only_pool.aclose)
             if self._admin is not None:
                 await stack.enter_async_context(self._admin.open_store())
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
-            wallets = stack.enter_context(contextlib.closing(wallet_socket or bind_tcp(settings.host, settings.port)))
+            wallets = stack.enter_context(self._open_wallet_listener(wallet_socket))
             servers = [(create_server(self._wallet_app, limiter=self._limiter), wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
@@ -179,6 +181,22 @@ class Listeners:
                 for server, _ in servers:
                     server.should_exit = True
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _open_wallet_listener(self, inherited: socket.socket | None) -> AbstractContextManager[socket.socket]:
+        """The socket of the wallet API. With `[server] unix_socket`, no other address is used, even if inherited."""
+        settings, path = self._config.helper, self._config.server.unix_socket
+        if inherited is not None:
+            if path and (inherited.family != socket.AF_UNIX or inherited.getsockname() != path):
+                raise HelperError(
+                    f"the service manager listens on {base_url(inherited)}, but [server] unix_socket is {path}",
+                    advice="Disable the socket unit svote-helper.socket, or remove [server] unix_socket.",
+                )
+            return contextlib.closing(inherited)
+        if path:
+            return listen_unix(
+                Path(path), name="socket of the wallet API", setting="[server] unix_socket", mode=GROUP_MODE
+            )
+        return contextlib.closing(bind_tcp(settings.host, settings.port))
 
     def _common_routes(self) -> list[BaseRoute]:
         """Routes that do not depend on the queue. The page comes last, because it matches every path."""

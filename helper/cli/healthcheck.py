@@ -13,7 +13,7 @@ import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, print_message
-from helper.config import find_file, peek_listen_addresses
+from helper.config import ListenAddresses, find_file, peek_listen_addresses
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
@@ -40,9 +40,7 @@ def healthcheck(
     # reads only the addresses, without full validation: this command runs every few seconds
     addresses = peek_listen_addresses(find_file(config, os.environ), os.environ)
     problems = []
-    for address in (
-        [url] if url else [str(addresses.socket), f"http://{_connect_address(addresses.host)}:{addresses.port}"]
-    ):
+    for address in [url] if url else [str(addresses.socket), _wallet_address(addresses)]:
         try:
             status, body = _request_readiness(address, timeout)
         except DaemonNotRunningError as error:
@@ -62,9 +60,9 @@ def healthcheck(
 
 
 def _request_readiness(address: str, timeout: float) -> tuple[int, bytes]:
-    """Send the request to a base URL, or to a socket path."""
+    """Send the request to a base URL, or to a socket path, with or without `unix:`."""
     if "://" not in address:
-        return request_control_socket(Path(address), _READY_TARGET, timeout=timeout)
+        return request_control_socket(Path(address.removeprefix("unix:")), _READY_TARGET, timeout=timeout)
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError("must be a URL such as http://127.0.0.1:8090")
@@ -95,7 +93,9 @@ def _report_and_exit(
     raise typer.Exit(code)
 
 
-def _connect_address(host: str) -> str:
-    """Return the address to connect to for a listen address."""
-    address = _LOOPBACK.get(host, host)
-    return f"[{address}]" if ":" in address else address
+def _wallet_address(addresses: ListenAddresses) -> str:
+    """Return the base URL of the wallet API, or the path of its unix socket."""
+    if addresses.wallets_socket is not None:
+        return str(addresses.wallets_socket)
+    host = _LOOPBACK.get(addresses.host, addresses.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{addresses.port}"

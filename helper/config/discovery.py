@@ -63,9 +63,17 @@ def peek_database_path(path: Path | None, env: Mapping[str, str]) -> Path | None
 
 @dataclass(frozen=True, slots=True)
 class ListenAddresses:
-    """Listen addresses of a helper: control socket and wallet API."""
+    """Listen addresses of a helper.
+
+    Attributes:
+        socket: the control socket.
+        wallets_socket: the unix socket of the wallet API, if it does not listen on `host` and `port`.
+        host: address of the wallet API.
+        port: port of the wallet API.
+    """
 
     socket: Path
+    wallets_socket: Path | None
     host: str
     port: int
 
@@ -86,9 +94,11 @@ def peek_listen_addresses(path: Path | None, env: Mapping[str, str]) -> ListenAd
         return str(env.get(variable_name(section, key)) or file_value or default)
 
     socket = Path(read_value("helper", "db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
+    wallets_socket = read_value("server", "unix_socket", "")
     port = read_value("helper", "port", str(DEFAULT_PORT))
     return ListenAddresses(
         socket=Path(read_value("operator", "socket", str(socket))),
+        wallets_socket=Path(wallets_socket) if wallets_socket else None,
         host=read_value("helper", "host", DEFAULT_HOST),
         port=int(port) if port.isdecimal() else DEFAULT_PORT,
     )

@@ -38,6 +38,7 @@ class Config(Section):
     """All settings, validated. Created by `helper.config.load`."""
 
     helper: HelperSection = HelperSection()
+    server: ServerSection = ServerSection()
     store: StoreSection = StoreSection()
     sender: SenderSection = SenderSection()
     chain: ChainSection = ChainSection()
@@ -117,6 +118,8 @@ def find_contradictions(config: Config) -> list[tuple[str, str, str]]:
         problems.append(("sender", "lease", "requires [store] url"))
     if config.sender.standby and not config.store.url and config.sender.lease_location is None:
         problems.append(("sender", "standby", "requires [store] url or a lease: there is no other host to wait for"))
+    if config.server.unix_socket and Path(config.server.unix_socket) == config.socket_path.absolute():
+        problems.append(("server", "unix_socket", "must differ from the control socket, which is only for operators"))
     shortest, longest = LEASE_SECONDS_RANGE
     if config.sender.lease_location is not None and not shortest <= config.store.lease_seconds <= longest:
         problems.append(("store", "lease_seconds", f"must be {shortest} to {longest} with a lease in an object store"))

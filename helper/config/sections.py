@@ -21,10 +21,13 @@ from helper.config.value_types import (
     LeaseStorage,
     NetworkText,
     Number,
+    OnionAddress,
     OptionalUrl,
     PinnedUrlText,
     Port,
     SchemaName,
+    SocketPath,
+    SocksAddress,
     StoreUrl,
     Switch,
     Text,
@@ -130,6 +133,25 @@ class HelperSection(Section):
         ge=0,
         le=24 * 365,
         description="Hours after the chain has closed a round until all its data is deleted.",
+    )
+
+
+class ServerSection(Section):
+    """The listener of the wallet API, and the onion service in front of it. See docs/operations.md."""
+
+    unix_socket: SocketPath = Field(
+        "",
+        description="Path of a unix socket on which the wallet API listens instead of [helper] host and port, for a "
+        "Tor onion service: no TCP port is open. Its user and group can connect (mode 0660).",
+    )
+    onion_address: OnionAddress = Field(
+        "",
+        description="Address of the onion service (the hostname file in tor's HiddenServiceDir). "
+        "`svote-helper doctor` checks through Tor that it is published and reaches this helper.",
+    )
+    tor_socks: SocksAddress = Field(
+        "unix:/run/tor/socks",
+        description="SOCKS port of tor for this check: unix:PATH or HOST:PORT.",
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from ipaddress import ip_network
-from typing import Annotated
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
@@ -12,6 +14,10 @@ from pydantic import AfterValidator, Field
 from helper.core.addresses import is_loopback
 from helper.core.pinned_url import PinnedUrl
 from helper.object_store.bucket import BucketLocation
+
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""Longest path of a unix socket on Linux: `sun_path` has 108 bytes, the last one is zero."""
+_ONION_ADDRESS: Final = re.compile(r"[a-z2-7]{56}\.onion")
 
 
 def _or_blank(validate: Callable[[str], str]) -> Callable[[str], str]:
@@ -96,6 +102,31 @@ def _validate_store_url(value: str) -> str:
     return url
 
 
+def _validate_socket_path(value: str) -> str:
+    """Validate the path of a unix socket: absolute, at most 107 bytes (sockaddr_un)."""
+    if not value.startswith("/") or "\0" in value or len(os.fsencode(value)) > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(f"must be an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes")
+    return value
+
+
+def _validate_onion_address(value: str) -> str:
+    """Validate a version 3 onion address: 56 base32 characters, without a port or subdomain."""
+    if not _ONION_ADDRESS.fullmatch(value):
+        raise ValueError("must be empty or an onion address: 56 characters a-z and 2-7, then .onion")
+    return value
+
+
+def _validate_socks_address(value: str) -> str:
+    """Validate the address of a SOCKS port."""
+    if value.startswith("unix:"):
+        _validate_socket_path(value.removeprefix("unix:"))
+        return value
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError("must be unix:PATH or HOST:PORT, such as 127.0.0.1:9050")
+    return value
+
+
 def _validate_location(value: str) -> str:
     return str(BucketLocation.parse(value))
 
@@ -124,6 +155,9 @@ LeaseStorage = Annotated[Text, AfterValidator(_validate_lease_storage)]
 NetworkText = Annotated[Text, AfterValidator(_validate_network)]
 Token = Annotated[Text, AfterValidator(_validate_header_token)]
 SchemaName = Annotated[Text, AfterValidator(_validate_schema)]
+SocketPath = Annotated[Text, AfterValidator(_or_blank(_validate_socket_path))]
+OnionAddress = Annotated[Text, AfterValidator(_or_blank(_validate_onion_address))]
+SocksAddress = Annotated[Text, AfterValidator(_validate_socks_address)]
 HostName = Annotated[Text, AfterValidator(_validate_host_name)]
 FilePath = Annotated[Text, AfterValidator(_validate_nonblank)]
 Host = Annotated[Text, AfterValidator(_validate_nonblank)]

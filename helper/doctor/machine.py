@@ -88,6 +88,29 @@ def check_address(listener_name: str, host: str, port: int, setting: str) -> Che
     return ok("address", f"{listener_name} can listen on {host}:{port}", host=host, port=port)
 
 
+def check_socket(path: Path) -> CheckResult:
+    """Check that the wallet API can listen on a unix socket. A socket that exists may be that of the service manager.
+
+    Args:
+        path: `[server] unix_socket`.
+    """
+    mode = _read_type(path)
+    if mode is not None and not stat.S_ISSOCK(mode):
+        return fail("address", f"the wallet API cannot listen on {path}: it is not a socket", f"Move {path} away.")
+    if not path.parent.is_dir():
+        advice = "Enable svote-helper-onion.socket, which creates it, or create it for the helper's user."
+        return fail("address", f"the wallet API cannot listen on {path}: no directory {path.parent}", advice)
+    return ok("address", f"the wallet API can listen on {path}", path=str(path))
+
+
+def _read_type(path: Path) -> int | None:
+    """Return the mode of a file with its type; None if it does not exist."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return None
+
+
 # ---------------------------------------------------------------- limits of the process
 
 

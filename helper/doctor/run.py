@@ -21,7 +21,7 @@ from helper.circuits.registry import default_circuit
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.drain import ProofRate
-from helper.doctor import backlog, chain, database, disk, machine, page, proving
+from helper.doctor import backlog, chain, database, disk, machine, onion, page, proving
 from helper.doctor import daemon as daemons
 from helper.doctor import settings as configuration
 from helper.doctor.backlog import WaitingShares
@@ -107,6 +107,7 @@ class _Doctor:
             ("tokens", self._run_in_thread(self._check_tokens), _FILES_SECONDS),
             ("process", self._run_in_thread(self._check_process), _FILES_SECONDS),
             ("address", self._run_in_thread(self._check_addresses), _FILES_SECONDS),
+            ("onion service", self._check_onion_service, MAX_TOTAL_SECONDS),
             ("page", self._run_in_thread(self._check_page), _FILES_SECONDS),
             ("published addresses", self._run_in_thread(self._check_publication), _FILES_SECONDS),
             ("voting config", self._check_voting_config, MAX_TOTAL_SECONDS),
@@ -283,10 +284,18 @@ class _Doctor:
         config = self.config
         if self.daemon.is_running:
             return []
-        results = [machine.check_address("the wallet API", config.helper.host, config.helper.port, "[helper]")]
+        results = [
+            machine.check_socket(Path(config.server.unix_socket))
+            if config.server.unix_socket
+            else machine.check_address("the wallet API", config.helper.host, config.helper.port, "[helper]")
+        ]
         if config.metrics.enable:
             results.append(machine.check_address("metrics", config.metrics.host, config.metrics.port, "[metrics]"))
         return results
+
+    async def _check_onion_service(self) -> list[CheckResult]:
+        server, seconds = self.config.server, min(onion.ONION_SECONDS, self._seconds_left() - _MARGIN_SECONDS)
+        return [await onion.check_onion_service(server.onion_address, server.tor_socks, self.clock, seconds=seconds)]
 
     def _check_page(self) -> list[CheckResult]:
         ui = self.config.ui

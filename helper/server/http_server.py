@@ -1,4 +1,4 @@
-"""HTTP servers and their sockets: wallets over TCP, operators over an owner-only unix socket."""
+"""HTTP servers and their sockets: wallets over TCP or a unix socket, operators over an owner-only unix socket."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ the event loop accepts several.
 RESERVED_FILE_DESCRIPTORS = 256
 """File descriptors reserved for the database, the nodes and the provers."""
 MIN_CONNECTIONS = 64
+OWNER_ONLY_MODE = 0o600
+GROUP_MODE = 0o660
 
 
 def create_server(
@@ -97,15 +99,37 @@ def base_url(listener: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def listen_unix(path: Path) -> Iterator[socket.socket]:
-    """Listen on a unix socket that only this user can open. Deletes the file on exit, unless it was replaced.
+def listen_unix(
+    path: Path, *, name: str = "control socket", setting: str = "[operator] socket", mode: int = OWNER_ONLY_MODE
+) -> Iterator[socket.socket]:
+    """Listen on a unix socket. Deletes the file on exit, unless it was replaced.
 
     A stale socket file (after a crash) is replaced; a file on which a process listens is not.
+
+    Args:
+        path: the socket's file.
+        name: what the socket is, for errors.
+        setting: the setting of the path, for the advice.
+        mode: mode of the file: who may connect.
 
     Raises:
         HelperError: the path cannot be used, or another process listens on it.
     """
-    listener, created = _bind_unix(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        created = _bind_unix(listener, path, mode)
+    except OSError as error:
+        listener.close()
+        raise HelperError(
+            f"cannot create the {name} {path}: {error.strerror or error}",
+            advice=f"Set {setting} to a path of at most 100 characters in a directory that the helper owns.",
+        ) from None
+    except _SocketInUseError:
+        listener.close()
+        raise HelperError(
+            f"another process is listening on the {name} {path}",
+            advice=f"Stop the other helper, or set {setting} to another path.",
+        ) from None
     try:
         yield listener
     finally:
@@ -115,34 +139,46 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
                 path.unlink()
 
 
-def _bind_unix(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """Return the listening socket and the identity of its file."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+class _SocketInUseError(Exception):
+    """A process listens on the socket."""
+
+
+def _bind_unix(listener: socket.socket, path: Path, mode: int) -> tuple[int, int]:
+    """Bind the socket and listen. Returns the identity of its file.
+
+    Raises:
+        OSError: the path cannot be used.
+        _SocketInUseError: a process listens on it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            _require_unused(path)
+            path.unlink()
+    # Set the mode before bind(): chmod() by path would follow a link that another process has put there.
+    os.fchmod(listener.fileno(), mode)
+    listener.bind(str(path))
+    created = _file_identity(path)
+    _restore_mode(path, mode)
+    # Listen immediately, so that another service that starts finds the path in use.
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return created
+
+
+def _restore_mode(path: Path, mode: int) -> None:
+    """Set the mode of a socket's file, of which bind() has removed the bits in the umask. Follows no link."""
+    # The umask is not changed instead: it applies to all threads, and the database creates files at the same time.
+    file = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                _require_unused(path)
-                path.unlink()
-        # Set the mode before bind(): chmod() by path would follow a link that another process has put there.
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(str(path))
-        # Listen immediately, so that another service that starts finds the path in use.
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-        return listener, _file_identity(path)
-    except OSError as error:
-        listener.close()
-        raise HelperError(
-            f"cannot create the control socket {path}: {error.strerror or error}",
-            advice="Set [operator] socket to a path of at most 100 characters in a directory that the helper owns.",
-        ) from None
-    except HelperError:
-        listener.close()
-        raise
+        status = os.fstat(file)
+        if stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) != mode:
+            Path(f"/proc/self/fd/{file}").chmod(mode)
+    finally:
+        os.close(file)
 
 
 def _require_unused(path: Path) -> None:
-    """Raise HelperError if a process listens on a socket. A full accept queue is also a proof of that."""
+    """Raise _SocketInUseError if a process listens on a socket. A full accept queue is also a proof of that."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -150,10 +186,7 @@ def _require_unused(path: Path) -> None:
                 probe.connect(str(path))
             except ConnectionRefusedError:
                 return
-    raise HelperError(
-        f"another process is listening on the control socket {path}",
-        advice="Stop the other helper, or set [operator] socket to another path.",
-    )
+    raise _SocketInUseError
 
 
 def _file_identity(path: Path) -> tuple[int, int]:

@@ -23,8 +23,9 @@ from helper.config.discovery import CREDENTIALS, ENV_FILE
 from helper.core.roles import ROLES
 from helper.object_store.credentials import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
-from helper.server.http_server import STOP_GRACE_SECONDS
+from helper.server.http_server import GROUP_MODE, STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings
+from tests.support.wallet_library import MAX_POSTS
 
 REPO_ROOT = Path(__file__).parents[2]
 SYSTEMD = REPO_ROOT / "deploy" / "systemd"
@@ -64,7 +65,7 @@ def test_proxy_examples_offer_http_2() -> None:
 
 @pytest.mark.parametrize("tool", ANALYZE)
 def test_systemd_units_verify_with_low_exposure(tool: str, tmp_path: Path) -> None:
-    for name in ("svote-helper.service", "svote-helper.socket"):
+    for name in ("svote-helper.service", "svote-helper.socket", "svote-helper-onion.socket"):
         text = (SYSTEMD / name).read_text().replace("/opt/svote-helper/bin/", f"{sys.prefix}/bin/")
         (tmp_path / name).write_text(text)
     files = [str(path) for path in tmp_path.iterdir()]
@@ -104,6 +105,31 @@ def test_socket_unit_matches_service_listeners() -> None:
     socket = read_settings("svote-helper.socket")
     assert socket["FileDescriptorName"] == WALLETS_SOCKET_NAME
     assert socket["ListenStream"] == f"{Config().helper.host}:{Config().helper.port}"
+
+
+def test_onion_socket_unit_matches_torrc_and_service() -> None:
+    unit, torrc = read_settings("svote-helper-onion.socket"), (SYSTEMD.parent / "tor" / "torrc").read_text()
+    assert unit["FileDescriptorName"] == WALLETS_SOCKET_NAME
+    assert unit["Service"] == "svote-helper.service"
+    assert unit["Conflicts"] == "svote-helper.socket"
+    assert int(unit["SocketMode"], 8) == GROUP_MODE
+    assert f"HiddenServicePort 80 unix:{unit['ListenStream']}\n" in torrc
+    (streams,) = re.findall(r"^HiddenServiceMaxStreams (\d+)$", torrc, re.MULTILINE)
+    assert int(streams) >= 2 * MAX_POSTS, "streams that are closing count too"
+    assert f"\nSocksPort {Config().server.tor_socks} " in torrc
+
+
+@pytest.mark.parametrize("tool", [path for path in (shutil.which("tor"),) if path])
+def test_torrc_and_its_single_onion_variant_are_accepted(tool: str, tmp_path: Path) -> None:
+    hidden = (SYSTEMD.parent / "tor" / "torrc").read_text()
+    single = re.sub(r"^#(HiddenService)", r"\1", hidden, flags=re.MULTILINE)
+    single = re.sub(r"^SocksPort .*$", "SocksPort 0", single, flags=re.MULTILINE)
+    for text in (hidden, single):
+        file = tmp_path / "torrc"
+        file.write_text(text)
+        command = [tool, "--verify-config", "-f", str(file), "--DataDirectory", str(tmp_path / "data"), "--hush"]
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, completed.stdout
 
 
 def test_container_runs_unprivileged_with_healthcheck() -> None:

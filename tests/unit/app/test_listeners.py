@@ -1,8 +1,11 @@
-"""Settings published on the wallet API port: no unpublished node URL."""
+"""The listener of the wallet API: a port or a unix socket, and no unpublished node URL on it."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
+import stat
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,11 @@ from helper.app.listeners import Listeners, published_addresses
 from helper.chain.node_pool import create_node_pool
 from helper.config import Config
 from helper.core.round_authentication import RoundAuthentication
+from helper.errors import HelperError
+from helper.server.http_server import bind_tcp
 from tests.conftest import RECORDED
 from tests.support.clock import FakeClock
+from tests.support.process import find_free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
 
@@ -127,3 +133,48 @@ async def test_round_authentication_is_that_of_the_stored_configuration(
             await stack.enter_async_context(listeners._admin.open_store())
         round_id = bytes.fromhex("16eef7ebc77e0e04fb1c7329abfcc390f4a0c002964671ebb360914a3e5a3f11")
         assert listeners.get_round_authentication(round_id) is result
+
+
+@contextlib.asynccontextmanager
+async def open_listeners(config: Config, inherited: socket.socket | None = None) -> AsyncIterator[str]:
+    """Open the listeners of a helper whose node is unreachable. Yields the base URL of the wallet API."""
+    clock = FakeClock()
+    nodes = create_node_pool(config, clock)
+    urls: list[str] = []
+    try:
+        async with Listeners(config, node_pool=nodes, clock=clock).open(urls.append, inherited):
+            (url,) = urls
+            yield url
+    finally:
+        await nodes.aclose()
+
+
+async def test_unix_socket_replaces_the_port_and_has_no_operator_routes(tmp_path: Path) -> None:
+    path, port = tmp_path / "wallets.sock", find_free_port()
+    config = create_config(
+        helper={"db_path": str(tmp_path / "q.db"), "port": port},
+        server={"unix_socket": str(path)},
+        admin={"disable": True},
+    )
+    async with open_listeners(config) as url:
+        assert url == f"unix:{path}"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        with pytest.raises(ConnectionRefusedError), socket.socket() as probe:
+            probe.connect(("127.0.0.1", port))
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+            assert (await client.get("/livez")).status_code == 200
+            for operator_path in ("/stats", "/overview", "/events"):
+                assert (await client.get(operator_path)).status_code == 404
+            assert (await client.post("/queue/retry", json={})).status_code == 404
+    assert not path.exists()
+
+
+async def test_inherited_socket_that_contradicts_unix_socket_is_refused(tmp_path: Path) -> None:
+    config = create_config(
+        helper={"db_path": str(tmp_path / "q.db")}, server={"unix_socket": "/run/other.sock"}, admin={"disable": True}
+    )
+    for inherited in (bind_tcp("127.0.0.1", 0), socket.socket(socket.AF_UNIX)):
+        with inherited, pytest.raises(HelperError, match=r"\[server\] unix_socket is /run/other.sock"):
+            async with open_listeners(config, inherited):
+                pass

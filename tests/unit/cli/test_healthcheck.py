@@ -98,6 +98,23 @@ def test_healthcheck_without_socket_uses_api_port(port_server: HTTPServer, capsy
     assert json.loads(capsys.readouterr().out)["asked"] == f"http://127.0.0.1:{port}"
 
 
+def test_healthcheck_with_unix_socket_uses_it_instead_of_port(
+    port_server: HTTPServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wallets.sock"
+    Path("helper.toml").write_text(f'[helper]\nport = {port_server.server_port}\n[server]\nunix_socket = "{path}"\n')
+    assert run_command("healthcheck") == 6
+    assert f"no helper is listening on {path}" in capsys.readouterr().err
+    server = run_server(UnixStreamServer(str(path), FakeHelperHandler))
+    next(server)
+    try:
+        assert run_command("healthcheck", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["asked"] == str(path)
+        assert run_command("healthcheck", "--url", f"unix:{path}") == 0
+    finally:
+        next(server, None)
+
+
 def test_healthcheck_without_helper_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("healthcheck") == 6
     assert "no helper is listening on helper.sock" in capsys.readouterr().err

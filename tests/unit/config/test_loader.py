@@ -68,6 +68,38 @@ def test_object_store_url_requires_tls_or_loopback(tmp_path: Path, endpoint: str
         assert load(write_config(tmp_path, text)).s3.endpoint == endpoint.rstrip("/")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "refused"),
+    [
+        ("unix_socket", "/run/svote-helper/wallets.sock", False),
+        ("unix_socket", "wallets.sock", True),
+        ("unix_socket", "/" + "x" * 107, True),
+        ("onion_address", "a2" * 28 + ".onion", False),
+        ("onion_address", "a1" * 28 + ".onion", True),
+        ("onion_address", "http://" + "a2" * 28 + ".onion", True),
+        ("tor_socks", "unix:/run/tor/socks", False),
+        ("tor_socks", "127.0.0.1:9050", False),
+        ("tor_socks", "unix:socks", True),
+        ("tor_socks", "9050", True),
+        ("tor_socks", "", True),
+    ],
+)
+def test_onion_service_settings_are_validated(tmp_path: Path, key: str, value: str, refused: bool) -> None:
+    text = f'[server]\n{key} = "{value}"\n'
+    if refused:
+        (problem,) = load_problems(tmp_path, text)
+        assert problem.key == f"server.{key}"
+    else:
+        assert getattr(load(write_config(tmp_path, text)).server, key) == value
+
+
+def test_wallet_socket_must_not_be_the_control_socket(tmp_path: Path) -> None:
+    text = '[helper]\ndb_path = "/var/lib/x/queue.db"\n[server]\nunix_socket = "/var/lib/x/helper.sock"\n'
+    (problem,) = load_problems(tmp_path, text)
+    assert problem.key == "server.unix_socket"
+    assert "only for operators" in problem.message
+
+
 def test_archive_place_is_bucket_and_path(tmp_path: Path) -> None:
     assert (
         load(write_config(tmp_path, '[archive]\nplace = "s3://votes/proofs/"\n')).archive.place == "s3://votes/proofs"

@@ -14,7 +14,7 @@ from helper.clock import SystemClock
 from helper.doctor import disk, machine, page
 from helper.doctor.database import evaluate_sqlite
 from helper.doctor.disk import DiskMeasurement, evaluate_disk
-from helper.doctor.machine import check_address, check_modes
+from helper.doctor.machine import check_address, check_modes, check_socket
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.settings import evaluate_tokens
 from helper.runtime.hardening import ProcessLimits, get_process_limits
@@ -202,6 +202,20 @@ def test_listen_address_in_use_fails() -> None:
     assert check_address("x", "127.0.0.1", port, "[helper]").level is Level.OK
     assert check_address("x", "192.0.2.1", 0, "[helper]").level is Level.FAIL
     assert "not an address" in check_address("x", "no-such-host.invalid", 0, "[helper]").message
+
+
+def test_wallet_socket_needs_directory_and_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "wallets.sock"
+    missing = check_socket(path)
+    assert (missing.level, "svote-helper-onion.socket" in missing.advice) == (Level.FAIL, True)
+    path.parent.mkdir()
+    assert check_socket(path).level is Level.OK
+    with socket.socket(socket.AF_UNIX) as service_manager:
+        service_manager.bind(str(path))
+        assert check_socket(path).level is Level.OK
+    path.unlink()
+    path.touch()
+    assert "is not a socket" in check_socket(path).message
 
 
 @pytest.mark.parametrize(

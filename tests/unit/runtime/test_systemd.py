@@ -188,39 +188,50 @@ async def has_no_notification(channel: socket.socket) -> None:
                 continue
 
 
-def socket_passing_commands(port: int) -> dict[str, tuple[str, ...]]:
-    """Programs that open a port and start the given command with it; the first needs only a shell."""
+def socket_passing_commands(address: str) -> dict[str, tuple[str, ...]]:
+    """Programs that listen on a port or a unix socket and start the given command with it.
+
+    The first needs only a shell.
+    """
+    host, _, port = address.rpartition(":")
+    unix = "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
+    tcp = f"s = socket.create_server(({host!r}, int({port!r})))"
     script = (
-        "import os, socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1])));"
+        f"import os, socket, sys; {tcp if host else unix};"
         "os.dup2(s.fileno(), 3); os.set_inheritable(3, True);"
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='any');"
         "os.execv(sys.argv[2], sys.argv[2:])"
     )
-    launchers: dict[str, tuple[str, ...]] = {"inherited": (sys.executable, "-c", script, str(port))}
+    launchers: dict[str, tuple[str, ...]] = {"inherited": (sys.executable, "-c", script, address)}
     if activate := shutil.which("systemd-socket-activate"):
-        launchers["systemd"] = (activate, "-l", f"127.0.0.1:{port}", "--fdname=wallets")
+        launchers["systemd"] = (activate, "-l", address, "--fdname=wallets")
     return launchers
 
 
-@pytest.mark.parametrize("launcher", socket_passing_commands(0))
-async def test_service_serves_on_passed_socket(tmp_path: Path, launcher: str) -> None:
-    port = find_free_port()
+@pytest.mark.parametrize("is_unix", [False, True], ids=["tcp", "unix"])
+@pytest.mark.parametrize("launcher", socket_passing_commands(":0"))
+async def test_service_serves_on_passed_socket(tmp_path: Path, launcher: str, is_unix: bool) -> None:
+    path = str(tmp_path / "wallets.sock")
+    address = path if is_unix else f"127.0.0.1:{find_free_port()}"
     process = ChildProcess("helper", tmp_path, ("-m", "helper", "serve", "--config", str(write_config(tmp_path))))
-    process.spawn(wrapper=socket_passing_commands(port)[launcher], SVOTE_HELPER_HELPER_DISABLE="true")
+    settings = {"SVOTE_HELPER_SERVER_UNIX_SOCKET": path} if is_unix else {}
+    process.spawn(wrapper=socket_passing_commands(address)[launcher], SVOTE_HELPER_HELPER_DISABLE="true", **settings)
     try:
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as http:
+        transport = httpx.AsyncHTTPTransport(uds=path if is_unix else None)
+        async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_SECONDS) as http:
             # Under socket activation, the first connection triggers the start; it waits in any case.
             async with process.timeout("answers"):
                 while True:
                     try:
-                        response = await http.get(f"http://127.0.0.1:{port}/")
+                        response = await http.get("http://helper/" if is_unix else f"http://{address}/")
                         break
                     except httpx.ConnectError:
                         await asyncio.sleep(0.05)
             assert response.status_code == 200
             await process.wait_until_listening()
-            assert process.ready_data["url"] == f"http://127.0.0.1:{port}"
+            assert process.ready_data["url"] == (f"unix:{path}" if is_unix else f"http://{address}")
         assert await process.stop() == 0
+        assert Path(path).exists() == is_unix, "the file belongs to the service manager"
     finally:
         if process.process is not None and process.process.poll() is None:
             await process.kill()

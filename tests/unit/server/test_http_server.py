@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import resource
 import socket
 import stat
@@ -24,6 +25,7 @@ from helper.errors import HelperError
 from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import (
+    GROUP_MODE,
     MIN_CONNECTIONS,
     RESERVED_FILE_DESCRIPTORS,
     connection_limits,
@@ -403,6 +405,23 @@ def test_unix_listener_socket_is_private_and_deleted(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(path))
     assert not path.exists()
+
+
+def test_unix_listener_group_mode_does_not_depend_on_umask(tmp_path: Path) -> None:
+    path = tmp_path / "wallets.sock"
+    umask = os.umask(0o077)
+    try:
+        with listen_unix(path, mode=GROUP_MODE):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    finally:
+        os.umask(umask)
+
+
+def test_unix_listener_error_names_socket_and_setting(tmp_path: Path) -> None:
+    listening = listen_unix(tmp_path / "no" / "x", name="socket of the wallet API", setting="[server] unix_socket")
+    with pytest.raises(HelperError, match="cannot create the socket of the wallet API") as caught, listening:
+        pass
+    assert "[server] unix_socket" in caught.value.advice
 
 
 def test_unix_listener_stale_socket_is_replaced(tmp_path: Path) -> None:
