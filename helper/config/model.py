@@ -46,7 +46,6 @@ class Config(Section):
     admin: AdminSection = AdminSection()
     ui: UiSection = UiSection()
     operator: OperatorSection = OperatorSection()
-    server: ServerSection = ServerSection()
     metrics: MetricsSection = MetricsSection()
     gateway: GatewaySection = GatewaySection()
     s3: S3Section = S3Section()

@@ -137,7 +137,7 @@ class HelperSection(Section):
 
 
 class ServerSection(Section):
-    """The listener of the wallet API, and the onion service in front of it. See docs/operations.md."""
+    """The server of the wallet API, and the onion service in front of it. See docs/operations.md."""
 
     unix_socket: SocketPath = Field(
         "",
@@ -152,6 +152,13 @@ class ServerSection(Section):
     tor_socks: SocksAddress = Field(
         "unix:/run/tor/socks",
         description="SOCKS port of tor for this check: unix:PATH or HOST:PORT.",
+    )
+    limit_by_address: Switch = Field(
+        False,
+        description="Limit connections and refused requests of each client address, for a helper that faces the "
+        "Internet without a proxy: one address may then hold a quarter of all connections. The price: wallets that "
+        "share an address, as behind a Tor exit or a mobile network, share its limits, and addresses are kept in "
+        "memory. By default, limits apply to the behavior of each connection.",
     )
 
 
@@ -324,18 +331,6 @@ class OperatorSection(Section):
     )
     socket: Text = Field(
         "", description="Path of the control socket; empty means helper.sock in the directory of the queue database."
-    )
-
-
-class ServerSection(Section):
-    """The server of the wallet API."""
-
-    limit_by_address: Switch = Field(
-        False,
-        description="Limit connections and refused requests of each client address, for a helper that faces the "
-        "Internet without a proxy: one address may then hold a quarter of all connections. The price: wallets that "
-        "share an address, as behind a Tor exit or a mobile network, share its limits, and addresses are kept in "
-        "memory. By default, limits apply to the behavior of each connection.",
     )
 
 
