@@ -54,8 +54,8 @@ def meets_goal(value: float, goal: str) -> bool:
 
 
 def figures_of_runs(key: str, **filters: float) -> Callable[[Sequence[RunFigures]], list[float]]:
-    """Extract a figure from every run of a given kind."""
-    return lambda runs: [run[key] for run in runs if _matches(run, filters)]
+    """Extract a figure from every run of a given kind that has it."""
+    return lambda runs: [run[key] for run in runs if key in run and _matches(run, filters)]
 
 
 def of_largest_size(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
@@ -128,6 +128,8 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "backlog-k10": ("bench.service", "backlog", "--circuit", "k10"),
     "backlog-k11": ("bench.service", "backlog", "--circuit", "k11"),
     "accept": ("bench.accept",),
+    "connections": ("bench.connections",),
+    "known-shares": ("bench.known_shares",),
     "posts": ("bench.service", "posts", "--circuit", "k10"),
     "lone": ("bench.service", "lone", "--circuit", "k10"),
     "queue": ("bench.queue",),
@@ -156,6 +158,33 @@ ROWS: Sequence[TableRow] = (
     TableRow("accept rate / rate of a bare route that parses the body", "accept", figures_of_runs("ratio"), "≥ 0.35"),
     TableRow("bare route rate, 64 connections", "accept", figures_of_runs("bare_per_second"), "", "shares/s"),
     TableRow("accept latency, 1 connection, p50", "accept", figures_of_runs("one_p50_ms"), "≤ 1", "ms"),
+    *(
+        row
+        for route, key, rate, latency in (
+            ("direct", "direct", "≥ 1,000", "≤ 200"),
+            ("nginx with TLS", "nginx", "≥ 400", "≤ 200"),
+            ("nginx, resumed sessions", "nginx_resumed", "", ""),
+            ("Caddy with TLS", "caddy", "", ""),
+            ("Caddy, resumed sessions", "caddy_resumed", "", ""),
+        )
+        for row in (
+            TableRow(
+                f"a new connection for each share, {route}: accept rate",
+                "connections",
+                figures_of_runs(f"{key}_per_second"),
+                rate,
+                "shares/s",
+            ),
+            TableRow(
+                f"a new connection for each share, {route}: latency, p99",
+                "connections",
+                figures_of_runs(f"{key}_p99_ms"),
+                latency,
+                "ms",
+            ),
+        )
+    ),
+    TableRow("response time of a known share / of a new one, medians", "known-shares", figures_of_runs("ratio"), ""),
     TableRow("accept latency while both cores prove, p99", "posts", figures_of_runs("p99_ms"), "≤ 50", "ms"),
     TableRow("reveal rate with 20 POSTs/s / without", "posts", figures_of_runs("ratio"), "≥ 0.9"),
     TableRow("single share: due time to proof start, p99", "lone", figures_of_runs("p99_ms"), "≤ 20", "ms"),

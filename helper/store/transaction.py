@@ -202,6 +202,10 @@ class Transaction(ABC):
         operation()
         return True
 
+    @abstractmethod
+    def force_sync(self) -> None:
+        """Write something that changes nothing, so that the commit waits for the disk."""
+
     # ------------------------------------------------------------------ coordination of hosts; by default there is one
 
     def lock_shared(self) -> None:  # noqa: B027 - nothing to do

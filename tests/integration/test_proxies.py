@@ -11,11 +11,10 @@ import contextlib
 import random
 import re
 import shutil
+import socket
 import ssl
-import subprocess
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,24 +26,25 @@ from helper.server.body_reader import BodyReader
 from helper.server.http_server import KEEP_ALIVE_SECONDS, bind_tcp, create_server
 from helper.server.middleware import ATTEMPT_HEADER
 from helper.server.routes.gateway import BODY_SECONDS, GatewayLimits
-from tests.support.process import TIMEOUT_SECONDS, find_free_port
+from tests.support.process import TIMEOUT_SECONDS
+from tests.support.proxies import DEPLOY, FORWARDING_CADDY, PROXIES, UNVERIFIED_SSL, run_proxy
 from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
 
 pytestmark = pytest.mark.anyio
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-FORWARDING_CADDY = "caddy that forwards Upgrade"
-PROXIES = [name for name in ("nginx", "caddy") if shutil.which(name)]
+CLIENT_ADDRESS = "127.83.42.77"
+EXAMPLES = {"example.conf", "Caddyfile"}
+X25519_KEY_SHARE = bytes.fromhex("001d0020")
+"""Group and length of an X25519 key in a ClientHello."""
 FORGED_HEADERS = {
     "X-Forwarded-For": "203.0.113.9",
+    "X-Real-IP": "203.0.113.9",
     "Forwarded": "for=203.0.113.9",
     "Cookie": "who=me",
     "Connection": "Upgrade",
     "Upgrade": "h2c",
 }
-UNVERIFIED_SSL = ssl.create_default_context()
-UNVERIFIED_SSL.check_hostname, UNVERIFIED_SSL.verify_mode = False, ssl.CERT_NONE
 
 
 @dataclass
@@ -99,135 +99,83 @@ async def run_upstream() -> AsyncIterator[RecordingUpstream]:
         server.close()
 
 
-def replace_parts(text: str, **replacements: str) -> str:
-    """Replace parts of a text, each of which must occur."""
-    for old, new in replacements.items():
-        assert old in text, f"{old} is not in the example"
-        text = text.replace(old, new)
-    return text
-
-
-def nginx_command(directory: Path, port: int, upstream_port: int) -> list[str]:
-    """Return nginx's command for the example inside a minimal configuration."""
-    openssl = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
-    subprocess.run(
-        [*openssl.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=directory, check=True, capture_output=True
-    )
-    example = replace_parts(
-        (DEPLOY / "nginx" / "svote-helper.conf").read_text(),
-        **{
-            "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
-            "127.0.0.1:8090;": f"127.0.0.1:{upstream_port};",
-            "/etc/letsencrypt/live/helper.example.org/fullchain.pem": str(directory / "cert.pem"),
-            "/etc/letsencrypt/live/helper.example.org/privkey.pem": str(directory / "key.pem"),
-            "/var/log/nginx/error.log": str(directory / "error.log"),
-        },
-    )
-    (directory / "example.conf").write_text(example)
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    places = "".join(f"{kind}_temp_path {directory}/{kind};\n" for kind in kinds)
-    (directory / "nginx.conf").write_text(
-        f"daemon off; pid {directory}/pid; error_log {directory}/main.log;\nevents {{}}\n"
-        f"http {{\naccess_log {directory}/access.log;\n{places}include {directory}/example.conf;\n}}\n"
-    )
-    command = ["nginx", "-p", str(directory), "-e", str(directory / "start.log"), "-c", str(directory / "nginx.conf")]
-    subprocess.run([*command, "-t"], check=True, capture_output=True)
-    return command
-
-
-def caddy_command(directory: Path, port: int, upstream_port: int, *, forwards_upgrade: bool = False) -> list[str]:
-    """Return Caddy's command, with a generated certificate.
-
-    `forwards_upgrade` keeps Caddy's default of forwarding the `Upgrade` header.
-    """
-    file = directory / "Caddyfile"
-    alone = "admin off\n\tskip_install_trust\n\tauto_https disable_redirects"
-    file.write_text(
-        replace_parts(
-            (DEPLOY / "caddy" / "Caddyfile").read_text(),
-            **{
-                "helper.example.org {": f"https://localhost:{port} {{\n\ttls internal",
-                "127.0.0.1:8090": f"127.0.0.1:{upstream_port}",
-                "{\n\t# Log only errors": f"{{\n\t{alone}\n\t# Log only errors",
-                **({"\t\theader_up -Connection\n\t\theader_up -Upgrade\n": ""} if forwards_upgrade else {}),
-            },
-        )
-    )
-    subprocess.run(
-        ["caddy", "validate", "--config", str(file), "--adapter", "caddyfile"],
-        check=True,
-        capture_output=True,
-        env=_proxy_environment(directory),
-    )
-    return ["caddy", "run", "--config", str(file), "--adapter", "caddyfile"]
-
-
-def _proxy_environment(directory: Path) -> dict[str, str]:
-    return {
-        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin",
-        "HOME": str(directory),
-        "XDG_DATA_HOME": str(directory),
-    }
-
-
-COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {
-    "nginx": nginx_command,
-    "caddy": caddy_command,
-    FORWARDING_CADDY: partial(caddy_command, forwards_upgrade=True),
-}
-
-
-@contextlib.asynccontextmanager
-async def run_proxy(
-    name: str, directory: Path, upstream_port: int, tracer: Sequence[str] = ()
-) -> AsyncIterator[httpx.AsyncClient]:
-    """Run the proxy, as a child of the command `tracer` if given. Yields a client for it."""
-    port = find_free_port()
-    command = [*tracer, *COMMANDS[name](directory, port, upstream_port)]
-    with (directory / "out.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=_proxy_environment(directory))
-    try:
-        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=UNVERIFIED_SSL, timeout=30) as client:
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                while True:
-                    assert process.poll() is None, (directory / "out.log").read_text()
-                    with contextlib.suppress(httpx.TransportError):
-                        if (await client.get("/started")).status_code != 502:
-                            break
-                    await asyncio.sleep(0.05)
-            yield client
-    finally:
-        process.terminate()
-        await asyncio.to_thread(process.wait, 30)
-
-
 @pytest.mark.parametrize("name", PROXIES)
-async def test_proxy_forwards_client_address_and_logs_nothing(name: str, tmp_path: Path) -> None:
+async def test_proxy_neither_forwards_nor_logs_client_addresses(name: str, tmp_path: Path) -> None:
+    async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port) as other:
+        transport = httpx.AsyncHTTPTransport(verify=UNVERIFIED_SSL, local_address=CLIENT_ADDRESS)
+        async with httpx.AsyncClient(base_url=other.base_url, transport=transport, timeout=30) as client:
+            helper.received_heads.clear()
+            posted = await client.post("/shielded-vote/v1/shares", json={"some": "share"}, headers=FORGED_HEADERS)
+            assert posted.status_code == 200
+            (head,) = helper.received_heads
+            assert head.startswith("post /shielded-vote/v1/shares http/1.1")
+            names = {line.partition(":")[0] for line in head.split("\r\n")}
+            assert names.isdisjoint({"x-forwarded-for", "x-real-ip", "forwarded", "cookie", "upgrade"})
+            assert CLIENT_ADDRESS not in head
+            assert "203.0.113.9" not in head
+
+            helper.closes_connection = True
+            helper.received_heads.clear()
+            lost = await client.post("/shielded-vote/v1/cast-vote", json={"some": "vote"})
+            assert lost.status_code == 502
+            assert len(helper.received_heads) == 1, "a vote was resent"
+            helper.closes_connection = False
+
+            if name == "nginx":  # Caddy leaves this to the helper
+                large = await client.post("/shielded-vote/v1/shares", content=b"x" * (3 << 20))
+                assert large.status_code == 413
+        await send_invalid_handshake(str(other.base_url))
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name not in EXAMPLES]
+    assert not any(b"shielded-vote/v1" in data or CLIENT_ADDRESS.encode() in data for data in written)
+
+
+async def send_invalid_handshake(url: str) -> None:
+    """Send a ClientHello with an invalid public key, which nginx would log as critical. Waits for the refusal."""
+    outgoing = ssl.MemoryBIO()
+    tls = UNVERIFIED_SSL.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello = outgoing.read()
+    at = hello.index(X25519_KEY_SHARE) + len(X25519_KEY_SHARE)
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port, local_addr=(CLIENT_ADDRESS, 0))
+    writer.write(hello[:at] + bytes(32) + hello[at + 32 :])
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("name", PROXIES)
+async def test_proxy_resumes_tls_sessions_with_either_protocol(
+    name: str, version: ssl.TLSVersion, tmp_path: Path
+) -> None:
     async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port) as client:
-        helper.received_heads.clear()
-        posted = await client.post("/shielded-vote/v1/shares", json={"some": "share"}, headers=FORGED_HEADERS)
-        assert posted.status_code == 200
-        (head,) = helper.received_heads
-        lines = [line for line in head.split("\r\n") if "forwarded" in line.partition(":")[0]]
-        headers = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
-        assert headers["x-forwarded-for"] in {"127.0.0.1", "::1"}
-        assert "203.0.113.9" not in head
-        assert "cookie" not in head
-        assert "upgrade" not in head
-        assert head.startswith("post /shielded-vote/v1/shares http/1.1")
+        port = urlsplit(str(client.base_url)).port
+        assert port is not None
+        for protocol in ("http/1.1", "h2"):
+            assert await asyncio.to_thread(reconnect_with_session, port, protocol, version) == (protocol, True)
 
-        helper.closes_connection = True
-        helper.received_heads.clear()
-        lost = await client.post("/shielded-vote/v1/cast-vote", json={"some": "vote"})
-        assert lost.status_code == 502
-        assert len(helper.received_heads) == 1, "a vote was resent"
-        helper.closes_connection = False
 
-        if name == "nginx":  # Caddy leaves this to the helper
-            large = await client.post("/shielded-vote/v1/shares", content=b"x" * (3 << 20))
-            assert large.status_code == 413
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and b"shielded-vote/v1" in path.read_bytes()]
-    assert {path.name for path in written} <= {"example.conf", "Caddyfile"}
+def reconnect_with_session(port: int, protocol: str, version: ssl.TLSVersion) -> tuple[str | None, bool]:
+    """Connect twice, the second time with the session of the first.
+
+    Returns the protocol and whether the session was resumed.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols([protocol])
+    session = None
+    for _ in range(2):
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname="localhost", session=session) as tls,
+        ):
+            if protocol == "http/1.1":
+                tls.sendall(b"GET /shielded-vote/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            tls.recv(1)  # TLS 1.3 sends tickets before the first data
+            session, outcome = tls.session, (tls.selected_alpn_protocol(), bool(tls.session_reused))
+    return outcome
 
 
 @pytest.mark.parametrize("name", PROXIES)

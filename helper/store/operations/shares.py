@@ -81,6 +81,9 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
             outcome = EnqueueResult.QUEUED
         outcomes.append(outcome)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
+    if not rows and EnqueueResult.DUPLICATE in outcomes:
+        # Otherwise the response to a known share would come sooner than that to a new one, by the time of a sync.
+        tx.force_sync()
     for row, message in messages:
         restore_message(tx, row, message)
     if any(row.due_ms <= row.received_ms + NOTIFY_WITHIN_MS for row in rows):

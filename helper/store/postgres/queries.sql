@@ -9,6 +9,9 @@ SELECT pg_advisory_xact_lock_shared(hashtext(current_schema()), 1);
 -- name: lock_exclusive
 SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1);
 
+-- name: force_sync
+SELECT pg_logical_emit_message(true, '', '');
+
 -- Sessions of hosts (holders of lock 3) that lack a key.
 
 -- name: hosts_without_key

@@ -139,6 +139,10 @@ class PostgresTransaction(Transaction):
     def handle_index_damage(self) -> None:
         """Do nothing: another host changed the row since the query, or an operator must run REINDEX."""
 
+    def force_sync(self) -> None:
+        """Write a message to the WAL that no one reads."""
+        self.fetch_all("force_sync")
+
     # ------------------------------------------------------------------ coordination of hosts
 
     def lock_shared(self) -> None:

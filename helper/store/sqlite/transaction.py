@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from helper.store.sql_files import multi_row_statement, sqlite_statements
 from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
+from helper.store.sqlite.schema import latest_version
 from helper.store.table_rows import Row, ShareRow
 from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, StoredShare, TakenShare, Transaction
 
@@ -42,6 +43,10 @@ class SqliteTransaction(Transaction):
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
         self.conn.executemany(sqlite_statements()[name], rows)
+
+    def force_sync(self) -> None:
+        """Write a page. An UPDATE of a row to its current values would write none."""
+        self.conn.execute(f"PRAGMA user_version = {latest_version()}")
 
     def allocate_id(self) -> int:
         """Return a new share id."""

@@ -23,7 +23,6 @@ from helper.store.models import DamagedShare
 from helper.store.sqlite.disk_health import DiskHealth
 from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database
-from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import UNREADABLE_SHARE
 from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
@@ -172,8 +171,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         try:
             conn.execute("BEGIN IMMEDIATE")
             if probe:
-                # This writes a page although the value is unchanged; updating a row to its current values would not.
-                conn.execute(f"PRAGMA user_version = {latest_version()}")
+                tx.force_sync()
             for part in split_batch(batch):
                 self._run_part(tx, part)
             tx.flush_counts()

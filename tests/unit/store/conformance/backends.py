@@ -44,6 +44,10 @@ class StoreBackend(Protocol):
         """Change data by hand, as a fault would."""
         ...
 
+    def read_synced_log(self) -> object:
+        """Read what has been synced of the write-ahead log; a different value after each sync of changes."""
+        ...
+
     def open_offline_readers(self) -> AbstractAsyncContextManager[list[QueueReader]]:
         """Open the readers that need no open store."""
         ...
@@ -72,6 +76,10 @@ class SqliteBackend:
         """Change data by hand, once no store has the file open."""
         with open_closed_database(self.path) as conn:
             conn.execute(sql)
+
+    def read_synced_log(self) -> object:
+        """Read the WAL: with `synchronous = FULL` each commit that has written to it syncs it."""
+        return Path(f"{self.path}-wal").read_bytes()
 
     async def prepare_store(self, store: Store) -> None:
         """Do nothing: a file has one host, which sends."""
@@ -129,6 +137,10 @@ class PostgresBackend:
         """Change data by hand."""
         with self.connect() as conn:
             conn.execute(sql.encode())
+
+    def read_synced_log(self) -> object:
+        """Read the position up to which the WAL is on disk."""
+        return self.query_rows("SELECT pg_current_wal_flush_lsn()")
 
     async def prepare_store(self, store: Store) -> None:
         """Make its host the sender."""

@@ -125,6 +125,16 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
 
 
+async def test_enqueue_known_share_waits_for_a_sync_like_a_new_one(store: Store, backend: StoreBackend) -> None:
+    posted = make_posted_share(1)
+    await store.enqueue(posted.share, posted.nullifier, now=NOW)
+    before = backend.read_synced_log()
+
+    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+
+    assert backend.read_synced_log() != before
+
+
 async def test_enqueue_same_share_concurrently_queues_one(store: Store) -> None:
     posted = make_posted_share(1)
 
