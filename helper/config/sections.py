@@ -90,7 +90,7 @@ class HelperSection(Section):
     )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
-        description="Addresses or networks of your reverse proxies. Their connections are never closed to make room "
+        description="Addresses or networks of your reverse proxies. Their idle connections are not closed to make room "
         "for others. For requests from these proxies only, and only for registrations of validators and with [server] "
         "limit_by_address, the client address is taken from X-Forwarded-For or Forwarded. It is kept only in memory.",
     )

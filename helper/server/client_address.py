@@ -60,6 +60,8 @@ def _is_in_networks(address: Address, networks: tuple[Network, ...]) -> bool:
 
 def is_trusted_proxy(address: Address | str | None, trusted: Sequence[Network]) -> bool:
     """Whether an address belongs to one of the operator's proxies."""
+    if not trusted:
+        return False  # without parsing it, so that the cache holds no address
     parsed = _parse_address(address or "") if isinstance(address, str | None) else address
     return parsed is not None and _is_in_networks(parsed, tuple(trusted))
 

@@ -143,8 +143,8 @@ class BoundedProtocol(HttpConnection):
 
     def _identify_client(self, limiter: RefusalLimiter) -> int:
         """Identify the client; return how many connections it has, or 0 if they are not limited."""
-        if not limiter.is_trusted_proxy(self.peer_address):
-            self._evictor.add(self._progress, self.loop.time())
+        self._progress.is_kept_idle = limiter.is_trusted_proxy(self.peer_address)
+        self._evictor.add(self._progress, self.loop.time())
         self._client = limiter.identify_connection(self.peer_address)
         if self._client is None:
             return 0

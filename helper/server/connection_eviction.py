@@ -34,9 +34,11 @@ class ConnectionProgress:
         progressed_at: time of the latest progress, of the latest response, or of the connection; event loop time.
         pending_bytes: received bytes of a request that is incomplete; 0 if it arrived in one piece.
         is_idle: whether the client has received a response and has sent nothing since.
+        is_kept_idle: whether the connection is not closed while it is idle, because it is a proxy's: a request that it
+            sends at that moment would be lost.
     """
 
-    __slots__ = ("_unmarked_bytes", "evict", "is_idle", "is_waiting", "pending_bytes", "progressed_at")
+    __slots__ = ("_unmarked_bytes", "evict", "is_idle", "is_kept_idle", "is_waiting", "pending_bytes", "progressed_at")
 
     def __init__(self, is_waiting: Callable[[], bool], evict: Callable[[], None]) -> None:
         self.is_waiting = is_waiting
@@ -44,6 +46,7 @@ class ConnectionProgress:
         self.progressed_at = 0.0
         self.pending_bytes = 0
         self.is_idle = False
+        self.is_kept_idle = False
         self._unmarked_bytes = 0
 
     def add_bytes(self, size: int, now: float) -> None:
@@ -115,7 +118,9 @@ class ConnectionEvictor:
         slow = [
             each
             for each in self._members
-            if each.progressed_at <= latest and each not in self._closing and each.is_waiting()
+            if each.progressed_at <= latest
+            if not (each.is_idle and each.is_kept_idle)
+            if each not in self._closing and each.is_waiting()
         ]
         if not slow:
             self._next_scan_at = now + _SCAN_SECONDS

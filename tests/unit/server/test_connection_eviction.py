@@ -48,6 +48,17 @@ def test_make_room_closes_idle_connection_before_slow_one() -> None:
     assert connections.evicted == ["idle"]
 
 
+def test_make_room_spares_idle_connection_of_proxy() -> None:
+    connections = Connections()
+    connections.open("proxy", 0)
+    connections.progress["proxy"].is_kept_idle = True
+    connections.progress["proxy"].is_idle = True
+    assert not connections.evictor.make_room(1, 10)
+    connections.progress["proxy"].is_idle = False
+    assert connections.evictor.make_room(1, 11)
+    assert connections.evicted == ["proxy"], "its request is slow"
+
+
 def test_make_room_spares_recent_and_answered_connections() -> None:
     connections = Connections()
     connections.open("answered", 0)

@@ -138,6 +138,7 @@ PARTIAL_HEAD = b"GET /hello HTTP/1.1\r\nX: " + b"x" * 600
 
 
 @pytest.mark.rule("N8")
+@pytest.mark.rule("N29")
 @pytest.mark.parametrize(
     ("slow", "statuses"), [(b"", []), (PARTIAL_HEAD[:9], [429]), (PARTIAL_BODY, [429])], ids=["silent", "head", "body"]
 )
