@@ -11,7 +11,7 @@ most 2 s to the time of the link (99th percentile), and uses at most 300 MB. The
 1 s.
 
 Injected fault that it caught: `[server] limit_by_address = true`, with which the wallets share the limits of the
-hostile clients. It printed "{FAULT}".
+hostile clients. It printed "wallets, shares refused at first: 973 (≤ 10.24)".
 """
 
 from __future__ import annotations
