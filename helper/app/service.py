@@ -258,6 +258,7 @@ class Service:
             wake=self.dispatcher.wake,
             is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
+            on_rescan=self.block_follower.history.wake,
         )
         self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
         self.wallet_view = WalletView(
