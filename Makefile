@@ -38,10 +38,10 @@ DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile cont
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign simulation check format ui wheel package bench lock docs pictures clean
+.PHONY: help demo test campaign simulation check format ui wheel release release-check package bench lock docs pictures clean
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(VENV)/.native ## run a vote on an embedded chain with real proofs (ARGS='--circuit k11 --voters 5')
 	@$(if $(findstring postgres,$(ARGS)),sh scripts/system_packages.sh $(filter %=postgresql,$(DEPLOY)))
@@ -90,6 +90,12 @@ wheel: package ## build dist/ for installation: the wheel, its pinned requiremen
 	rm -rf $(DIST)/deploy
 	tar -cf - $(DEPLOY_FILES) | tar -xf - -C $(DIST)
 	cp docs/operations.md $(DIST)/
+
+release: $(VENV)/.deps ## build dist/ from the newest commit, with SBOM, provenance, hashes and signature (KEY=FILE)
+	$(BIN)/python -m scripts.release --dist $(DIST) $(if $(KEY),--key "$(KEY)")
+
+release-check: $(VENV)/.deps ## build a release twice, in two directories, and compare (8 minutes)
+	$(BIN)/python -m scripts.release --check
 
 # Contents of a container image: the wheel and its pinned requirements.
 package: $(VENV)/.deps

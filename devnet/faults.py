@@ -45,6 +45,7 @@ class Switches(BaseModel):
     never_include: Probability = Field(0, description="reveals: accepted, but never included in a block")
     include_failed: Probability = Field(0, description="reveals: included as failed, as if preceded by another's")
     hide_tx: bool = Field(False, description="transaction lookups return 404")
+    empty_blocks: bool = Field(False, description="blocks and their results are served without transactions")
     freeze_blocks: bool = Field(False, description="the node stops at its current height")
     stale: float = Field(0, ge=0, description="age of the chain state that the node serves, in seconds")
     reset_height: int | None = Field(None, ge=1, description="the node returns to this height and continues from it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from devnet.chain import Block, Chain, TxResult
 from devnet.faults import FaultDecision
@@ -26,11 +27,15 @@ class NodeView:
 
     def block(self, height: int) -> Block | None:
         """A block, None for a future height."""
-        return self.chain.blocks[height - 1] if 1 <= height <= self.height else None
+        return self._served_block(height) if 1 <= height <= self.height else None
 
     def latest_block(self) -> Block:
         """The newest block."""
-        return self.chain.blocks[self.height - 1]
+        return self._served_block(self.height)
+
+    def _served_block(self, height: int) -> Block:
+        block = self.chain.blocks[height - 1]
+        return replace(block, results=(), events=()) if self.switches.empty_blocks else block
 
     def status(self, round_: Round) -> int | None:
         """A round's status on this node; None if the node does not know it."""

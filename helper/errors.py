@@ -2,6 +2,7 @@
 
     HelperError
     ├── ConfigError             a setting is invalid or missing
+    ├── ReleaseError            a release or the installed files could not be verified
     ├── StoreError              a database operation failed
     │   ├── StoreFull           no space left on the disk; nothing was written
     │   ├── StoreCorrupt        the database is damaged
@@ -65,6 +66,12 @@ class ConfigError(HelperError):
     """A setting is invalid; nothing was started."""
 
     advice = "Fix the settings listed above, then run `svote-helper config validate`."
+
+
+class ReleaseError(HelperError):
+    """A release or the installed files could not be verified."""
+
+    advice = "Compare the settings [prover] release_manifest and allowed_signers with the files of the release."
 
 
 class StoreError(HelperError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -82,6 +83,7 @@ __all__ = [
     "elgamal_sum",
     "fingerprint",
     "multiply_generator",
+    "native_module_path",
     "page_gap",
     "pages_in_log",
     "poseidon",
@@ -204,6 +206,11 @@ class InvalidShare(NamedTuple):
     reason: InvalidReason
     actual: int | None = None
     """The actual number of entries (`count`) or bytes (`length`)."""
+
+
+def native_module_path() -> Path:
+    """Return the file from which this process loaded the native module."""
+    return Path(_native.__file__)
 
 
 def read_shares(bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:

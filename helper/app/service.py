@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
@@ -53,6 +54,7 @@ from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpa
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
+from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import run_until_stopped, supervise
 from helper.server.operator_json import RoundState
 from helper.server.routes.operator import retries_route, round_states, rounds_route
@@ -63,6 +65,7 @@ from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION
 from helper.store.store import Store
+from proofs import native_module_path
 
 if TYPE_CHECKING:
     from helper.operations.archive.writer import ArchiveWriter
@@ -117,6 +120,7 @@ class Service:
             timeout=config.prover.timeout_seconds,
             command=prover_command,
             spawn=spawn_worker,
+            check_start=self._create_native_module_check() if config.prover.require_verified else None,
         )
         self.proof_times = ProofTimes(
             self.prover_pool.workers,
@@ -127,6 +131,19 @@ class Service:
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
         self._create_components()
+
+    def _create_native_module_check(self) -> Callable[[], None]:
+        """Return the check of the native module before each start of a prover.
+
+        Raises:
+            ReleaseError: the release is not signed by an allowed key, or does not have this native module.
+        """
+        settings = self.config.prover
+        release = read_release(Path(settings.release_manifest), Path(settings.allowed_signers))
+        module = NativeModuleCheck.of(release, native_module_path())
+        module.check()
+        log.info("release_verified", version=release.version, note=f"signed by {release.signer}")
+        return module.check
 
     def _create_cluster_member(self, lease: Lease) -> ClusterMember:
         self.store.listen(self._on_notification)
@@ -258,6 +275,7 @@ class Service:
             wake=self.dispatcher.wake,
             is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
+            on_rescan=self.block_follower.history.wake,
         )
         self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
         self.wallet_view = WalletView(

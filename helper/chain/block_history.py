@@ -1,5 +1,7 @@
 """Reads blocks that the block follower skipped, newest first, in the background.
 
+It also reads the blocks that an operator wants to be read again (`svote-helper chain rescan`).
+
 The unread blocks are recorded in the database, so a restart resumes. A consensus RPC with a transaction index is
 searched window by window; without one, blocks are fetched in small batches. Blocks that every node has pruned are
 skipped, and an error is logged.
@@ -29,7 +31,8 @@ from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import CountedNullifier
 from helper.chain.sent_reveal_check import SentRevealCheck
 from helper.errors import ChainError, HelperError
-from helper.store.block_ranges import BlockRange, count_heights
+from helper.store.block_ranges import BlockRange, add_range, count_heights
+from helper.store.rescan import Rescan
 from helper.store.store import Store
 
 SEARCH_BACKOFF_SECONDS: Final = 60.0
@@ -78,12 +81,14 @@ class HistoryReader:
         self._clock = node_pool.clock
         self._quorum = quorum
         self._source = BlockSource(node_pool, quorum, uses_backoff=False)
+        self._rescan_source = BlockSource(node_pool, quorum, uses_backoff=False, compares_empty=True)
         self._sent_reveal_check = sent_reveal_check
         self._is_leader = is_leader
         self._is_awaited = is_awaited
         self._on_confirmed = on_confirmed
         self._on_change = on_change
-        self._ranges: list[BlockRange] = []
+        self._ranges: list[BlockRange] = []  # including those of the rescan
+        self._rescan: Rescan | None = None
         self._failures = 0
         self._search_backoff_until: dict[str, float] = {}  # monotonic end of the search backoff, by node
         self._wake = asyncio.Event()
@@ -107,6 +112,9 @@ class HistoryReader:
     async def load_ranges(self) -> None:
         """Load the unread blocks from the database. Another host may have read some."""
         ranges = await self._store.list_unread_blocks()
+        self._rescan = await self._store.get_rescan()
+        for first, last in () if self._rescan is None else self._rescan.unread:
+            ranges = add_range(ranges, first, last)
         if ranges != self._ranges:
             self._ranges = ranges
             self._on_change()
@@ -143,7 +151,8 @@ class HistoryReader:
         """
         await self.load_ranges()
         head = self._node_pool.head
-        read = next_history_read(self._ranges, self._failures)
+        rescan = self._rescan if self._rescan is not None and self._rescan.unread else None
+        read = next_history_read(self._ranges, self._failures, rescan=() if rescan is None else rescan.unread)
         if read is None or head is None or not self._is_leader():
             return False
         last = read.batch[0]
@@ -152,22 +161,33 @@ class HistoryReader:
             if spent is not None:
                 await self._apply(read.window[0], last, spent)
                 return True
-        blocks, error = await self._source.fetch_leading(read.batch, always_try_rest=is_thorough(self._failures))
+        source = self._rescan_source if read.is_rescan else self._source
+        blocks, error = await source.fetch_leading(read.batch, always_try_rest=is_thorough(self._failures))
         if not blocks:
             return await self._handle_missing(last, error)
         spent = [reveal for block in reversed(blocks) for reveal in block.reveals]
-        await self._apply(blocks[-1].height, last, spent)
+        await self._apply(blocks[-1].height, last, spent, rescan if read.is_rescan else None)
         return True
 
-    async def _apply(self, first: int, last: int, spent: Sequence[CountedNullifier]) -> None:
-        confirmed = await self._store.apply_unread(first, last, spent, now=self._clock.now())
-        self._failures = 0
-        if self.stalled_height is not None:
-            log.info("history_resumed", height=last)
-            self.stalled_height = None
+    async def _apply(
+        self, first: int, last: int, spent: Sequence[CountedNullifier], rescan: Rescan | None = None
+    ) -> None:
+        number = None if rescan is None else rescan.number
+        confirmed = await self._store.apply_unread(first, last, spent, now=self._clock.now(), rescan=number)
         if confirmed:
             self._on_confirmed(confirmed)
+        await self._note_progress(last)
+
+    async def _note_progress(self, height: int) -> None:
+        """Update the state after the blocks at `height` and just below it were read or abandoned."""
+        self._failures = 0
+        if self.stalled_height is not None:
+            log.info("history_resumed", height=height)
+            self.stalled_height = None
+        was_rescanning = self._rescan is not None and self._rescan.unread
         await self.load_ranges()
+        if was_rescanning and self._rescan is not None and not self._rescan.unread:
+            log.info("rescan_finished", height=height, counts=self._rescan.counts)
 
     async def _search(self, first: int, last: int) -> list[CountedNullifier] | None:
         """Find all reveals of open rounds in these blocks by an RPC's index.
@@ -244,4 +264,5 @@ class HistoryReader:
         confirmed = await self._sent_reveal_check.record_missed(height)
         if confirmed:
             self._on_confirmed(confirmed)
-        await self._apply(skipped[0][0], height, ())
+        await self._store.abandon_unread(height)
+        await self._note_progress(height)

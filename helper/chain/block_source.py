@@ -32,12 +32,17 @@ class BlockSource:
         quorum: decides whether one copy of a block is enough.
         uses_backoff: whether errors put a node into backoff. Old blocks are read without backoff, because a node that
             cannot return them is still valid for due shares.
+        compares_empty: whether blocks without reveals are compared too. Otherwise one copy of such a block is enough,
+            because it confirms nothing.
     """
 
-    def __init__(self, node_pool: NodePool, quorum: CopyQuorum, *, uses_backoff: bool = True) -> None:
+    def __init__(
+        self, node_pool: NodePool, quorum: CopyQuorum, *, uses_backoff: bool = True, compares_empty: bool = False
+    ) -> None:
         self._node_pool = node_pool
         self._quorum = quorum
         self._uses_backoff = uses_backoff
+        self._compares_empty = compares_empty
 
     async def fetch(self, height: int, *, always_try_rest: bool = False) -> BlockResults | None:
         """Fetch the counted reveals of a block.
@@ -56,7 +61,7 @@ class BlockSource:
             BlockDisputedError: nodes report different reveals.
         """
         last_error: ChainError | None = None
-        pruned: list[HeightPrunedError] = []
+        pruned: dict[Node, HeightPrunedError] = {}
         has_response = is_pending = False
         copies: list[tuple[Node, BlockResults]] = []
         sources = [(node, node.rpc) for node in self._node_pool.usable_rpc_nodes]
@@ -68,7 +73,7 @@ class BlockSource:
             try:
                 results = await (self._fetch_by_rest(node, height) if rpc is None else rpc.block_results(height))
             except HeightPrunedError as error:
-                pruned.append(error)
+                pruned[node] = error
                 continue
             except ChainError as error:
                 if self._uses_backoff:
@@ -78,15 +83,18 @@ class BlockSource:
             if results is None:
                 is_pending = True
                 continue
-            if not copies and not (results.reveals and self._quorum.needs_two_copies):
+            if not copies and not (self._quorum.needs_two_copies and (results.reveals or self._compares_empty)):
                 return results
             copies.append((node, results))
             sources.sort(key=lambda source: source[0] in [node for node, _ in copies])
             if (agreed := self._find_agreed_copy(copies, height)) is not None:
                 return agreed
         if copies:
-            return self._check_single_copy(copies, height)
-        return None if is_pending else _raise_reason(height, pruned, last_error, has_response=has_response)
+            others_pruned = set(self._node_pool.in_sync_nodes) <= {copied for copied, _ in copies} | pruned.keys()
+            return self._check_single_copy(copies, height, others_pruned=others_pruned)
+        return (
+            None if is_pending else _raise_reason(height, list(pruned.values()), last_error, has_response=has_response)
+        )
 
     async def fetch_leading(
         self, heights: Sequence[int], *, always_try_rest: bool = False
@@ -124,16 +132,24 @@ class BlockSource:
             )
         return newest
 
-    def _check_single_copy(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults:
+    def _check_single_copy(
+        self, copies: Sequence[tuple[Node, BlockResults]], height: int, *, others_pruned: bool
+    ) -> BlockResults:
         """Return the only copy of a block if one is enough.
 
         Raises an error if one is not enough, or if copies differ.
+
+        Args:
+            copies: the copies of one node, or copies that differ.
+            height: height of the block.
+            others_pruned: whether all other nodes in sync have pruned it. A block without reveals then waits for none.
         """
         names = sorted({node.name for node, _ in copies})
         if len(names) > 1:
             self._quorum.note_dispute(height, ", ".join(names))
             raise BlockDisputedError(f"block {height}: {', '.join(names)} report different reveals")
-        if not self._quorum.accept_single_copy(height):
+        is_harmless = others_pruned and not copies[0][1].reveals
+        if not is_harmless and not self._quorum.accept_single_copy(height):
             raise SecondCopyMissingError(f"block {height}: no second node has reported its reveals yet")
         return copies[0][1]
 

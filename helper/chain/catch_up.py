@@ -111,22 +111,33 @@ class HistoryRead:
     Attributes:
         window: blocks to search by a node's index, None if a search has no advantage.
         batch: blocks to fetch if no index can be searched, newest first.
+        is_rescan: whether an operator wants these blocks to be read again. Each is then compared with a second copy,
+            and no index is searched, because a node that served wrong blocks may have a wrong index.
     """
 
     window: range | None
     batch: range
+    is_rescan: bool = False
 
 
-def next_history_read(unread: Sequence[BlockRange], failures: int) -> HistoryRead | None:
+def next_history_read(
+    unread: Sequence[BlockRange], failures: int, *, rescan: Sequence[BlockRange] = ()
+) -> HistoryRead | None:
     """Decide what the history reader reads next, None if no block is unread.
 
     Args:
         unread: the unread blocks, in ascending order.
         failures: failed attempts at the newest of them.
+        rescan: those of them that an operator wants to be read again, in ascending order.
     """
     if not unread:
         return None
     first, last = unread[-1]
+    if rescan and rescan[-1][1] == last:
+        first = max(first, rescan[-1][0])
+        return HistoryRead(None, range(last, max(first, last - CONCURRENT_BLOCKS + 1) - 1, -1), is_rescan=True)
+    if rescan:
+        first = max(first, rescan[-1][1] + 1)
     is_searched = last - first + 1 >= MIN_SEARCH_BLOCKS or failures >= MAX_ATTEMPTS
     window = range(max(first, last - SEARCH_WINDOW_BLOCKS + 1), last + 1) if is_searched else None
     return HistoryRead(window, range(last, max(first, last - CONCURRENT_BLOCKS + 1) - 1, -1))

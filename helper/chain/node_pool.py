@@ -139,11 +139,19 @@ class NodePool:
         return any(reason(node.health) is None for node in self.nodes)
 
     @property
-    def in_sync_count(self) -> int:
-        """Number of nodes that report recent blocks of this chain, including nodes in backoff."""
+    def in_sync_nodes(self) -> list[Node]:
+        """The nodes that report recent blocks of this chain, including nodes in backoff."""
         now, limits = self.clock.now(), self.limits
-        reasons = [e.health.unusable_reason(self.chain_id, limits, now=now, monotonic=math.inf) for e in self.nodes]
-        return reasons.count(None)
+        return [
+            node
+            for node in self.nodes
+            if node.health.unusable_reason(self.chain_id, limits, now=now, monotonic=math.inf) is None
+        ]
+
+    @property
+    def in_sync_count(self) -> int:
+        """Number of `in_sync_nodes`."""
+        return len(self.in_sync_nodes)
 
     @property
     def is_out_of_sync(self) -> bool:

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "wallet": "helper.cli.wallet",
     "queue": "helper.cli.queue",
     "rounds": "helper.cli.rounds",
+    "chain": "helper.cli.chain",
     "tx": "helper.cli.tx",
     "proof": "helper.cli.proof",
     "plan": "helper.cli.plan",

@@ -49,7 +49,7 @@ class OperatorApi:
         """Return the response to a query.
 
         Args:
-            path: `/queue`, `/queue/REF`, `/stats`, `/rounds`, `/spent/NULLIFIER` or `/actions`.
+            path: `/queue`, `/queue/REF`, `/stats`, `/rounds`, `/spent/NULLIFIER`, `/actions` or `/chain/rescan`.
             query: query parameters; empty ones are left out.
 
         Raises:

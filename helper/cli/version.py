@@ -1,41 +1,83 @@
-"""`svote-helper version`: shows version information."""
+"""`svote-helper version`: shows version information, and compares the installed files with a signed release."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.options import JsonOption
-from helper.cli.output import emit_json
+from helper.cli.options import ConfigOption, JsonOption
+from helper.cli.output import ExitCode, emit_json, fail
 
 app = typer.Typer()
 
+SHOWN_FILES: Final = 10
+"""Maximum number of files of each kind that the text output lists."""
+
 
 @app.command()
-def version(json: JsonOption = False) -> None:
-    """Show the versions of the helper, its circuits, Python and SQLite."""
-    versions = collect_versions()
+def version(
+    *,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare the installed files with the signed list of a release.")
+    ] = False,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(
+            "--manifest",
+            readable=False,
+            help="release.json of the release, next to its SHA256SUMS and SHA256SUMS.sig "
+            "(default: [prover] release_manifest).",
+            show_default=False,
+        ),
+    ] = None,
+    allowed_signers: Annotated[
+        Path | None,
+        typer.Option(
+            "--allowed-signers",
+            readable=False,
+            help="File with the keys that may sign a release (default: [prover] allowed_signers).",
+            show_default=False,
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the versions of the helper, its circuits, Python and SQLite.
+
+    With --verify, first check that the list of files is signed by an allowed key and that exactly these files are
+    installed. Exit code 1: it is not. Exit code 3: the files match, but no file of allowed signers is configured, so
+    the signature was not checked. Native code is loaded only if the files match.
+    """
+    release = _verify(manifest, allowed_signers, config) if verify else None
+    is_equal = release is None or not any(release[kind] for kind in ("changed", "missing", "unlisted"))
+    versions = collect_versions(with_native_code=is_equal)
     if json:
-        emit_json(versions)
-        return
-    typer.echo(f"svote-helper {versions['version']}")
-    for name, circuit in versions["circuits"].items():
-        typer.echo(f"circuit {name}: {circuit['crate']}, fingerprint {circuit['fingerprint']}")
-    typer.echo(f"python {versions['python']}, sqlite {versions['sqlite']}")
+        emit_json(versions if release is None else {**versions, "release": release})
+    else:
+        _print_versions(versions)
+        if release is not None:
+            _print_release(release, is_equal=is_equal)
+    if not is_equal:
+        raise typer.Exit(ExitCode.FAILURE)
+    if release is not None and release["signer"] is None:
+        raise typer.Exit(ExitCode.DEGRADED)
 
 
-def collect_versions() -> dict[str, Any]:
-    """Collect the versions as plain JSON values."""
+def collect_versions(*, with_native_code: bool = True) -> dict[str, Any]:
+    """Collect the versions as plain JSON values. Without native code, `circuits` is empty."""
     # imported here, so that the help loads no native code
-    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.store import sqlite_version  # noqa: PLC0415
 
-    return {
-        "version": package_version(),
-        "circuits": {
+    circuits: dict[str, Any] = {}
+    if with_native_code:
+        from helper.circuits.registry import circuit_infos  # noqa: PLC0415
+
+        circuits = {
             name: {
                 "fingerprint": info.fingerprint,
                 "crate": info.crate,
@@ -43,7 +85,10 @@ def collect_versions() -> dict[str, Any]:
                 "proof_bytes": info.proof_bytes,
             }
             for name, info in circuit_infos().items()
-        },
+        }
+    return {
+        "version": package_version(),
+        "circuits": circuits,
         "python": platform.python_version(),
         "sqlite": sqlite_version(),
     }
@@ -55,3 +100,58 @@ def package_version() -> str:
         return metadata.version("svote-helper")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | None) -> dict[str, Any]:
+    """Compare the installed files with a release. Returns the result as plain JSON values.
+
+    Raises:
+        ReleaseError: the list of files could not be verified.
+    """
+    from helper.runtime.release_files import compare_installed, packages_directory, read_release  # noqa: PLC0415
+
+    if manifest is None or allowed_signers is None:
+        from helper.cli.settings import read_settings  # noqa: PLC0415
+
+        settings = read_settings(config, {}).config.prover
+        manifest = manifest or (Path(settings.release_manifest) if settings.release_manifest else None)
+        allowed_signers = allowed_signers or (Path(settings.allowed_signers) if settings.allowed_signers else None)
+    if manifest is None:
+        fail("--verify requires --manifest or [prover] release_manifest", ExitCode.USAGE)
+    release = read_release(manifest, allowed_signers)
+    files = compare_installed(release, packages_directory())
+    return {
+        "version": release.version,
+        "commit": release.commit,
+        "signer": release.signer,
+        "matching": files.matching,
+        "changed": list(files.changed),
+        "missing": list(files.missing),
+        "unlisted": list(files.unlisted),
+    }
+
+
+def _print_versions(versions: Mapping[str, Any]) -> None:
+    typer.echo(f"svote-helper {versions['version']}")
+    for name, circuit in versions["circuits"].items():
+        typer.echo(f"circuit {name}: {circuit['crate']}, fingerprint {circuit['fingerprint']}")
+    typer.echo(f"python {versions['python']}, sqlite {versions['sqlite']}")
+
+
+def _print_release(release: Mapping[str, Any], *, is_equal: bool) -> None:
+    signature = f"signed by {release['signer']}" if release["signer"] else "signature not checked"
+    typer.echo(f"release {release['version']}, commit {release['commit'][:12]}, {signature}")
+    typer.echo(f"{release['matching']} files match")
+    for kind in ("changed", "missing", "unlisted"):
+        _print_files(kind, release[kind])
+    if not is_equal:
+        typer.echo("the installed files are not those of the release: install its wheel again")
+    elif not release["signer"]:
+        typer.echo("the signature was not checked: specify --allowed-signers or [prover] allowed_signers")
+
+
+def _print_files(kind: str, files: Sequence[str]) -> None:
+    for file in files[:SHOWN_FILES]:
+        typer.echo(f"{kind}: {file}")
+    if len(files) > SHOWN_FILES:
+        typer.echo(f"{kind}: {len(files) - SHOWN_FILES} more")

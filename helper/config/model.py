@@ -115,6 +115,9 @@ def find_contradictions(config: Config) -> list[tuple[str, str, str]]:
         problems.append(("helper", "role", "requires [store] url: with a database file, the only role is all"))
     if not config.store.url and config.sender.lease == "postgres":
         problems.append(("sender", "lease", "requires [store] url"))
+    for key in ("release_manifest", "allowed_signers"):
+        if config.prover.require_verified and not getattr(config.prover, key):
+            problems.append(("prover", "require_verified", f"requires [prover] {key}"))
     if config.sender.standby and not config.store.url and config.sender.lease_location is None:
         problems.append(("sender", "standby", "requires [store] url or a lease: there is no other host to wait for"))
     if config.server.unix_socket and Path(config.server.unix_socket) == config.socket_path.absolute():

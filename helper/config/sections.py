@@ -270,6 +270,20 @@ class ProverSection(Section):
         description="Timeout of a proof in seconds; 0 means 50 times the duration of the self-test, at least 60.",
     )
     nice: IntegerField = Field(10, ge=0, le=19, description="Niceness of prover processes (0-19).")
+    require_verified: Switch = Field(
+        False,
+        description="Start provers only if their native module is the one of a signed release. Requires "
+        "release_manifest and allowed_signers.",
+    )
+    release_manifest: Text = Field(
+        "",
+        description="Path of the release.json of the installed release, next to its SHA256SUMS and SHA256SUMS.sig.",
+    )
+    allowed_signers: Text = Field(
+        "",
+        description="Path of a file with the keys that may sign a release (ssh-keygen(1), ALLOWED SIGNERS). It must "
+        "not come from the release.",
+    )
 
 
 class AdminSection(Section):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.runtime.release_files import hash_file, read_sums
 
 SUMS_FILE: Final = "SHA256SUMS"
 """File of hashes that the build writes, in the format of `sha256sum -c`."""
@@ -28,7 +28,7 @@ def check_page(directory: Path, *, enabled: bool) -> CheckResult:
         )
     except (OSError, ValueError) as error:
         return fail("page", f"{directory / SUMS_FILE} cannot be read: {error}", "Reinstall the helper.")
-    changed = [name for name, expected in sums.items() if _hash_file(directory / name) != expected]
+    changed = [name for name, expected in sums.items() if hash_file(directory / name) != expected]
     extra = _extra_files(directory, set(sums))
     if changed or extra:
         text = "; ".join(
@@ -39,28 +39,6 @@ def check_page(directory: Path, *, enabled: bool) -> CheckResult:
         advice = "Reinstall the helper, or rebuild the page with `make ui`. Find out what changed the files."
         return fail("page", text, advice, changed=changed, strange=extra)
     return ok("page", f"{len(sums)} files match the build", files=len(sums))
-
-
-def read_sums(text: str) -> dict[str, str]:
-    """Parse lines in the format of sha256sum; returns hashes by file name.
-
-    Raises:
-        ValueError: a line is invalid, or its path is outside the directory.
-    """
-    sums = {}
-    for line in text.splitlines():
-        digest, separator, name = line.partition("  ")
-        if not separator or len(digest) != 64 or ".." in Path(name).parts or Path(name).is_absolute():
-            raise ValueError("not a list of hashes")
-        sums[name] = digest
-    return sums
-
-
-def _hash_file(path: Path) -> str | None:
-    try:
-        return sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None
 
 
 def _extra_files(directory: Path, listed_files: set[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Operator actions on the queue: retry, export, import and purge.
+"""Operator actions on the queue: retry, export, import, purge and rescan.
 
 Every action is recorded in the audit log before it begins. No action reveals a share before its time, changes
 `submit_at`, or discloses a witness. Actions run one after the other, and each changes the queue in small batches, so
@@ -21,6 +21,7 @@ from helper.errors import ActionRefused, HelperError, NotFound
 from helper.ingest.validator import Checks
 from helper.store.action_models import Actor, ImportResult, RowVersion
 from helper.store.models import QueueFilter
+from helper.store.rescan import Rescan
 from helper.store.store import Store
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Operations:
         wake: called when shares may have become due.
         is_daemon_running: whether a running service processes the queue. Shares that it has claimed are not changed.
         find_counted: finds imported messages that the chain has counted; None without a connection to the chain.
+        on_rescan: called when blocks are to be read again.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Operations:
         wake: Callable[[], None],
         is_daemon_running: bool,
         find_counted: CountedLookup | None = None,
+        on_rescan: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._round_authority = round_authority
@@ -129,6 +132,7 @@ class Operations:
         self._wake = wake
         self._is_daemon_running = is_daemon_running
         self._find_counted = find_counted
+        self._on_rescan = on_rescan
         self._action_lock = asyncio.Lock()
 
     async def retry(
@@ -278,6 +282,35 @@ class Operations:
 
         counts = await self._perform_action(actor, "purge", {"round": round_id.hex()}, work, dry_run=dry_run)
         return {**{state.name.lower(): 0 for state in ShareState}, **counts}
+
+    async def rescan(self, actor: Actor, first: int) -> Rescan:
+        """Request that the service reads the blocks from `first` to its newest one again; see `Store.begin_rescan`.
+
+        The service reads them in the background, one host if several share the queue. Shares that are confirmed do not
+        change.
+
+        Raises:
+            ActionRefused: the service has not read any block, or none as high as `first`.
+        """
+        cursor = await self._store.get_cursor()
+        if cursor is None:
+            raise ActionRefused("the helper has not read any block yet")
+        if first > cursor:
+            raise ActionRefused(
+                f"block {first} has not been read yet: the newest block read is {cursor}",
+                advice="A rescan reads blocks again. The helper reads new blocks by itself.",
+            )
+        rescan: Rescan | None = None
+
+        async def work(counts: Counter[str]) -> None:
+            nonlocal rescan
+            rescan = await self._store.begin_rescan(first)
+            counts["blocks"] = rescan.blocks
+
+        await self._perform_action(actor, "rescan", {"from": first}, work)
+        assert rescan is not None
+        self._on_rescan()
+        return rescan
 
     async def _perform_action(
         self, actor: Actor, name: str, arguments: dict[str, Any], work: ActionFunction, *, dry_run: bool = False

@@ -22,6 +22,7 @@ from helper.store.models import (
     RetryGroup,
     ShareDetails,
 )
+from helper.store.rescan import Rescan
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
@@ -341,3 +342,16 @@ def _transaction(details: ShareDetails) -> dict[str, Any] | None:
 
 def _seconds(milliseconds: int) -> float:
     return milliseconds / 1000
+
+
+def rescan_json(rescan: Rescan, *, source: Source) -> dict[str, Any]:
+    """Return the state of a rescan of blocks."""
+    return {
+        "source": source,
+        "from": rescan.requested[0][0] if rescan.requested else None,
+        "to": rescan.requested[-1][1] if rescan.requested else None,
+        "blocks": rescan.blocks,
+        "left": rescan.left,
+        **rescan.counts,
+        "pruned_blocks": [list(blocks) for blocks in rescan.pruned],
+    }

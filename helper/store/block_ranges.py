@@ -25,6 +25,12 @@ def remove_range(ranges: Iterable[BlockRange], first: int, last: int) -> list[Bl
     return [(low, high) for low, high in pieces if low <= high]
 
 
+def clip_ranges(ranges: Iterable[BlockRange], first: int, last: int) -> list[BlockRange]:
+    """Return the parts of the ranges from `first` to `last`."""
+    parts = [(max(low, first), min(high, last)) for low, high in ranges]
+    return [(low, high) for low, high in parts if low <= high]
+
+
 def count_heights(ranges: Iterable[BlockRange]) -> int:
     """Return the number of heights in the ranges."""
     return sum(last - first + 1 for first, last in ranges)

@@ -33,6 +33,7 @@ from helper.store.operations import blocks, failure_counts, import_, messages, s
 from helper.store.operations import rounds as round_operations
 from helper.store.operations.trees import LEAF_BYTES
 from helper.store.queue_reader import QueueReader
+from helper.store.rescan import RESCAN_KEY, Rescan, parse_rescan
 from helper.store.table_rows import RoundRow, Row
 from helper.store.transaction import RowReader, read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
@@ -410,15 +411,43 @@ class Store(QueueReader, ABC):
         """
         await self._run(blocks.rewind_to, height, first)
 
-    async def apply_unread(self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
+    async def apply_unread(
+        self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float, rescan: int | None = None
+    ) -> list[int]:
         """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
 
         Idempotent; the cursor does not move. Returns the ids of the shares that this call confirmed.
+
+        Args:
+            first: height of the first block.
+            last: height of the last block.
+            spent: the nullifiers in them.
+            now: Unix seconds.
+            rescan: number of the rescan for which the blocks were read. Blocks of any other rescan remain unread.
         """
-        return await self._run(blocks.apply_unread, first, last, tuple(spent), int(now * 1000))
+        return await self._run(blocks.apply_unread, first, last, tuple(spent), int(now * 1000), rescan=rescan)
+
+    async def abandon_unread(self, last: int) -> None:
+        """Record the unread blocks up to `last` as read although they were not, because every node has pruned them."""
+        await self._run(blocks.abandon_unread, last)
+
+    async def begin_rescan(self, first: int) -> Rescan:
+        """Record the blocks from `first` to the cursor as to be read again.
+
+        Blocks before the oldest stored round are omitted, because they contain no reveal of a stored round. Blocks that
+        an earlier rescan has not read yet are included.
+        """
+        return await self._run(blocks.begin_rescan, first)
+
+    async def get_rescan(self) -> Rescan | None:
+        """Return the state of the latest rescan, None if there was none. Uses the service's own connection."""
+        return parse_rescan(await self.get_meta(RESCAN_KEY))
 
     async def list_unread_blocks(self) -> list[BlockRange]:
-        """Return the ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
+        """Return the ranges of blocks up to the cursor that are not read yet, ascending and disjoint.
+
+        Blocks to be read again are in `get_rescan`.
+        """
         return parse_ranges(await self.get_meta(blocks.UNREAD_KEY))
 
     # ------------------------------------------------------------------ commitment trees

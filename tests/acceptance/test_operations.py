@@ -30,6 +30,7 @@ from tests.acceptance.document_commands import (
     parse_blocks,
 )
 from tests.support.process import find_free_port
+from tests.support.release import create_key, write_allowed_signers
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operations.md"
@@ -39,7 +40,8 @@ FAULT_COUNT = 10
 DISK_FULL_FAULT = "8"
 """The fault that needs its own file system. It is skipped if this user may not mount one."""
 SYSTEM_FOLDERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
-FOLDERS = (*SYSTEM_FOLDERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
+SIGNERS_FOLDER = "/etc/svote-release"
+FOLDERS = (*SYSTEM_FOLDERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper", SIGNERS_FOLDER)
 RETRY_SECONDS = 1.0
 """Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's startup."""
 
@@ -93,6 +95,18 @@ def build_wheel(directory: Path) -> Path:
     return dist
 
 
+def sign_release(dist: Path, signers: Path) -> None:
+    """Add to a wheel what `make release` adds, and allow the key that signed it.
+
+    The wheel is not that of `make release`, which takes minutes.
+    """
+    signers.mkdir()
+    key = create_key(signers / "key")
+    describe = [sys.executable, "-m", "scripts.release", "--describe", "--dist", str(dist), "--key", str(key)]
+    subprocess.run(describe, cwd=ROOT, check=True, capture_output=True)
+    write_allowed_signers(signers / "allowed_signers", key)
+
+
 def write_executable(path: Path, *lines: str) -> None:
     path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
     path.chmod(0o755)
@@ -105,6 +119,7 @@ def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
     for name in SYSTEM_FOLDERS:
         Path(places[name]).mkdir(parents=True)
+    sign_release(dist, Path(places[SIGNERS_FOLDER]))
     (tmp_path / "places.json").write_text(json.dumps(places))
     rest, rpc = find_two_free_ports(), find_two_free_ports()
     ports = {"8090": find_free_port(), "11317": rest, "11318": rest + 1, "36657": rpc, "36658": rpc + 1}

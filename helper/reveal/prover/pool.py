@@ -20,7 +20,7 @@ import structlog
 from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
-from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
+from helper.errors import HelperError, ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
 
@@ -75,6 +75,8 @@ class ProverPool:
             max(60, 50 × the slowest self-test).
         command: the command line of a worker.
         spawn: starts a worker.
+        check_start: called in a thread before each start of a worker; raises HelperError to prevent it. None for no
+            check.
 
     Attributes:
         workers: number of concurrent proofs.
@@ -92,6 +94,7 @@ class ProverPool:
         timeout: float = 0.0,
         command: WorkerCommand = DEFAULT_COMMAND,
         spawn: WorkerSpawner = WorkerProcess.spawn,
+        check_start: Callable[[], None] | None = None,
     ) -> None:
         self.workers = workers
         self._circuits = tuple(circuits)
@@ -100,6 +103,7 @@ class ProverPool:
         self._timeout = timeout
         self._command = tuple(command)
         self._spawn = spawn
+        self._check_start = check_start
         # Priority jobs first, then the others; both in order of submission.
         self._queue: asyncio.PriorityQueue[tuple[bool, int, _Task]] = asyncio.PriorityQueue()
         self._numbers = count()
@@ -251,8 +255,10 @@ class ProverPool:
         """
         is_ready = False
         try:
+            if self._check_start is not None:
+                await asyncio.to_thread(self._check_start)
             process = await self._spawn(self._command, threads=self._threads())
-        except OSError as error:
+        except (OSError, HelperError) as error:
             log.error("prover_start_failed", slot=slot, reason=str(error))
             return is_ready
         self._pids[slot] = process.pid

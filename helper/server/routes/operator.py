@@ -45,7 +45,7 @@ def create_operator_app(
     """Create the operator application.
 
     It serves `GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`,
-    `/actions` and `more_routes`.
+    `/actions`, `/chain/rescan` and `more_routes`.
 
     Args:
         queue: reads the store for operators.
@@ -98,12 +98,19 @@ def create_operator_app(
         limit = parsed(operator_json.parse_limit, request.query_params.get("limit"), operator_json.DEFAULT_ACTION_LIMIT)
         return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
 
+    async def rescan(_request: Request) -> Response:
+        state = await queue.get_rescan()
+        if state is None:
+            raise NotFound("no rescan was requested", advice="Request one with --from.")
+        return JsonResponse(operator_json.rescan_json(state, source=source))
+
     routes: list[BaseRoute] = [
         Route("/queue", list_shares, methods=["GET"]),
         Route("/queue/{ref}", show, methods=["GET"]),
         Route("/stats", stats, methods=["GET"]),
         Route("/spent/{nullifier}", spent, methods=["GET"]),
         Route("/actions", actions, methods=["GET"]),
+        Route("/chain/rescan", rescan, methods=["GET"]),
         *more_routes,
     ]
     return internal_application(routes, {HelperError: _handle_error})

@@ -80,6 +80,14 @@ class PurgeRequest(BaseModel):
     dry_run: bool = False
 
 
+class RescanRequest(BaseModel):
+    """`POST /chain/rescan`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    first: Annotated[int, Field(ge=1, alias="from")]
+
+
 def operator_action_routes(operations: Operations, *, source: operator_json.Source = "daemon") -> list[Route]:
     """The routes of actions.
 
@@ -124,11 +132,16 @@ def operator_action_routes(operations: Operations, *, source: operator_json.Sour
         round_id = parsed(operator_json.parse_round, request.path_params["round"])
         return _result(await operations.purge(actor, round_id, dry_run=params.dry_run), source, dry=params.dry_run)
 
+    async def rescan(request: Request) -> Response:
+        params, actor = await _read_json(request, RescanRequest), await identify_actor(request, source)
+        return JsonResponse(operator_json.rescan_json(await operations.rescan(actor, params.first), source=source))
+
     return [
         Route("/queue/retry", retry, methods=["POST"]),
         Route("/queue/export", export, methods=["POST"]),
         Route("/queue/import", import_shares, methods=["POST"]),
         Route("/rounds/{round}/purge", purge, methods=["POST"]),
+        Route("/chain/rescan", rescan, methods=["POST"]),
     ]
 
 

@@ -9,6 +9,8 @@ from helper.core.share import ShareState
 from helper.store.block_ranges import add_range, format_ranges, parse_ranges, remove_range
 from helper.store.meta import make_meta_row, read_meta_value
 from helper.store.models import SpentNullifier
+from helper.store.rescan import RESCAN_KEY, Rescan, parse_rescan, start_rescan
+from helper.store.table_rows import RoundRow
 from helper.store.transaction import Transaction
 
 CURSOR_KEY: Final = "chain.cursor"
@@ -119,18 +121,70 @@ def rewind_to(tx: Transaction, height: int, first: int) -> None:
         ranges = add_range(ranges, first, height)
     set_meta(tx, UNREAD_KEY, format_ranges(ranges))
     set_meta(tx, CURSOR_KEY, str(height))
+    rescan = _read_rescan(tx)
+    if rescan is not None:
+        set_meta(tx, RESCAN_KEY, rescan.without_above(height).to_text())
 
 
-def apply_unread(tx: Transaction, first: int, last: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
-    """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read."""
+def begin_rescan(tx: Transaction, first: int) -> Rescan:
+    """Record the blocks from `first` to the cursor as to be read again; see `Store.begin_rescan`."""
     tx.lock_exclusive()
+    last = _read_cursor(tx) or 0
+    rescan = start_rescan(_read_rescan(tx), max(first, _oldest_round_height(tx, default=last + 1)), last)
+    set_meta(tx, RESCAN_KEY, rescan.to_text())
+    return rescan
+
+
+def _oldest_round_height(tx: Transaction, default: int) -> int:
+    """Return the height from which blocks can contain reveals of a stored round; `default` without rounds."""
+    rows = [RoundRow(*row[1:]) for row in tx.fetch_all("rounds")]
+    if not all(row.is_sound(tx.keys.row_check) for row in rows):
+        return 0
+    return min((row.created_at_height for row in rows), default=default)
+
+
+def apply_unread(
+    tx: Transaction, first: int, last: int, spent: Sequence[SpentNullifier], at_ms: int, *, rescan: int | None
+) -> list[int]:
+    """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
+
+    A rescan may read blocks of rounds that were purged since. Their nullifiers are not stored again, because no purge
+    would delete them.
+    """
+    tx.lock_exclusive()
+    if rescan is not None:
+        spent = [reveal for reveal in spent if tx.round_key(reveal[0]) is not None]
+    added = 0 if rescan is None else _count_new(tx, spent)
     confirmed = _apply_spent(tx, spent, at_ms)
     set_meta(tx, UNREAD_KEY, format_ranges(remove_range(_read_unread_ranges(tx), first, last)))
+    state = _read_rescan(tx)
+    if state is not None and state.number == rescan:
+        state = state.after_read(first, last, added=added, confirmed=len(confirmed))
+        set_meta(tx, RESCAN_KEY, state.to_text())
     return confirmed
+
+
+def abandon_unread(tx: Transaction, last: int) -> None:
+    """Record the unread blocks up to `last` as not readable; see `Store.abandon_unread`."""
+    tx.lock_exclusive()
+    set_meta(tx, UNREAD_KEY, format_ranges(remove_range(_read_unread_ranges(tx), 0, last)))
+    rescan = _read_rescan(tx)
+    if rescan is not None:
+        set_meta(tx, RESCAN_KEY, rescan.after_pruned(0, last).to_text())
+
+
+def _count_new(tx: Transaction, spent: Sequence[SpentNullifier]) -> int:
+    """Return how many nullifiers are not stored yet."""
+    keys = [(tx.ensure_round(round_id).no, nullifier) for round_id, nullifier in set(spent)]
+    return sum(tx.fetch_one("is_spent", key) is None for key in keys)
 
 
 def _read_unread_ranges(tx: Transaction) -> list[tuple[int, int]]:
     return parse_ranges(read_meta_value(tx.fetch_all("get_meta", (UNREAD_KEY,))))
+
+
+def _read_rescan(tx: Transaction) -> Rescan | None:
+    return parse_rescan(read_meta_value(tx.fetch_all("get_meta", (RESCAN_KEY,))))
 
 
 def _read_cursor(tx: Transaction) -> int | None:

@@ -10,14 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
+import proofs
 from helper.app import service as app_module
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
 from helper.config import Config
-from helper.errors import HelperError, StoreDisplaced
+from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.server.application import create_app
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
+from tests.support.release import create_signed_release, sign_sums, write_sums
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
 
 pytestmark = pytest.mark.anyio
@@ -253,3 +255,23 @@ async def test_service_with_displaced_database_pauses_until_it_is_back(harness: 
         while service.gates.intake_pause_reason() is not None:
             await asyncio.sleep(0.01)
     await service.store.set_meta("test", "value")
+
+
+async def test_service_with_require_verified_starts_only_with_the_native_module_of_the_release(tmp_path: Path) -> None:
+    native = proofs.native_module_path()
+    release = create_signed_release(tmp_path, native.parents[1], [f"proofs/{native.name}"])
+    prover = {
+        "require_verified": True,
+        "release_manifest": str(release.manifest),
+        "allowed_signers": str(release.signers),
+    }
+    config = Config.model_validate({"helper": {"db_path": str(tmp_path / "q.db")}, "prover": prover})
+    Service(config, prover_command=("false",))
+
+    release.manifest.write_text(release.manifest.read_text().replace(native.name, "_native.other.so"))
+    write_sums(release.manifest.parent)
+    with pytest.raises(ReleaseError, match="not a signature"):
+        Service(config, prover_command=("false",))
+    sign_sums(release.manifest.parent, release.key)
+    with pytest.raises(ReleaseError, match=r"_native.*is not the one of the signed release"):
+        Service(config, prover_command=("false",))

@@ -20,6 +20,7 @@ from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.store.block_ranges import BlockRange, add_range, remove_range
 from helper.store.models import RoundLike, SentReveal, SpentNullifier, StoredRound
+from helper.store.rescan import Rescan, start_rescan
 from tests.conftest import read_recorded_lines
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
@@ -206,6 +207,7 @@ class MemoryStore(PartialStore):
         self.reached_height: int | None = None
         self.unread_ranges: list[BlockRange] = []
         self.late_ranges: list[BlockRange] = []
+        self.rescan: Rescan | None = None
         self.own_nullifiers: dict[SpentNullifier, int] = {}
         self.sent: list[SentReveal] = []
         self.with_shares: set[bytes] = set()
@@ -268,10 +270,28 @@ class MemoryStore(PartialStore):
         if first <= height:
             self.unread_ranges = add_range(self.unread_ranges, first, height)
 
-    async def apply_unread(self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
+    async def apply_unread(
+        self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float, rescan: int | None = None
+    ) -> list[int]:
         self.unread_ranges = remove_range(self.unread_ranges, first, last)
         self.late_ranges.append((first, last))
-        return await self.add_spent(spent)
+        added = len(set(spent) - set(self.spent))
+        confirmed = await self.add_spent(spent)
+        if self.rescan is not None and self.rescan.number == rescan:
+            self.rescan = self.rescan.after_read(first, last, added=added, confirmed=len(confirmed))
+        return confirmed
+
+    async def abandon_unread(self, last: int) -> None:
+        self.unread_ranges = remove_range(self.unread_ranges, 0, last)
+        if self.rescan is not None:
+            self.rescan = self.rescan.after_pruned(0, last)
+
+    async def begin_rescan(self, first: int) -> Rescan:
+        self.rescan = start_rescan(self.rescan, first, await self.get_cursor() or 0)
+        return self.rescan
+
+    async def get_rescan(self) -> Rescan | None:
+        return self.rescan
 
     async def list_unread_blocks(self) -> list[BlockRange]:
         return list(self.unread_ranges)

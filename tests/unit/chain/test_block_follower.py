@@ -19,6 +19,7 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError
 from helper.store.models import PreparedReveal, SentReveal
+from helper.store.rescan import start_rescan
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, json_response, recorded_round
 
@@ -844,6 +845,93 @@ async def test_reveals_found_by_search_are_compared_per_block() -> None:
     await env.follow_for(3)
     assert env.store.own_nullifiers == {}
     assert env.spent == [1, 2]
+
+
+def add_to_all(env: NodePairEnvironment, height: int, number: int) -> None:
+    """Add a reveal to a block of all nodes."""
+    env.add_reveal(height, number)
+    for node in env.others:
+        node.add_transaction(height, reveal(number).to_tx(), reveal_result(number))
+
+
+@both_transports
+async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool) -> None:
+    env = NodePairEnvironment(rpc=rpc, cursor=80)
+    env.others[0].add_transaction(95, reveal(1).to_tx(), reveal_result(1))
+    await env.follow()
+    assert env.store.own_nullifiers != {}, "the first node served an empty block"
+
+    await env.store.begin_rescan(90)
+    await env.follow_for(3)
+    assert env.store.own_nullifiers != {}
+    assert env.follower.disputed_height == 95, "an empty block is compared too"
+    assert env.store.rescan is not None
+    assert env.store.rescan.unread == ((90, 95),)
+
+    env.add_reveal(95, 1)
+    with capture_logs() as logs:
+        await env.follow_for(2)
+    assert env.store.own_nullifiers == {}
+    assert env.follower.disputed_height is None
+    counts = {"read": 11, "pruned": 0, "added": 1, "confirmed": 1}
+    assert [log["counts"] for log in logs if log["event"] == "rescan_finished"] == [counts]
+
+
+async def test_rescan_does_not_use_the_index_of_a_node() -> None:
+    env = NodePairEnvironment(rpc=True, height=500, cursor=490)
+    add_to_all(env, 200, 1)
+    await env.sync_rounds()
+    for node in (env.node, *env.others):
+        node.faults["tx_search"] = lambda _: json_response(200, {"result": {"txs": [], "total_count": "0"}})
+    await env.follow()
+    await env.store.begin_rescan(100)
+    await env.follow()
+    assert env.store.own_nullifiers == {}
+    assert env.store.rescan is not None
+    assert env.store.rescan.counts == {"read": 401, "pruned": 0, "added": 1, "confirmed": 1}
+    assert not any("tx_search" in path for path in env.node.requests)
+
+
+@both_transports
+async def test_rescan_of_pruned_blocks_reports_them_and_reads_the_others(rpc: bool) -> None:
+    env = NodePairEnvironment(rpc=rpc)
+    add_to_all(env, 60, 1)
+    await env.follow()
+    for node, lowest in ((env.node, 50), (env.others[0], 40)):
+        node.lowest_height = lowest
+    await env.store.begin_rescan(20)
+    await env.follow_for(3)
+    assert env.store.own_nullifiers == {}
+    assert env.store.rescan is not None
+    assert env.store.rescan.pruned == ((20, 39),)
+    assert env.store.rescan.counts == {"read": 61, "pruned": 20, "added": 1, "confirmed": 1}
+    assert env.follower.stalled_height is None
+
+
+async def test_rescan_waits_for_a_second_copy_of_an_empty_block() -> None:
+    env = NodePairEnvironment(rpc=False)
+    await env.follow()
+    env.others[0].faults["/blocks/100"] = lambda _: httpx.Response(500, content=b"<html>")
+    await env.store.begin_rescan(100)
+    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS) - 1)
+    assert env.store.rescan is not None
+    assert env.store.rescan.left == 1
+    env.others[0].faults.clear()
+    await env.follow_for(1)
+    assert env.store.rescan.left == 0
+
+
+async def test_unread_history_around_a_rescan_is_searched() -> None:
+    env = NodePairEnvironment(rpc=True, height=5000, cursor=100)
+    add_to_all(env, 300, 1)
+    await env.sync_rounds()
+    await env.endpoints.probe_all()
+    assert await env.follower.apply_next_blocks()
+    env.store.rescan = start_rescan(None, 4000, 4003)
+    await env.follow()
+    assert env.store.own_nullifiers == {}
+    assert env.store.rescan.counts == {"read": 4, "pruned": 0, "added": 0, "confirmed": 0}
+    assert (env.store.unread_ranges, len(env.store.late_ranges)) == ([], 4)
 
 
 @both_transports

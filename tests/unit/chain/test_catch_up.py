@@ -101,6 +101,20 @@ def test_next_history_read(unread: list[BlockRange], failures: int, read: Histor
     assert next_history_read(unread, failures) == read
 
 
+@pytest.mark.parametrize(
+    ("unread", "rescan", "read"),
+    [
+        ([(1, 5000)], [(1, 5000)], HistoryRead(None, range(5000, 4992, -1), is_rescan=True)),
+        ([(1, 5000)], [(4997, 5000)], HistoryRead(None, range(5000, 4996, -1), is_rescan=True)),
+        ([(1, 5000)], [(30, 4000)], HistoryRead(range(4001, 5001), range(5000, 4992, -1))),
+        ([(1, 5000)], [(30, 4996)], HistoryRead(None, range(5000, 4996, -1))),
+        ([(1, 20), (50, 52)], [(10, 20)], HistoryRead(None, range(52, 49, -1))),
+    ],
+)
+def test_next_history_read_of_a_rescan(unread: list[BlockRange], rescan: list[BlockRange], read: HistoryRead) -> None:
+    assert next_history_read(unread, 0, rescan=rescan) == read
+
+
 UNKNOWN = None
 AWAY = ChainUnavailable("no node answered")
 GONE = HeightPrunedError("height is not available")

@@ -101,6 +101,7 @@ def create_backup(database: Path, directory: Path) -> Path:
     [
         "queue retry --yes --db DB",
         f"queue purge --yes --round {ROUND.hex()} --db DB",
+        "chain rescan --from 1 --db DB",
         "queue export --move --yes --output OUT --db DB",
         "db migrate --no-backup --yes --db DB",
         "db restore BACKUP --force --db DB",

@@ -30,6 +30,7 @@ def deny_access(path: object, mode: int) -> bool:
         "queue list --round abcdef --db queue.db",
         "queue retry --yes --db queue.db",
         "queue purge --yes --round abcdef --db queue.db",
+        "chain rescan --from 1 --db queue.db",
     ],
 )
 def test_permission_denied_exits_4(

@@ -484,6 +484,8 @@ def test_load_conflicting_settings_are_reported_with_lines(tmp_path: Path) -> No
         (4, "sender.lease"),
         (5, "sender.standby"),
     ]
+    problems = load_problems(tmp_path, '[prover]\nrelease_manifest = "release.json"\nrequire_verified = true\n')
+    assert [str(problem).rpartition(": ")[2] for problem in problems] == ["requires [prover] allowed_signers"]
     (problem,) = load_problems(tmp_path, '[helper]\nrole = "api"\n[store]\nurl = "postgresql://helper@db/helper"\n')
     assert str(problem).endswith("store.url: requires [store] key_file: secrets in a shared database must be encrypted")
 

@@ -156,6 +156,22 @@ async def test_node_can_roll_back_and_follow_again() -> None:
         assert await height_of(chain) == 6
 
 
+async def test_node_can_serve_blocks_without_transactions() -> None:
+    async with run_chain() as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
+        await chain.mine()
+
+        async def transactions() -> tuple[int, int]:
+            block = (await chain.get_json(LATEST))["block"]["data"]["txs"]
+            results = (await chain.rpc.get("/block_results")).json()["result"]["txs_results"]
+            return len(block), len(results or [])
+
+        assert await transactions() == (1, 1)
+        await chain.set_faults(empty_blocks=True)
+        assert await transactions() == (0, 0)
+
+
 async def test_node_can_report_wrong_identity() -> None:
     async with run_chain() as chain:
         round_id = await chain.create_round()

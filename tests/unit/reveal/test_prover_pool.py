@@ -17,7 +17,15 @@ from structlog.testing import capture_logs
 import proofs
 from devnet.stand_in_proofs import STAND_IN_PREFIX
 from helper.clock import SystemClock
-from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout, StoreError
+from helper.errors import (
+    ProofFailed,
+    ProofNotNeeded,
+    ProverCrashed,
+    ProverError,
+    ProverTimeout,
+    ReleaseError,
+    StoreError,
+)
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.pool import Proof, ProverPool
 from helper.reveal.prover.process import WorkerCommand, WorkerProcess
@@ -256,6 +264,39 @@ async def test_self_test_of_one_circuit_estimates_the_other(
     assert pool.estimated_seconds("k10") == pytest.approx(k10)
     assert pool.estimated_seconds("k11") == pytest.approx(6 * k10)
     assert (pool.proof_timeout("k10"), pool.proof_timeout("k11")) == pytest.approx(limits)
+    runner.cancel()
+    await asyncio.gather(runner, return_exceptions=True)
+
+
+@pytest.mark.anyio
+async def test_worker_whose_native_module_is_not_verified_is_not_started() -> None:
+    spawned: list[WorkerCommand] = []
+    checks = iter([ReleaseError("not the one of the signed release"), None])
+    refused = asyncio.Event()
+
+    def check() -> None:
+        problem = next(checks)
+        if problem is not None:
+            assert not spawned
+            loop.call_soon_threadsafe(refused.set)
+            raise problem
+
+    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
+        assert refused.is_set()
+        spawned.append(command)
+        return SlowSelfTestWorker()
+
+    loop = asyncio.get_running_loop()
+    pool = ProverPool(workers=1, circuits=("k10",), clock=SystemClock(), spawn=spawn, check_start=check)
+    with capture_logs() as logs:
+        runner = asyncio.create_task(pool.run())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await pool.wait_ready()
+    assert len(spawned) == 1
+    assert [log["reason"] for log in logs if log["event"] == "prover_start_failed"] == [
+        "not the one of the signed release"
+    ]
     runner.cancel()
     await asyncio.gather(runner, return_exceptions=True)
 

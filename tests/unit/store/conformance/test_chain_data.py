@@ -144,6 +144,67 @@ async def test_add_spent_of_unread_blocks_confirms_shares_and_keeps_cursor(store
     assert await store.list_unread_blocks() == []
 
 
+async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones(
+    store: Store, backend: StoreBackend, reopen: Reopen
+) -> None:
+    await store.save_rounds([ChainRound()], NOW)
+    await enqueue_shares(store, 1, 2, 3)
+    found, missed = make_posted_share(1).nullifier, make_posted_share(2).nullifier
+    await store.apply_block(50, [(ROUND, found)], now=NOW)
+    tombstones = backend.query_rows("SELECT * FROM tombstones")
+    spent = [(ROUND, found), (ROUND, missed), (ROUND, b"n" * 32), (OTHER_ROUND, b"p" * 32)]
+
+    rescan = await store.begin_rescan(1)
+    assert (rescan.requested, rescan.left) == (((7, 50),), 44), "not before the oldest round"
+    assert await store.apply_unread(43, 50, spent, now=NOW, rescan=rescan.number) == [2]
+    await store.close()
+    store = await reopen()
+    half_read = await store.get_rescan()
+    assert half_read is not None
+    assert half_read.unread == ((7, 42),)
+    await store.apply_unread(7, 42, [], now=NOW, rescan=rescan.number)
+    finished = await store.get_rescan()
+    assert finished is not None
+    assert finished.counts == {"read": 44, "pruned": 0, "added": 2, "confirmed": 1}
+
+    before = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
+    again = await store.begin_rescan(1)
+    assert await store.apply_unread(7, 50, spent, now=NOW, rescan=again.number) == []
+    finished = await store.get_rescan()
+    assert finished is not None
+    assert finished.counts == {"read": 44, "pruned": 0, "added": 0, "confirmed": 0}
+    after = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
+    assert after == before
+    assert set(tombstones) < set(after[1]), "the tombstone of a confirmed share does not change"
+    assert len(after[0]) == 3, "nullifiers of rounds without stored data are not stored again"
+    assert await store.get_cursor() == 50
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 2}}
+
+
+async def test_rescan_only_reads_of_its_number_count(store: Store) -> None:
+    await store.save_rounds([ChainRound()], NOW)
+    await store.skip_to(100, first=41)
+    first = await store.begin_rescan(91)
+    await store.apply_unread(41, 100, [], now=NOW)
+    assert await store.list_unread_blocks() == []
+    second = await store.begin_rescan(96)
+    assert second.unread == ((91, 100),), "an unfinished rescan is included"
+    await store.apply_unread(91, 100, [], now=NOW, rescan=first.number)
+    assert await store.get_rescan() == second
+    await store.rewind_to(97, first=50)
+    await store.abandon_unread(94)
+    state = await store.get_rescan()
+    assert state is not None
+    assert (state.requested, state.unread, state.pruned) == (((91, 97),), ((95, 97),), ((91, 94),))
+    assert await store.list_unread_blocks() == [(95, 97)]
+
+
+async def test_rescan_without_stored_rounds_has_no_blocks(store: Store) -> None:
+    await store.apply_block(100, [], now=NOW)
+    rescan = await store.begin_rescan(1)
+    assert (rescan.requested, rescan.blocks, rescan.left) == ((), 0, 0)
+
+
 async def test_apply_block_nullifier_confirms_only_in_its_round(store: Store) -> None:
     await enqueue_shares(store, 1)
 

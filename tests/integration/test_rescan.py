@@ -1,0 +1,62 @@
+"""`chain rescan` after a node served blocks without their reveals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from tests.support.command import run_command
+from tests.support.devnet import BOTH_ERAS, DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper
+
+
+async def rescan(helper: HelperProcess, first: int) -> Any:
+    """Run the command and return its output."""
+    return (await run_command("chain", "rescan", "--from", str(first), "--config", str(helper.config), "--json")).json()
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("R12")
+@BOTH_ERAS
+async def test_rescan_confirms_and_erases_shares_whose_blocks_were_served_empty(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
+) -> None:
+    first = await chain.newest_height()
+    await chain.set_faults(empty_blocks=True)
+    async with run_helper(tmp_path, http, chain, nodes=2, program=STAND_IN_PROGRAM) as helper:
+        round_id = await chain.open_round()
+        vote = await cast_vote(chain, helper, round_id)
+        nullifiers = {share.nullifier.hex(): 1 for share in vote.shares}
+        with anyio.fail_after(60):
+            while await chain.spent_nullifiers(round_id) != nullifiers:
+                await anyio.sleep(0.1)
+        spent_at = await chain.newest_height()
+        await helper.wait_until("reads past the reveals", lambda facts: facts["height"] > spent_at)
+        assert helper.query_rows("SELECT count(*) FROM shares") == [(16,)], "no block it has read contains a reveal"
+        witnesses = [share.blind for share in vote.ballot.shares]
+        assert all(secret in helper.bytes_on_disk() for secret in witnesses)
+
+        await chain.clear_faults()
+        result = await rescan(helper, first)
+
+        assert (result["source"], result["left"], result["pruned"]) == ("daemon", 0, 0)
+        assert (result["confirmed"], result["added"]) == (16, 16)
+        assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
+        with anyio.fail_after(30):
+            while any(secret in helper.bytes_on_disk() for secret in witnesses):
+                await anyio.sleep(0.05)
+        for share in vote.shares:
+            assert await helper.share_status(round_id, share.nullifier) == "confirmed"
+        before = helper.query_rows("SELECT * FROM tombstones"), helper.query_rows("SELECT * FROM spent")
+
+        again = await rescan(helper, first)
+        assert (again["confirmed"], again["added"], again["left"]) == (0, 0, 0)
+        assert again["read"] == again["blocks"] >= result["blocks"]
+        assert (helper.query_rows("SELECT * FROM tombstones"), helper.query_rows("SELECT * FROM spent")) == before
+        assert await chain.spent_nullifiers(round_id) == nullifiers
+        actions = (await helper.operator_get("/actions"))["actions"]
+        assert [action["what"] for action in actions] == ["rescan", "rescan"]

@@ -1,0 +1,73 @@
+"""A small release in a directory: packages, their list and its signature by a test key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from helper.runtime.release_files import MANIFEST_NAME, MANIFEST_SCHEMA, SIGNATURE_NAMESPACE, SUMS_NAME
+
+SIGNER = "release@example.org"
+COMMIT = "5d2a" * 10
+
+
+def create_key(path: Path) -> Path:
+    """Create an SSH key without a passphrase."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
+    return path
+
+
+def write_allowed_signers(path: Path, key: Path, *, options: str = "") -> Path:
+    """Allow a key to sign."""
+    public = key.with_suffix(".pub").read_text()
+    path.write_text(f"{SIGNER} {options}{' ' if options else ''}{public}")
+    return path
+
+
+def sign_sums(directory: Path, key: Path, *, namespace: str = SIGNATURE_NAMESPACE) -> None:
+    """Sign the hashes in a directory."""
+    (directory / f"{SUMS_NAME}.sig").unlink(missing_ok=True)
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", namespace, str(directory / SUMS_NAME)]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+def write_release(directory: Path, packages: Path, names: list[str]) -> Path:
+    """Write the list of files of a release, without a signature. Returns its path."""
+    directory.mkdir(exist_ok=True)
+    files = {name: sha256((packages / name).read_bytes()).hexdigest() for name in names}
+    manifest = directory / MANIFEST_NAME
+    manifest.write_text(json.dumps({"schema": MANIFEST_SCHEMA, "version": "1.0.0", "commit": COMMIT, "files": files}))
+    write_sums(directory)
+    return manifest
+
+
+def write_sums(directory: Path) -> None:
+    """Write the hash of the list of files."""
+    digest = sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
+    (directory / SUMS_NAME).write_text(f"{digest}  {MANIFEST_NAME}\n")
+
+
+@dataclass(frozen=True)
+class SignedRelease:
+    """A signed release.
+
+    Attributes:
+        manifest: its list of files.
+        signers: the allowed signers file.
+        key: the key that signed it.
+    """
+
+    manifest: Path
+    signers: Path
+    key: Path
+
+
+def create_signed_release(directory: Path, packages: Path, names: list[str]) -> SignedRelease:
+    """Create a signed release of these files."""
+    key = create_key(directory / "key")
+    manifest = write_release(directory / "release", packages, names)
+    sign_sums(manifest.parent, key)
+    return SignedRelease(manifest, write_allowed_signers(directory / "allowed_signers", key), key)

@@ -1,0 +1,151 @@
+"""`chain rescan`: with a running helper, on the file, and its progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from helper.cli import chain
+from helper.observability import log_config
+from tests.support.schemas import assert_conforms
+from tests.unit.cli.live_daemon import SERVICE_STATUS, LiveDaemon, run_live_daemon
+from tests.unit.cli.test_main import run_command
+from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
+from tests.unit.operations.action_fixtures import NOW, OperationsHarness, nullifier_of, recorded_share
+
+DATABASE = Path("svote-helper.db")
+FIRST = make_round().created_at_height
+LAST = FIRST + 19
+
+
+@pytest.fixture(autouse=True)
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    monkeypatch.setattr(log_config, "configure", lambda *_: None)
+    with capture_logs():
+        yield
+
+
+async def read_blocks(harness: OperationsHarness) -> None:
+    """Store a share and read all blocks, without finding its reveal."""
+    share = recorded_share(0)
+    await harness.store.enqueue(share, nullifier_of(share), now=NOW)
+    await harness.store.apply_block(LAST, [], now=NOW)
+
+
+@pytest.fixture
+def daemon() -> Iterator[LiveDaemon]:
+    with run_live_daemon(DATABASE.absolute()) as live:
+        live.run(read_blocks)
+        yield live
+
+
+@pytest.fixture
+def file() -> None:
+    async def make() -> None:
+        harness = OperationsHarness(DATABASE)
+        await harness.open()
+        await read_blocks(harness)
+        await harness.store.close()
+
+    anyio.run(make)
+
+
+def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    result = json.loads(out)
+    assert_conforms("chain-rescan", result)
+    return result
+
+
+def test_rescan_waits_and_reports_progress_and_pruned_blocks(
+    daemon: LiveDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def read_newest(harness: OperationsHarness) -> None:
+        spent = [(ROUND_ID, nullifier_of(recorded_share(0)))]
+        await harness.store.apply_unread(LAST - 7, LAST, spent, now=NOW, rescan=1)
+
+    steps = iter([lambda _: anyio.sleep(0), read_newest, lambda harness: harness.store.abandon_unread(LAST - 8)])
+    monkeypatch.setattr("helper.cli.chain.time.sleep", lambda _: daemon.run(next(steps)))
+
+    assert run_command("chain", "rescan", "--from", "1") == 3
+
+    output = capsys.readouterr()
+    assert output.err == "20 of 20 blocks left\n12 of 20 blocks left\n"
+    assert output.out == (
+        f"blocks {FIRST} to {LAST}: 8 read again, 1 nullifiers added, 1 shares confirmed\n"
+        f"12 blocks could not be read, because every node has pruned them: {FIRST} to {LAST - 8}\n"
+        "Add a node that has them to [chain] endpoints, restart the helper and repeat this command.\n"
+    )
+    assert next(steps, None) is None
+    assert run_command("chain", "rescan", "--json") == 3
+    assert read_json(capsys) == {
+        "source": "daemon",
+        "from": FIRST,
+        "to": LAST,
+        "blocks": 20,
+        "left": 0,
+        "read": 8,
+        "pruned": 12,
+        "added": 1,
+        "confirmed": 1,
+        "pruned_blocks": [[FIRST, LAST - 8]],
+    }
+    (action,) = daemon.run(lambda harness: harness.store.list_actions(limit=5))
+    assert (action.name, action.parameters, action.outcome) == ("rescan", {"from": 1}, {"blocks": 20})
+
+
+def test_rescan_without_progress_shows_why(
+    daemon: LiveDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: float) -> None:
+        if "different reveals" in lines[-1]:
+            raise KeyboardInterrupt
+
+    lines: list[str] = []
+    monkeypatch.setattr(chain, "print_message", lines.append)
+    monkeypatch.setattr("helper.cli.chain.time.sleep", interrupt)
+    problem = {"name": "blocks", "problem": "nodes report different reveals in block 7", "note": None}
+    monkeypatch.setitem(SERVICE_STATUS, "checks", [{"name": "nodes", "problem": None, "note": None}, problem])
+    assert run_command("chain", "rescan", "--from", str(LAST)) == 130
+    assert lines[:2] == ["1 of 1 blocks left", "1 of 1 blocks left: nodes report different reveals in block 7"]
+    assert "continues in the background" in lines[2]
+
+
+def test_rescan_without_waiting_shows_what_is_left(daemon: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("chain", "rescan", "--from", str(LAST - 1), "--no-wait") == 0
+    assert "2 blocks are left; the helper reads them in the background" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("file")
+def test_rescan_without_helper_is_recorded_for_the_next_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("chain", "rescan", "--from", str(LAST)) == 0
+    assert "no helper is running: it reads 1 blocks when it starts" in capsys.readouterr().out
+    assert run_command("chain", "rescan", "--json") == 0
+    result = read_json(capsys)
+    assert (result["source"], result["from"], result["left"]) == ("file", LAST, 1)
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 5, "no rescan was requested"),
+        (("--from", str(LAST + 1)), 1, f"block {LAST + 1} has not been read yet: the newest block read is {LAST}"),
+        (("--from", "0"), 2, "--from"),
+        (("--from", "x"), 2, "--from"),
+    ],
+)
+def test_rescan_refusals_have_distinct_exit_codes(
+    arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("chain", "rescan", *arguments) == code
+    assert message in capsys.readouterr().err
