@@ -19,6 +19,7 @@ import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from admin.rounds import GetAudit
 from admin.schemas import AuditCheckResponse, AuditResponse, ChainFacts, UiConfig
 from admin.service import AdminService
 from admin.url_policy import first_publishable
@@ -81,7 +82,7 @@ class Listeners:
         )
         self._read_only_pool = ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)
         self._audits = _create_audit_results(config, clock)
-        self._admin = _create_admin(config, node_pool, self._read_only_pool, clock, self._audits)
+        self._admin = _create_admin(config, node_pool, self._read_only_pool, clock, self._get_audit)
         self._page = _create_page(config, self._admin)
         self._gateway = self._create_gateway(node_pool) if config.gateway.enable else None
         unusable = str(PauseCause.NO_NODE_IN_SYNC.reason())
@@ -191,6 +192,11 @@ class Listeners:
                     server.should_exit = True
                 await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _get_audit(self, round_id: bytes) -> AuditResponse | None:
+        """Return the result of the helper's audit of a round for the page, None without one."""
+        stored = None if self._audits is None else self._audits.get(round_id)
+        return None if stored is None else _audit_response(stored)
+
     def _common_routes(self) -> list[BaseRoute]:
         """Routes that do not depend on the queue. The page comes last, because it matches every path."""
         routes: list[BaseRoute] = [*health_routes(self._run_checks)]
@@ -269,7 +275,7 @@ def _audit_response(stored: StoredAudit) -> AuditResponse:
 
 
 def _create_admin(
-    config: Config, node_pool: NodePool, read_only_pool: ReadOnlyNodePool, clock: Clock, audits: AuditResults | None
+    config: Config, node_pool: NodePool, read_only_pool: ReadOnlyNodePool, clock: Clock, get_audit: GetAudit
 ) -> AdminService | None:
     if config.admin.disable:
         return None
@@ -283,10 +289,6 @@ def _create_admin(
             rpc=rpc,
             denom=ui.chain_denom,
         )
-
-    def get_audit(round_id: bytes) -> AuditResponse | None:
-        stored = None if audits is None else audits.get(round_id)
-        return None if stored is None else _audit_response(stored)
 
     return AdminService(
         db_path=config.admin_db_path,
