@@ -150,7 +150,7 @@ const VERDICTS: Record<Audit["verdict"], { label: string; tone: Tone; text: stri
 export function AuditResult({ audit }: { audit: Audit }) {
   const { label, tone, text } = VERDICTS[audit.verdict];
   return (
-    <div class="audit">
+    <div>
       <p>
         <Badge tone={tone}>{label}</Badge> {text} {plural(audit.passed, "check")} passed.
       </p>
