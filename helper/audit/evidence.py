@@ -179,10 +179,7 @@ class EvidenceSource:
             DataMissing: a block was missing when the evidence was made.
             AuditError: a block is not readable.
         """
-        with (
-            _zip_errors(BLOCKS),
-            io.BufferedReader(cast("io.RawIOBase", self._zip.open(BLOCKS)), _CHUNK_BYTES) as member,
-        ):
+        with _zip_errors(BLOCKS), self._open_buffered(BLOCKS) as member:
             while line := member.readline(MAX_LINE_BYTES):
                 block = decode_block(line)
                 if block.height >= first:

@@ -34,6 +34,8 @@ from helper.operations.archive.writer import ArchiveWriter
 log = structlog.get_logger("helper.audit")
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "helper.audit.worker")
+MARGIN_BLOCKS: Final = 10
+"""Blocks after the height at which a round was first seen as finalized: the node that lists it may be ahead of it."""
 RETRY_SECONDS: Final = 900.0
 """Seconds until a round is tried again after a failure."""
 
@@ -119,7 +121,9 @@ class FinishedRounds:
                 continue
             finalized_at = self._finalized_at.setdefault(known.round_id, newest.height)
             height = self._archived_height()
-            if height > finalized_at and self._clock.monotonic() >= self._retry_at.get(known.round_id, 0.0):
+            if height >= finalized_at + MARGIN_BLOCKS and self._clock.monotonic() >= self._retry_at.get(
+                known.round_id, 0.0
+            ):
                 await self._process_round(known.round_id, height)
 
     async def _process_round(self, round_id: bytes, height: int) -> None:

@@ -99,7 +99,7 @@ async def test_process_waits_for_the_end_of_the_round_and_its_blocks() -> None:
     setup = Setup()
     assert await setup.processed() == []
     setup.pool.statuses[FIRST] = RoundStatus.FINALIZED
-    setup.archived_height = 150
+    setup.archived_height = 159
     assert await setup.processed() == []
     setup.pool.head, setup.archived_height = BlockHead("svote-1", 199, 0.0), 199
     assert await setup.processed() == ["01"]
