@@ -135,7 +135,10 @@ class _Auditor:
         summary = await self._load(sources.SUMMARY, docs.parse_summary, ("A1", "C6"))
         tree = await self._load_tree()
         reveals = RevealChecks(facts, tree.roots if tree else None, findings)
-        await self._read_blocks(tree, reveals, summary or {}, has_result=bool(results))
+        try:
+            await self._read_blocks(tree, reveals, summary or {}, has_result=bool(results))
+        finally:
+            await reveals.cancel()
         if tree is not None and self._source.has_all_blocks:
             stop = self._last_height + 1 if self._has_ended else 2**63
             tree.check_rest(range(facts.created_at_height, stop))
