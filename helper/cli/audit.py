@@ -142,9 +142,13 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
         async with _open_source(config, request) as (source, round_id):
+            is_recorded = evidence is not None or report is not None  # hashing takes time too
             with closing(RecordingSource(source, round_id, evidence)) as recording, _progress() as on_progress:
                 completed = await audit_round(
-                    recording, round_id, signed_ea_pk=request.signed_ea_pk, on_progress=on_progress
+                    recording if is_recorded else source,
+                    round_id,
+                    signed_ea_pk=request.signed_ea_pk,
+                    on_progress=on_progress,
                 )
                 recording.finish()
         if report is not None:
