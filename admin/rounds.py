@@ -11,7 +11,7 @@ import orjson
 import structlog
 
 from admin.registry import ChainQueries
-from admin.schemas import RoundResponse
+from admin.schemas import AuditResponse, RoundResponse
 from helper.chain.models import RoundStatus
 from helper.chain.rest_client import ChainClient
 from helper.chain.round_display import ListedRound, OptionTotal
@@ -33,6 +33,9 @@ MAX_TOTALS_PER_REFRESH: Final = 32
 """Maximum number of rounds whose totals one refresh reads; the next refresh continues with the others."""
 MAX_CONCURRENT_QUERIES: Final = 4
 """Maximum number of concurrent queries for totals."""
+
+GetAudit = Callable[[bytes], AuditResponse | None]
+"""Returns the helper's audit of a round, None without one."""
 
 RoundTotals = Mapping[tuple[int, int], int]
 """Totals of a round by proposal and option. The total of an absent option is 0."""
@@ -56,6 +59,7 @@ class RoundsView:
         chain: the nodes.
         clock: the time.
         report_keys: called after each refresh with the election authorities' keys by round id.
+        get_audit: returns the audit of a finalized round.
     """
 
     def __init__(
@@ -64,9 +68,11 @@ class RoundsView:
         *,
         clock: Clock,
         report_keys: Callable[[Mapping[bytes, bytes]], None],
+        get_audit: GetAudit = lambda _: None,
     ) -> None:
         self._chain = chain
         self._report_keys = report_keys
+        self._get_audit = get_audit
         self._clock = clock
         self._totals: dict[bytes, RoundTotals] = {}
         # finalized rounds without totals, in the order in which they are read
@@ -102,7 +108,7 @@ class RoundsView:
         )
 
     async def _publish(self, listed: Iterable[ListedRound]) -> _PreparedResponse:
-        prepared = await asyncio.to_thread(_prepare_response, listed, self._totals)
+        prepared = await asyncio.to_thread(_prepare_response, listed, self._totals, self._get_audit)
         self.body = prepared.body
         return prepared
 
@@ -164,12 +170,14 @@ class RoundsView:
             log.info("rounds_unavailable", reason=problem)
 
 
-def _prepare_response(listed: Iterable[ListedRound], totals: Mapping[bytes, RoundTotals]) -> _PreparedResponse:
+def _prepare_response(
+    listed: Iterable[ListedRound], totals: Mapping[bytes, RoundTotals], get_audit: GetAudit
+) -> _PreparedResponse:
     """The newest `MAX_ROUNDS` rounds, without those that would exceed `MAX_LIST_BYTES`."""
     rounds, entries = list[ListedRound](), list[bytes]()
     size = len(b'{"rounds":[]}')
     for known in sorted(listed, key=lambda known: -known.created_at_height)[:MAX_ROUNDS]:
-        entry = orjson.dumps(_round_response(known, totals.get(known.round_id)))
+        entry = orjson.dumps(_round_response(known, totals.get(known.round_id), get_audit))
         if size + len(entry) + 1 > MAX_LIST_BYTES:
             continue
         size += len(entry) + 1  # with a comma
@@ -178,7 +186,7 @@ def _prepare_response(listed: Iterable[ListedRound], totals: Mapping[bytes, Roun
     return _PreparedResponse(tuple(rounds), b'{"rounds":[' + b",".join(entries) + b"]}")
 
 
-def _round_response(known: ListedRound, totals: RoundTotals | None) -> RoundResponse:
+def _round_response(known: ListedRound, totals: RoundTotals | None, get_audit: GetAudit) -> RoundResponse:
     if known.status != RoundStatus.FINALIZED:
         totals = None
     return {
@@ -200,4 +208,5 @@ def _round_response(known: ListedRound, totals: RoundTotals | None) -> RoundResp
             }
             for proposal in known.proposals
         ],
+        "audit": get_audit(known.round_id) if known.status == RoundStatus.FINALIZED else None,
     }

@@ -63,13 +63,31 @@ class ProposalResponse(TypedDict):
     options: list[OptionResponse]
 
 
+class AuditCheckResponse(TypedDict):
+    """A check that did not pass, and why."""
+
+    id: str
+    verdict: Literal["failed", "not_checked"]
+    why: str
+
+
+class AuditResponse(TypedDict):
+    """The helper's audit of a finished round: time (Unix seconds), number of passed checks, and the others."""
+
+    at: int
+    verdict: Literal["passed", "failed", "not_checked"]
+    passed: int
+    others: list[AuditCheckResponse]
+
+
 class RoundResponse(TypedDict):
-    """A round. Status: 1 active, 2 tallying, 3 finalized, 4 pending."""
+    """A round. Status: 1 active, 2 tallying, 3 finalized, 4 pending. `audit` is null without an audit."""
 
     round_id: str
     status: int
     vote_end_time: int
     proposals: list[ProposalResponse]
+    audit: AuditResponse | None
 
 
 class RoundsResponse(TypedDict):

@@ -10,7 +10,7 @@ from pathlib import Path
 from admin.api import AdminRoutes
 from admin.config_fetch import ConfigFetcher
 from admin.registry import ChainQueries, RegistrationRegistry
-from admin.rounds import RoundsView
+from admin.rounds import GetAudit, RoundsView
 from admin.schemas import ChainFacts, UiConfig
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
@@ -31,6 +31,7 @@ class AdminService:
         get_chain_facts: returns the chain's data for browser wallets.
         clock: the time.
         trusted_networks: networks of proxies whose forwarding headers are trusted.
+        get_audit: returns the helper's audit of a finalized round.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class AdminService:
         get_chain_facts: Callable[[], ChainFacts],
         clock: Clock,
         trusted_networks: Sequence[Network] = (),
+        get_audit: GetAudit = lambda _: None,
     ) -> None:
         self._store = AdminStore(db_path)
         self._config = VotingConfig(config_url, self._store, ConfigFetcher(config_url), clock=clock)
         self._registry = RegistrationRegistry(self._store, chain, clock=clock)
-        self._rounds = RoundsView(chain, clock=clock, report_keys=self._config.compare_keys)
+        self._rounds = RoundsView(chain, clock=clock, report_keys=self._config.compare_keys, get_audit=get_audit)
         routes = AdminRoutes(
             self._registry,
             self._config,

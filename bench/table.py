@@ -136,6 +136,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "tree": ("bench.tree",),
     "awaiting": ("bench.awaiting",),
     "cluster": ("bench.cluster",),
+    "audit": ("bench.audit",),
 }
 """The measures, in the order in which they run."""
 
@@ -257,6 +258,11 @@ ROWS: Sequence[TableRow] = (
     TableRow("shared queue: sending, sender CPU", "cluster", of_all_host_runs("send_cpu"), "", "ms/share"),
     TableRow("shared queue: sending, server CPU", "cluster", of_all_host_runs("send_server"), "", "ms/share"),
     TableRow("shared queue: sending, round trips", "cluster", of_all_host_runs("send_trips"), "", "per share"),
+    TableRow("audit of 100,000 reveals / raw verification rate", "audit", figures_of_runs("ratio"), "≥ 0.9"),
+    TableRow("audit of 100,000 reveals / raw verification, by CPU time", "audit", figures_of_runs("cpu_ratio")),
+    TableRow("audit of 100,000 reveals", "audit", figures_of_runs("audit_per_second"), "", "reveals/s"),
+    TableRow("raw verification rate k10, in batches", "audit", figures_of_runs("raw_per_second"), "", "proofs/s"),
+    TableRow("audit of 100,000 reveals: memory", "audit", figures_of_runs("peak_mb"), "≤ 300", "MB"),
     *(
         row
         for reader, key in (("first host", "first_read"), ("every other host", "other_read"))

@@ -18,6 +18,8 @@ PROPOSALS = (
 """Two proposals with different numbers of options."""
 DELEGATION_COUNT = 5000
 """Leaves in the round's tree before the first vote."""
+VALIDATOR_COUNT = 3
+"""Validators of the key ceremony; two of them decrypt the sums together."""
 LEAD_SECONDS = 2
 """Seconds from a wallet's POST to the earliest `submit_at`."""
 DURATION_FACTOR = 4.0

@@ -24,8 +24,8 @@ class StartError(RuntimeError):
 
 @contextlib.asynccontextmanager
 async def run_chain(directory: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
-    """Run a dev chain. Yields its ready line (`rest`, `rpc`, …)."""
-    arguments = ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", "--circuit", circuit)
+    """Run a dev chain of two nodes, which an audit compares. Yields its ready line (`rest`, `rpc`, `nodes`, …)."""
+    arguments = ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", "--circuit", circuit, "--extra-nodes", "1")
     async with _run_process("chain", directory, arguments) as ready:
         yield ready
 

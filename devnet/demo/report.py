@@ -109,6 +109,7 @@ def build_result(
     *,
     counted: Tally,
     early: int,
+    audited: Mapping[str, Any],
     seconds: float,
 ) -> dict[str, Any]:
     """The object printed by `--json`. Times are in milliseconds, rates per second."""
@@ -133,15 +134,28 @@ def build_result(
         "proofs_per_reveal": round(counts.get("proven", 0) / options.share_count, 3),
         "voters": options.voters,
         "votes": len(vote_results),
+        "audit": _summarize_audit(audited),
         "tally": [_tally_row(option, expected.get(option, 0), counted.get(option, 0)) for option in _all_options()],
         "seconds": round(seconds, 1),
     }
 
 
 def is_successful(outcome: Mapping[str, Any]) -> bool:
-    """Return whether all shares are confirmed, no request contained a value too early, and the tally is correct."""
+    """Return whether all shares are confirmed, none was early, the tally is correct, and no check of it failed."""
     complete = outcome["shares"] == outcome["accepted"] == outcome["confirmed"]
-    return bool(complete and outcome["tally_ok"] and not outcome["failed"] and not outcome["early"])
+    correct = outcome["tally_ok"] and outcome["audit"]["verdict"] != "failed"
+    return bool(complete and correct and not outcome["failed"] and not outcome["early"])
+
+
+def _summarize_audit(audited: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict of the audit, the number of passed checks, and the others with their reasons."""
+    others = [check for check in audited["checks"] if check["verdict"] != "passed"]
+    return {
+        "verdict": audited["verdict"],
+        "passed": len(audited["checks"]) - len(others),
+        "others": [{name: check[name] for name in ("id", "verdict", "why")} for check in others],
+        "seconds": audited["seconds"],
+    }
 
 
 def _all_options() -> list[tuple[int, int]]:
@@ -176,6 +190,7 @@ def print_report(outcome: Mapping[str, Any], console: Console) -> None:
         ("proofs per second while proving", outcome["proofs_per_second"]),
         ("proofs per reveal", outcome["proofs_per_reveal"]),
         ("circuit", outcome["circuit"]),
+        ("audit of the round", _describe_audit(outcome["audit"])),
     ):
         figures.add_row(name, str(value))
     console.print(figures)
@@ -184,6 +199,14 @@ def print_report(outcome: Mapping[str, Any], console: Console) -> None:
         verdict = "correct" if row["voted"] == row["counted"] else "WRONG"
         tally.add_row(row["title"], row["option"], str(row["voted"]), str(row["counted"]), verdict)
     console.print(tally)
+
+
+def _describe_audit(audited: Mapping[str, Any]) -> str:
+    """The audit in one line for each check that did not pass."""
+    words, count = audited["verdict"].replace("_", " "), audited["passed"] + len(audited["others"])
+    lines = [f"{words} ({audited['passed']} of {count} checks passed, {audited['seconds']:.1f} s)"]
+    lines += [f"{check['id']} {check['verdict'].replace('_', ' ')}: {check['why']}" for check in audited["others"]]
+    return "\n".join(lines)
 
 
 def _format_percentiles(outcome: Mapping[str, Any], name: str) -> str:

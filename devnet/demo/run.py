@@ -9,7 +9,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,14 @@ from devnet.tx import Reveal, decode
 
 ROUND = "/shielded-vote/v1/round"
 POLL_SECONDS = 0.25
+TALLY_BLOCKS = 8
+"""Blocks after the end of the round: partial decryptions, the tally, and a block after it."""
 CHAIN_TIMEOUT_SECONDS = 90.0
 """Timeout in seconds for the chain to open a round, or to publish its tally after the end."""
+
+
+Audit = Callable[[Mapping[str, Any], bytes], Awaitable[dict[str, Any]]]
+"""Audits a finished round, given the chain's ready line and the round id. Returns what `audit --json` prints."""
 
 
 class DemoError(RuntimeError):
@@ -34,8 +40,12 @@ class DemoError(RuntimeError):
 class Demo:
     """The demo on a running chain and helper."""
 
-    def __init__(self, options: plan.DemoOptions, chain: dict[str, Any], helper: dict[str, Any]) -> None:
+    def __init__(
+        self, options: plan.DemoOptions, chain: dict[str, Any], helper: dict[str, Any], *, audit: Audit
+    ) -> None:
         self._options = options
+        self._chain = chain
+        self._audit = audit
         self._chain_url: str = chain["rest"]
         self._rpc_url: str = chain["rpc"]
         self._helper_urls: list[str] = helper["urls"]
@@ -66,14 +76,25 @@ class Demo:
             f"{self._describe_copies()}circuit {self._options.circuit}; the round ends in {end - time.time():.0f} s"
         )
         voted = await self._cast_votes(round_id, end, bars)
-        await self._end_round(round_id, bars)
+        await self._end_round(end, bars)
         counted = await self._wait_for_tally(round_id, end)
         early = report.count_early_requests(
             voted, await self._find_transactions(round_id), await self._read_request_log()
         )
         facts = await self._merged_stats()
-        seconds = time.monotonic() - began
-        return report.build_result(self._options, voted, facts, counted=counted, early=early, seconds=seconds)
+        bars.print_line("the round is tallied; its result is audited from the chain's public data")
+        audit_began = time.monotonic()
+        audited = await self._audit(self._chain, round_id)
+        ended = time.monotonic()
+        return report.build_result(
+            self._options,
+            voted,
+            facts,
+            counted=counted,
+            early=early,
+            audited={**audited, "seconds": round(ended - audit_began, 2)},
+            seconds=ended - began,
+        )
 
     async def _cast_votes(self, round_id: bytes, end: int, bars: ProgressBars) -> list[VoteResult]:
         """Cast and post all votes, and show progress until all shares are confirmed or the round has ended."""
@@ -131,7 +152,8 @@ class Demo:
 
     async def _open_round(self, seconds: float) -> tuple[bytes, int]:
         response = await self._http.post(
-            f"{self._chain_url}/devnet/rounds", json={"proposals": list(plan.PROPOSALS), "seconds": seconds}
+            f"{self._chain_url}/devnet/rounds",
+            json={"proposals": list(plan.PROPOSALS), "seconds": seconds, "validators": plan.VALIDATOR_COUNT},
         )
         response.raise_for_status()
         created = response.json()
@@ -140,7 +162,7 @@ class Demo:
             while await self._round_status(round_id) != 1:
                 await asyncio.sleep(POLL_SECONDS)
         # Voters delegate before they vote: positions are then larger than any height, and can be found in the log.
-        delegations = {"round_id": round_id.hex(), "count": plan.DELEGATION_COUNT}
+        delegations = {"round_id": round_id.hex(), "count": plan.DELEGATION_COUNT, "separate": True}
         (await self._http.post(f"{self._chain_url}/devnet/delegate", json=delegations)).raise_for_status()
         return round_id, int(created["vote_end_time"])
 
@@ -148,15 +170,20 @@ class Demo:
         response = await self._http.get(f"{self._chain_url}{ROUND}/{round_id.hex()}")
         return int(response.json()["round"]["status"]) if response.status_code == 200 else None
 
-    async def _end_round(self, round_id: bytes, bars: ProgressBars) -> None:
-        """End the round early if all shares are confirmed."""
+    async def _end_round(self, end: int, bars: ProgressBars) -> None:
+        """If all shares are confirmed, produce the blocks after the end of the round without waiting for it."""
         complete = (await self._merged_stats())["counts"].get("confirmed", 0) >= self._options.copy_count
         if not complete:
             bars.print_line("the round ends before every share is confirmed")
             return
-        bars.print_line("every share is confirmed; the chain ends the round and publishes the tally")
-        body = {"round_id": round_id.hex()}
-        (await self._http.post(f"{self._chain_url}/devnet/rounds/end", json=body)).raise_for_status()
+        bars.print_line("every share is confirmed; the chain's time advances to the end, and it publishes the tally")
+        # The timer is stopped, since a block of the present must not be between these.
+        for route, body in (
+            ("faults", {"halt_chain": True}),
+            ("mine", {"blocks": TALLY_BLOCKS, "time": end + 1}),
+            ("faults", {"halt_chain": False}),
+        ):
+            (await self._http.post(f"{self._chain_url}/devnet/{route}", json=body)).raise_for_status()
 
     async def _wait_for_tally(self, round_id: bytes, end: int) -> dict[tuple[int, int], int]:
         finalized = 3
@@ -215,8 +242,13 @@ class Demo:
             raise DemoError(f"waited {seconds:.0f} s for {what}") from None
 
 
-async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any]:
+async def run_demo(options: plan.DemoOptions, console: Console, *, audit: Audit) -> dict[str, Any]:
     """Start chain and helper, run the demo, and stop them; with `keep`, run until interrupted.
+
+    Args:
+        options: the options.
+        console: shows progress.
+        audit: audits the demo's round.
 
     Raises:
         DemoError: the demo failed.
@@ -242,7 +274,7 @@ async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any
             if options.helpers == 1
             else processes.run_fleet(directory, options.helpers, chain) as helper,
         ):
-            demo = Demo(options, chain, helper)
+            demo = Demo(options, chain, helper, audit=audit)
             try:
                 with ProgressBars(options.copy_count) as bars:
                     outcome = await demo.run(bars)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from admin.schemas import ChainFacts, UiConfig
+from admin.rounds import GetAudit
+from admin.schemas import AuditCheckResponse, AuditResponse, ChainFacts, UiConfig
 from admin.service import AdminService
 from admin.url_policy import first_publishable
 from helper.chain.gateway_proxy import GatewayProxy
@@ -48,7 +50,14 @@ from helper.server.routes.wallet import WalletView
 from helper.server.uvicorn_adapter import Server
 from helper.store.store import Store
 
+if TYPE_CHECKING:
+    from helper.operations.archive.audits import AuditResults
+    from helper.operations.archive.round_data import StoredAudit
+
 log = structlog.get_logger("helper.app")
+
+MAX_REASON_CHARS: Final = 300
+"""Maximum length of a check's reason on the page."""
 
 BUILT_PAGE_DIR = Path(__file__).resolve().parents[2] / "ui_dist"
 """The page that is bundled with the helper."""
@@ -74,7 +83,8 @@ class Listeners:
             trusted_networks=config.trusted_networks,
         )
         self._read_only_pool = ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)
-        self._admin = _create_admin(config, node_pool, self._read_only_pool, clock)
+        self._audits = _create_audit_results(config, clock)
+        self._admin = _create_admin(config, node_pool, self._read_only_pool, clock, self._get_audit)
         self._page = _create_page(config, self._admin)
         self._gateway = self._create_gateway(node_pool) if config.gateway.enable else None
         unusable = str(PauseCause.NO_NODE_IN_SYNC.reason())
@@ -133,6 +143,8 @@ class Listeners:
         tasks: dict[str, Coroutine[Any, Any, None]] = {}
         if self._admin is not None:
             tasks["admin service"] = self._admin.run()
+        if self._audits is not None:
+            tasks["audit results"] = self._audits.run()
         if self._feed is not None:
             tasks["feed"] = self._feed.run()
         return tasks
@@ -198,6 +210,11 @@ class Listeners:
             )
         return contextlib.closing(bind_tcp(settings.host, settings.port))
 
+    def _get_audit(self, round_id: bytes) -> AuditResponse | None:
+        """Return the result of the helper's audit of a round for the page, None without one."""
+        stored = None if self._audits is None else self._audits.get(round_id)
+        return None if stored is None else _audit_response(stored)
+
     def _common_routes(self) -> list[BaseRoute]:
         """Routes that do not depend on the queue. The page comes last, because it matches every path."""
         routes: list[BaseRoute] = [*health_routes(self._run_checks)]
@@ -249,8 +266,34 @@ def _create_page(config: Config, admin: AdminService | None) -> Page | None:
     return Page(directory) if admin is None else Page(directory, connect_to=lambda: admin.vote_server_origins)
 
 
+def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
+    """The results of audits for the page; None without a page or an archive."""
+    if not config.archive.place or not config.archive.audit or config.admin.disable:
+        return None
+    from helper.operations.archive.audits import AuditResults  # noqa: PLC0415 - loads the object store
+    from helper.operations.archive.factory import open_archive_bucket  # noqa: PLC0415
+
+    bucket = open_archive_bucket(config, clock, os.environ)
+    assert bucket is not None
+    return AuditResults(bucket, clock=clock, interval_seconds=config.archive.check_seconds)
+
+
+def _audit_response(stored: StoredAudit) -> AuditResponse:
+    """The result of an audit for the page."""
+    return {
+        "at": stored.at,
+        "verdict": stored.verdict,
+        "passed": sum(check.verdict == "passed" for check in stored.checks),
+        "others": [
+            AuditCheckResponse(id=check.id, verdict=check.verdict, why=check.why[:MAX_REASON_CHARS])
+            for check in stored.checks
+            if check.verdict != "passed"
+        ],
+    }
+
+
 def _create_admin(
-    config: Config, node_pool: NodePool, read_only_pool: ReadOnlyNodePool, clock: Clock
+    config: Config, node_pool: NodePool, read_only_pool: ReadOnlyNodePool, clock: Clock, get_audit: GetAudit
 ) -> AdminService | None:
     if config.admin.disable:
         return None
@@ -273,4 +316,5 @@ def _create_admin(
         get_chain_facts=chain_facts,
         clock=clock,
         trusted_networks=config.trusted_networks,
+        get_audit=get_audit,
     )

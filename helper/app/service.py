@@ -68,6 +68,7 @@ from helper.store.store import Store
 from proofs import native_module_path
 
 if TYPE_CHECKING:
+    from helper.audit.finished_rounds import FinishedRounds
     from helper.operations.archive.writer import ArchiveWriter
 
 log = structlog.get_logger("helper.app")
@@ -278,6 +279,7 @@ class Service:
             on_rescan=self.block_follower.history.wake,
         )
         self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
+        self.finished_rounds = self._create_finished_rounds(self.archive_writer) if self.archive_writer else None
         self.wallet_view = WalletView(
             admission=self.admission,
             store=self.store,
@@ -305,6 +307,11 @@ class Service:
             clock=self.clock,
             env=os.environ,
         )
+
+    def _create_finished_rounds(self, writer: ArchiveWriter) -> FinishedRounds:
+        from helper.audit.finished_rounds import create_finished_rounds  # noqa: PLC0415 - loads the object store
+
+        return create_finished_rounds(self.config, self.node_pool, writer, is_writer=self._is_leader, clock=self.clock)
 
     def _create_backlog(self) -> Backlog:
         settings = self.config.helper
@@ -454,6 +461,8 @@ class Service:
             }
             if self.archive_writer is not None:
                 components["archive"] = self.archive_writer.run()
+            if self.finished_rounds is not None:
+                components["finished rounds"] = self.finished_rounds.run()
         try:
             await supervise(components, servers, self._stop)
         finally:

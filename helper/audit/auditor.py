@@ -135,12 +135,18 @@ class _Auditor:
         summary = await self._load(sources.SUMMARY, docs.parse_summary, ("A1", "C6"))
         tree = await self._load_tree()
         reveals = RevealChecks(facts, tree.roots if tree else None, findings)
-        await self._read_blocks(tree, reveals, summary or {}, has_result=bool(results))
+        try:
+            await self._read_blocks(tree, reveals, summary or {}, has_result=bool(results))
+        finally:
+            await reveals.cancel()
         if tree is not None and self._source.has_all_blocks:
             stop = self._last_height + 1 if self._has_ended else 2**63
             tree.check_rest(range(facts.created_at_height, stop))
         if self._source.has_all_blocks:
-            self._votes.finish(reveals.counts)
+            if not self._findings["A5"].missing:  # not all votes are known
+                self._votes.finish(reveals.counts)
+        else:
+            self._require_published_reveals(reveals, summary or {})
         if facts.status == docs.FINALIZED:
             self._check_counts(reveals, summary)
             await self._check_sums(reveals)
@@ -231,7 +237,9 @@ class _Auditor:
         leaves: list[bytes] = []
         is_derivable = True
         for tx in block.txs:
+            unknown_before = self._unknown_results
             message = self._decode(tx, block.height)
+            is_derivable = is_derivable and self._unknown_results == unknown_before
             if isinstance(message, RevealMessage):
                 await reveals.add(message, block.height, block.time)
             elif isinstance(message, Delegation):
@@ -286,6 +294,16 @@ class _Auditor:
             return
         if facts.round_id != self._round_id or self._round_id not in hashes:
             findings.add_problem("the round id is not the hash of the published fields")
+
+    def _require_published_reveals(self, reveals: RevealChecks, summary: Mapping[Option, OptionSummary]) -> None:
+        """Mark the checks of reveals if a source that has the reveals only has fewer than published."""
+        for option, entry in sorted(summary.items()):
+            if reveals.counts[option] < entry.count:
+                self._mark_missing(
+                    _NEEDS_ALL_BLOCKS,
+                    f"the source has {reveals.counts[option]} of {entry.count} reveals of proposal {option[0]}, "
+                    f"option {option[1]}",
+                )
 
     def _check_counts(self, reveals: RevealChecks, summary: Mapping[Option, OptionSummary] | None) -> None:
         """Compare the number of counted reveals with the published one (A1)."""

@@ -135,7 +135,7 @@ class EvidenceSource:
         round_id: the round of the evidence, 32 bytes.
 
     Raises:
-        AuditError: the file is not evidence, or a hash does not match.
+        AuditError: the file is not evidence, or the hash of the documents does not match.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,10 +153,10 @@ class EvidenceSource:
             self.has_all_blocks = manifest.boolean("has_all_blocks")
             missing = manifest.child("missing")
             self._missing = {name: missing.text(name) for name in missing.names()}
-            for name in (BLOCKS, DOCUMENTS):
-                if self._hash(name) != manifest.child("sha256").hex_bytes(name):
-                    raise AuditError(f"{name}: the hash does not match the manifest")
-            self._documents = Fields(orjson.loads(self._read(DOCUMENTS, MAX_DOCUMENTS_BYTES)), DOCUMENTS)
+            self._blocks_hash = manifest.child("sha256").hex_bytes(BLOCKS)
+            documents = self._read(DOCUMENTS, MAX_DOCUMENTS_BYTES)
+            _check_hash(DOCUMENTS, sha256(documents).digest(), manifest.child("sha256").hex_bytes(DOCUMENTS))
+            self._documents = Fields(orjson.loads(documents), DOCUMENTS)
 
     def close(self) -> None:
         """Close the file."""
@@ -175,18 +175,24 @@ class EvidenceSource:
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
         """Iterate over the blocks from a height on.
 
+        The hash is checked at the end, also if the caller reads no further, because a large file takes long to read.
+
         Raises:
             DataMissing: a block was missing when the evidence was made.
-            AuditError: a block is not readable.
+            AuditError: a block is not readable, or the hash does not match.
         """
-        with (
-            _zip_errors(BLOCKS),
-            io.BufferedReader(cast("io.RawIOBase", self._zip.open(BLOCKS)), _CHUNK_BYTES) as member,
-        ):
-            while line := member.readline(MAX_LINE_BYTES):
-                block = decode_block(line)
-                if block.height >= first:
-                    yield block
+        digest = sha256()
+        with _zip_errors(BLOCKS), self._open_buffered(BLOCKS) as member:
+            try:
+                while line := member.readline(MAX_LINE_BYTES):
+                    digest.update(line)
+                    block = decode_block(line)
+                    if block.height >= first:
+                        yield block
+            finally:
+                while chunk := member.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                _check_hash(BLOCKS, digest.digest(), self._blocks_hash)
         if BLOCKS in self._missing:
             raise DataMissing(self._missing[BLOCKS])
 
@@ -201,12 +207,10 @@ class EvidenceSource:
             raise AuditError(f"{name}: longer than {limit} bytes")
         return content
 
-    def _hash(self, name: str) -> bytes:
-        digest = sha256()
-        with self._zip.open(name) as member:
-            while chunk := member.read(_CHUNK_BYTES):
-                digest.update(chunk)
-        return digest.digest()
+
+def _check_hash(name: str, digest: bytes, expected: bytes) -> None:
+    if digest != expected:
+        raise AuditError(f"{name}: the hash does not match the manifest")
 
 
 @contextmanager

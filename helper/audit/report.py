@@ -42,7 +42,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
   background: #fff }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2rem }
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .6rem; vertical-align: top;
-  border-bottom: 1px solid #ddd } td.number { text-align: right; font-variant-numeric: tabular-nums }
+  border-bottom: 1px solid #ddd } .number { text-align: right; width: 6rem;
+  font-variant-numeric: tabular-nums } .id { width: 2rem } .outcome { width: 6.5rem }
 code { font-size: .85rem; overflow-wrap: anywhere } .verdict { padding: .8rem 1rem; border-left: .4rem solid #777 }
 .passed { border-color: #187a3c } .failed { border-color: #b3261e } .not_checked { border-color: #9a6700 }
 b.passed { color: #187a3c } b.failed { color: #b3261e } b.not_checked { color: #9a6700 }
@@ -95,7 +96,8 @@ def _votes(audit: Audit) -> Iterable[str]:
     )
     for proposal_id, (title, labels) in sorted(audit.facts.titles.items()):
         yield f"<h3>{proposal_id}. {escape(title)}</h3>\n"
-        yield "<table><tr><th>option</th><th>ballots</th><th>ZEC</th><th>revealed parts</th></tr>\n"
+        yield '<table><tr><th>option</th><th class="number">ballots</th><th class="number">ZEC</th>'
+        yield '<th class="number">revealed parts</th></tr>\n'
         for index, label in sorted(labels.items()):
             total = audit.totals.get((proposal_id, index), 0)
             zec = total * ZATOSHI_PER_BALLOT / _ZATOSHI_PER_ZEC
@@ -107,7 +109,8 @@ def _votes(audit: Audit) -> Iterable[str]:
 
 
 def _checks(checks: Iterable[CheckResult], prefix: str, title: str) -> Iterable[str]:
-    yield f"<h3>{title}</h3>\n<table><tr><th></th><th>statement</th><th>items</th><th>verdict</th></tr>\n"
+    yield f'<h3>{title}</h3>\n<table><tr><th class="id"></th><th>statement</th><th class="number">items</th>'
+    yield '<th class="outcome">verdict</th></tr>\n'
     for check in checks:
         if check.id.startswith(prefix):
             why = f"<br>{escape(check.why)}" if check.why else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
@@ -42,6 +43,7 @@ class RevealChecks:
         self._findings = findings
         self._nullifiers: set[bytes] = set()
         self._pending: list[tuple[str, RevealMessage]] = []
+        self._batch: asyncio.Task[None] | None = None
         self._circuits = {info.proof_bytes: name for name, info in circuit_infos().items()}
         self.counts: Counter[Option] = Counter()
         self.sums: dict[Option, bytes] = {}
@@ -50,7 +52,7 @@ class RevealChecks:
     async def add(self, message: RevealMessage, height: int, time: float | None) -> None:
         """Check one counted reveal in the block at `height` with this time, None if unknown.
 
-        Verifies proofs once a batch is full.
+        Starts to verify proofs once a batch is full. One batch is verified while the next one is read.
         """
         where = f"block {height}, nullifier {message.nullifier.hex()[:16]}"
         self._check_nullifier(message, where)
@@ -58,7 +60,9 @@ class RevealChecks:
         self.counts[message.proposal_id, message.vote_decision] += 1
         self._pending.append((where, message))
         if len(self._pending) >= BATCH_REVEALS:
-            await self.verify_pending()
+            await self._finish_batch()
+            pending, self._pending = self._pending, []
+            self._batch = asyncio.create_task(self._verify_batch(pending))
 
     def _check_nullifier(self, message: RevealMessage, where: str) -> None:
         findings = self._findings["A2"]
@@ -86,8 +90,24 @@ class RevealChecks:
             findings.add_problem(f"{where}: its anchor {message.anchor_height} is not an earlier block")
 
     async def verify_pending(self) -> None:
-        """Verify the proofs of all reveals added since the last call, and add up their ciphertexts."""
+        """Verify the proofs of all reveals that were added, and add up their ciphertexts."""
+        await self._finish_batch()
         pending, self._pending = self._pending, []
+        await self._verify_batch(pending)
+
+    async def cancel(self) -> None:
+        """End the verification of a batch, without its result."""
+        if self._batch is not None:
+            self._batch.cancel()
+            await asyncio.gather(self._batch, return_exceptions=True)
+            self._batch = None
+
+    async def _finish_batch(self) -> None:
+        if self._batch is not None:
+            await self._batch
+            self._batch = None
+
+    async def _verify_batch(self, pending: list[tuple[str, RevealMessage]]) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.to_thread.run_sync, self._add_sums, pending)
             group.start_soon(anyio.to_thread.run_sync, self._verify, pending)

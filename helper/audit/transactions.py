@@ -6,21 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from helper.chain.reveal_transaction import REVEAL_TAG, RevealMessage
-from helper.errors import AuditError, ChainResponseError
-
-DELEGATE, CAST, REVEAL, TALLY, CAST_BATCH, DELEGATE_BATCH, PARTIAL, CONTRIBUTION = (
-    0x02,
-    0x03,
-    REVEAL_TAG[0],
-    0x05,
-    0x06,
-    0x07,
-    0x0D,
-    0x0E,
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.transaction_tags import (
+    CAST,
+    CAST_BATCH,
+    CONTRIBUTION,
+    DELEGATE,
+    DELEGATE_BATCH,
+    PARTIAL,
+    REVEAL,
+    ROUND_TAGS,
+    TALLY,
 )
-ROUND_TAGS: Final = frozenset({DELEGATE, CAST, REVEAL, TALLY, CAST_BATCH, DELEGATE_BATCH, PARTIAL, CONTRIBUTION})
-"""Tags of the transactions that an audit reads."""
+from helper.errors import AuditError, ChainResponseError
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _MAX_VARINT_BYTES: Final = 10

@@ -1,22 +1,24 @@
-"""Reads all counted reveals of the chain, block by block, for the archive.
+"""Reads the counted reveals and other voting transactions of the chain, block by block, for the archive.
 
-Every reveal of a block is requested in the same way, so the requests do not show which were sent by this helper. They
-use separate connections and do not affect the health of nodes, so they never delay a reveal.
+Every transaction of a block is requested in the same way, so the requests do not show which reveals were sent by this
+helper. They use separate connections and do not affect the health of nodes, so they never delay a reveal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, TypeVar
 
 import anyio
 
-from helper.chain.counted_reveals import CountedReveal, parse_reveal, require_counted
+from helper.chain.counted_reveals import CountedReveal, is_counted, parse_reveal, require_counted
 from helper.chain.limited_gather import gather_limited
 from helper.chain.models import TxResult
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient
+from helper.chain.transaction_tags import ROUND_TAGS
 from helper.errors import ChainUnavailable
 
 R = TypeVar("R")
@@ -25,8 +27,23 @@ CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of one reader."""
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryBlock:
+    """The voting transactions of a block that succeeded, in block order.
+
+    Attributes:
+        time: the block's time in Unix seconds.
+        others: transactions that are not reveals, and whether each succeeded: True, or None if that is not known.
+    """
+
+    height: int
+    time: float
+    reveals: tuple[CountedReveal, ...]
+    others: tuple[tuple[bytes, bool | None], ...]
+
+
 class RevealHistory:
-    """Reads the counted reveals of blocks.
+    """Reads the voting transactions of blocks.
 
     Args:
         pool: the nodes; closed with the reader.
@@ -57,8 +74,8 @@ class RevealHistory:
         """Whether every configured node is usable."""
         return len(self._node_pool.usable_nodes) == len(self._node_pool.nodes)
 
-    async def reveals(self, height: int) -> list[CountedReveal]:
-        """The counted reveals of a block, in block order.
+    async def read_block(self, height: int) -> HistoryBlock:
+        """The voting transactions of a block.
 
         Raises:
             HeightPrunedError: every usable node has pruned the block.
@@ -67,13 +84,19 @@ class RevealHistory:
         block = await self._call(lambda client: client.block(height))
         if block is None:
             raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
-        reveals = [(raw, message) for raw in block.txs if (message := parse_reveal(raw)) is not None]
-        results = await gather_limited(reveals, lambda reveal: self._result(reveal[0]), CONCURRENT_REQUESTS)
-        return [
-            CountedReveal(height, raw, message)
-            for (raw, message), result in zip(reveals, results, strict=True)
-            if require_counted(result, height)
-        ]
+        wanted = [raw for raw in block.txs if raw[:1] and raw[0] in ROUND_TAGS]
+        results = await gather_limited(wanted, self._result, CONCURRENT_REQUESTS)
+        reveals: list[CountedReveal] = []
+        others: list[tuple[bytes, bool | None]] = []
+        for raw, result in zip(wanted, results, strict=True):
+            message = parse_reveal(raw)
+            if message is None:
+                counted = is_counted(result, height)
+                if counted is not False:
+                    others.append((raw, counted))
+            elif require_counted(result, height):
+                reveals.append(CountedReveal(height, raw, message))
+        return HistoryBlock(height, block.head.time, tuple(reveals), tuple(others))
 
     async def _result(self, raw: bytes) -> TxResult | None:
         tx_hash = sha256(raw).digest()

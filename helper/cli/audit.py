@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ PROBE_SECONDS: Final = 5.0
 """Seconds between two checks of the nodes."""
 
 _MIN_PREFIX: Final = 6
+_ID_CHARS: Final = 64
 _EXIT_CODES: Final[dict[object, ExitCode]] = {
     "passed": ExitCode.OK,
     "failed": ExitCode.FAILURE,
@@ -93,7 +94,7 @@ def audit(
     archive: Annotated[
         bool,
         typer.Option(
-            "--archive", help="Read the reveals from the archive ([archive] place), for nodes that pruned the blocks."
+            "--archive", help="Read the round from the archive ([archive] place), for nodes that pruned the blocks."
         ),
     ] = False,
     ea_pk: Annotated[
@@ -105,10 +106,10 @@ def audit(
 ) -> None:
     """Check the result of a finished round from public data.
 
-    Reads all blocks of the vote from the nodes in [chain] endpoints, or an evidence file, and recomputes what anyone
-    can: reveals and their proofs, sums, partial decryptions, totals, the commitment tree and the round id. Each check
-    is passed, failed or not checked (docs/audit.md). Exit code 0: all passed, 1: at least one failed, 3: at least one
-    was not checked.
+    Reads all blocks of the vote from the nodes in [chain] endpoints, the archive or an evidence file, and recomputes
+    what anyone can: reveals and their proofs, sums, partial decryptions, totals, the commitment tree and the round id.
+    Each check is passed, failed or not checked (docs/audit.md). Exit code 0: all passed, 1: at least one failed, 3: at
+    least one was not checked.
 
     No request concerns a single share. Needs no database and does not disturb a running helper.
     """
@@ -141,9 +142,13 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
         async with _open_source(config, request) as (source, round_id):
+            is_recorded = evidence is not None or report is not None  # hashing takes time too
             with closing(RecordingSource(source, round_id, evidence)) as recording, _progress() as on_progress:
                 completed = await audit_round(
-                    recording, round_id, signed_ea_pk=request.signed_ea_pk, on_progress=on_progress
+                    recording if is_recorded else source,
+                    round_id,
+                    signed_ea_pk=request.signed_ea_pk,
+                    on_progress=on_progress,
                 )
                 recording.finish()
         if report is not None:
@@ -153,11 +158,9 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[tuple[AuditSource, bytes]]:
-    from helper.audit.archive_reveals import ArchiveSource  # noqa: PLC0415
     from helper.audit.block_cache import BlockCache  # noqa: PLC0415
     from helper.audit.evidence import EvidenceSource  # noqa: PLC0415
     from helper.audit.nodes import NodeSource  # noqa: PLC0415
-    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
     if request.evidence_in is not None:
@@ -173,12 +176,13 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
         finally:
             stored.close()
         return
+    if request.archive:
+        async with _open_archived_round(config, request.round_text) as opened:
+            yield opened
+        return
     async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
         round_id = await _find_round(nodes, request.round_text)
         source = NodeSource(readers, round_id)
-        if request.archive:
-            yield ArchiveSource(source, _open_archive(config), circuit_infos(), round_id), round_id
-            return
         if request.cache is None and not request.follow:
             yield source, round_id
             return
@@ -186,6 +190,27 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
             if request.follow:
                 await _wait_until_finalized(cache, source)
             yield cache, round_id
+
+
+@asynccontextmanager
+async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[tuple[AuditSource, bytes]]:
+    """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
+    from helper.audit.archive_source import ArchiveSource, open_archived_round  # noqa: PLC0415
+    from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
+    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
+    from helper.operations.archive.object_names import parse_round_directory  # noqa: PLC0415
+    from helper.operations.archive.reader import read_finished_round  # noqa: PLC0415
+
+    bucket = _open_archive(config)
+    folders = await bucket.list_folders() if len(text) < _ID_CHARS else []
+    round_id = _match_round(text, {folder for folder in folders if parse_round_directory(folder) is not None})
+    archived = await read_finished_round(bucket, round_id)
+    if archived is not None:
+        yield await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id
+        return
+    async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
+        yield ArchiveSource(bucket, circuit_infos(), round_id, NodeSource(readers, round_id)), round_id
 
 
 def _open_archive(config: Path | None) -> Bucket:
@@ -217,15 +242,23 @@ async def _monitored(nodes: NodePool) -> AsyncIterator[ReadOnlyNodePool]:
 
 
 async def _find_round(nodes: NodePool, text: str) -> bytes:
-    """The round with this id or prefix."""
+    """The round of the chain with this id or prefix."""
+    if not _MIN_PREFIX <= len(text) < _ID_CHARS:
+        return _match_round(text, set())
+    listed = await nodes.call(lambda client: client.rounds())
+    return _match_round(
+        text, {entry.round_id.hex() for entry in listed.rounds} | {entry.hex() for entry in listed.unknown_status}
+    )
+
+
+def _match_round(text: str, ids: Set[str]) -> bytes:
+    """The round with this id, or the only one of `ids` with this prefix."""
     from helper.server.operator_json import parse_hex32  # noqa: PLC0415
 
-    if len(text) == 64:
+    if len(text) == _ID_CHARS:
         return parse_hex32("ROUND", text)
     if len(text) < _MIN_PREFIX:
         raise ValueError("ROUND must be 64 hex characters, or a prefix of at least 6")
-    listed = await nodes.call(lambda client: client.rounds())
-    ids = {entry.round_id.hex() for entry in listed.rounds} | {entry.hex() for entry in listed.unknown_status}
     known = [round_hex for round_hex in ids if round_hex.startswith(text)]
     if len(known) != 1:
         raise NotFound(f"{len(known)} rounds begin with {text}", advice="List them with `svote-helper rounds`.")

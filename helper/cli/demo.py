@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -17,8 +18,12 @@ from devnet.demo.run import DemoError, run_demo
 from devnet.postgres import ClusterError
 from helper.cli.options import JsonOption
 from helper.cli.output import ExitCode, emit_json, fail
+from helper.errors import HelperError
 
 app = typer.Typer()
+
+NODE_SECONDS: Final = 10.0
+"""Seconds until the nodes must be usable. At first, their newest block is of the round's end, in the future."""
 
 
 class Circuit(StrEnum):
@@ -72,8 +77,8 @@ def demo(
     options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value, helpers)
     console = Console(stderr=True)
     try:
-        outcome = asyncio.run(run_demo(options, console))
-    except (DemoError, StartError, ClusterError) as error:
+        outcome = asyncio.run(run_demo(options, console, audit=audit_finished_round))
+    except (DemoError, StartError, ClusterError, HelperError) as error:
         fail(str(error))
     if json:
         emit_json(outcome)
@@ -81,3 +86,34 @@ def demo(
         print_report(outcome, Console())
     if not is_successful(outcome):
         fail("the demo failed: see above", ExitCode.FAILURE)
+
+
+async def audit_finished_round(chain: Mapping[str, Any], round_id: bytes) -> dict[str, Any]:
+    """Audit a round of the demo's chain, as `svote-helper audit` does.
+
+    Args:
+        chain: the chain's ready line.
+        round_id: 32 bytes.
+    """
+    from helper.audit.auditor import audit_round  # noqa: PLC0415 - the help loads no native code
+    from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from helper.chain.node_pool import NodePool, create_nodes  # noqa: PLC0415
+    from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.observability.log_config import configure  # noqa: PLC0415
+
+    configure("error")
+    nodes = [(node["rest"], node["rpc"]) for node in chain["nodes"]]
+    clock = SystemClock()
+    pool = NodePool(create_nodes([rest for rest, _ in nodes], [rpc for _, rpc in nodes]), clock=clock)
+    readers = ReadOnlyNodePool(pool)
+    try:
+        deadline = clock.monotonic() + NODE_SECONDS
+        await pool.probe_all()
+        while len(pool.usable_nodes) < len(nodes) and clock.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+            await pool.probe_all()
+        return (await audit_round(NodeSource(readers, round_id), round_id)).result.to_json()
+    finally:
+        await readers.aclose()
+        await pool.aclose()

@@ -391,13 +391,16 @@ class S3Section(Section):
 
 
 class ArchiveSection(Section):
-    """Archive of the proof bundles of all reveals on the chain, in an object store."""
+    """Archive of all reveals of the chain, and of what an audit of a round needs, in an object store."""
 
     place: BucketUrl = Field(
         "",
         description="Location of the archive, such as s3://bucket/path; empty disables it.",
     )
     check_seconds: Number = Field(60, ge=1, le=3600, description="Seconds between checks for new blocks.")
+    audit: Switch = Field(
+        True, description="Audit each finished round from the archive, at low priority; the page shows the result."
+    )
 
 
 class LogSection(Section):

@@ -1,22 +1,34 @@
-"""Generates docs/images/ from the running product: `make pictures` (needs chromium and pngquant)."""
+"""Generates docs/images/ from the running product: `make pictures` (needs chromium and pngquant).
+
+`python -m tests.browser.screenshots NAME …` generates some of the pictures only.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
+from collections.abc import Collection
 from typing import Literal
 
 from playwright.async_api import Browser, ViewportSize
 
+from helper.audit.auditor import audit_round
+from helper.audit.evidence import RecordingSource
+from helper.audit.report import create_report
 from tests.browser.browser_tab import PHONE_VIEWPORT, ROOT, BrowserTab, launch_browser
 from tests.browser.environment import BrowserEnvironment, run_environment, times_within
 from tests.browser.view_states import VIEW_STATES, ViewState
+from tests.recorded.test_audit import heads
+from tests.support.audit_rounds import threshold_round
 
 FOLDER = ROOT / "docs" / "images"
-MAX_BYTES = 300_000
+MAX_BYTES = 320_000
 """Maximum total size of all screenshots, in bytes."""
 PAGE_VIEWPORT: ViewportSize = {"width": 1120, "height": 760}
+REPORT_VIEWPORT: ViewportSize = {"width": 940, "height": 760}
 COLOR_COUNT = "48"
+AUDIT_REPORT = "audit-report"
 
 PICTURES: dict[str, tuple[str, Literal["light", "dark"], ViewportSize]] = {
     "join": ("reviewed", "light", PAGE_VIEWPORT),
@@ -28,18 +40,38 @@ PICTURES: dict[str, tuple[str, Literal["light", "dark"], ViewportSize]] = {
 }
 
 
-async def draw_all() -> None:
-    """Take all screenshots."""
+async def draw(names: Collection[str]) -> None:
+    """Take these screenshots."""
     FOLDER.mkdir(exist_ok=True)
-    async with run_environment() as stage, launch_browser() as browser:
-        for name, (scene, scheme, size) in PICTURES.items():
-            await take_screenshot(browser, stage, name, VIEW_STATES[scene], scheme, size)
-    files = [FOLDER / f"{name}.png" for name in PICTURES]
-    subprocess.run(["pngquant", "--force", "--ext", ".png", "--strip", "--speed", "1", COLOR_COUNT, *files], check=True)
+    if AUDIT_REPORT in names:
+        async with launch_browser() as browser:
+            await draw_audit_report(browser)
+    views = {name: picture for name, picture in PICTURES.items() if name in names}
+    if views:
+        async with run_environment() as stage, launch_browser() as browser:
+            for name, (scene, scheme, size) in views.items():
+                await take_screenshot(browser, stage, name, VIEW_STATES[scene], scheme, size)
+    drawn = [FOLDER / f"{name}.png" for name in names]
+    subprocess.run(["pngquant", "--force", "--ext", ".png", "--strip", "--speed", "1", COLOR_COUNT, *drawn], check=True)
+    files = [FOLDER / f"{name}.png" for name in (*PICTURES, AUDIT_REPORT)]
     weight = sum(path.stat().st_size for path in files)
     print(f"{len(files)} pictures, {weight} bytes")
     if weight > MAX_BYTES:
         raise SystemExit(f"more than {MAX_BYTES} bytes")
+
+
+async def draw_audit_report(browser: Browser) -> None:
+    """Take a screenshot of the report about the recorded round, with the same head reported by two nodes."""
+    source = threshold_round()
+    source.documents["heads"] = heads(("one", "A", "S"), ("two", "A", "S"))
+    recording = RecordingSource(source, source.round_id)
+    audit = await audit_round(recording, source.round_id)
+    recording.finish()
+    context = await browser.new_context(viewport=REPORT_VIEWPORT, color_scheme="light", locale="en-GB")
+    page = await context.new_page()
+    await page.set_content(create_report(audit, recording.hashes, "svote-helper audit --from evidence.zip"))
+    await page.screenshot(path=FOLDER / f"{AUDIT_REPORT}.png", full_page=True)
+    await context.close()
 
 
 async def take_screenshot(
@@ -66,4 +98,4 @@ async def take_screenshot(
 
 
 if __name__ == "__main__":
-    asyncio.run(draw_all())
+    asyncio.run(draw(sys.argv[1:] or (*PICTURES, AUDIT_REPORT)))

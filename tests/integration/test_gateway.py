@@ -524,7 +524,10 @@ async def test_gateway_full_with_one_slot_each_aborts_only_stalled_reads(
 ) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, max_concurrent=2, chunk_seconds=60, stalled_seconds=stalled_seconds) as (base, gateway),
+        run_gateway(node.url, max_concurrent=2, chunk_seconds=60, stalled_seconds=stalled_seconds, slow_seconds=60) as (
+            base,
+            gateway,
+        ),
     ):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
@@ -532,6 +535,19 @@ async def test_gateway_full_with_one_slot_each_aborts_only_stalled_reads(
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == status
             left = 1 if status == 200 else 2
             await wait_until(lambda: endless.stalled == gateway.active_count == left)
+        await wait_until(lambda: gateway.active_count == 0)
+
+
+async def test_gateway_full_with_one_slot_each_aborts_slow_reads(http: httpx.AsyncClient) -> None:
+    async with (
+        run_node(write_small) as node,
+        run_gateway(node.url, timeout=60, max_concurrent=2, slow_seconds=0) as (base, gateway),
+    ):
+        node.writers_by_path[UNREAD] = write_nothing
+        async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
+            await wait_until(lambda: len(node.requests) == 2)
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
+            await wait_until(lambda: gateway.active_count == 1)
         await wait_until(lambda: gateway.active_count == 0)
 
 

@@ -470,6 +470,25 @@ async def test_audit_unknown_result_of_a_reveal_is_not_checked() -> None:
     assert of_verdict(result, Verdict.NOT_CHECKED) >= ALL_BLOCKS
 
 
+@pytest.mark.parametrize("tag", [0x02, 0x03])
+async def test_audit_unknown_result_of_a_vote_is_not_checked(tag: int) -> None:
+    source = threshold_round()
+    height, at, raw = source.find(tag)[0]
+    source.replace_tx(height, at, raw, code=None)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.NOT_CHECKED) >= {"A5", "D1", "D4"}
+
+
+async def test_audit_of_votes_in_batches_only_is_not_checked() -> None:
+    source = threshold_round()
+    for height, at, _ in [*source.find(0x02), *source.find(0x03)]:
+        source.replace_tx(height, at, b"\x07" + source.round_id)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.NOT_CHECKED) == {"A5", "D1", "D4", "E"}
+
+
 async def test_audit_batch_of_votes_is_not_checked() -> None:
     source = threshold_round()
     insert(source, 200, b"\x06" + source.round_id)

@@ -100,6 +100,18 @@ const rounds = () =>
           round_id: hex(6),
           status: 3,
           vote_end_time: started - 900_000,
+          audit: {
+            at: started - 890_000,
+            verdict: "not_checked",
+            passed: 18,
+            others: [
+              {
+                id: "E",
+                verdict: "not_checked",
+                why: "fewer than two nodes reported it, so the audit is of what one node says",
+              },
+            ],
+          },
           proposals: [
             proposal(1, "Lower the block interval to 25 seconds", [1_204_332_118, 388_120_450, 51_004_000]),
             proposal(2, "Publish minutes of all meetings", [1_610_000_331, 0, 33_456_000]),
@@ -109,6 +121,7 @@ const rounds = () =>
           round_id: hex(7),
           status: 3,
           vote_end_time: started - 4_900_000,
+          audit: { at: started - 4_890_000, verdict: "passed", passed: 19, others: [] },
           proposals: [proposal(1, "A rehearsal", [0, 0, 0])],
         },
       ];
@@ -171,6 +184,18 @@ const state = () => {
             {
               round_id: hex(6),
               vote_end_time: started - 900_000,
+              audit: {
+                at: started - 890_000,
+                verdict: "not_checked",
+                passed: 18,
+                others: [
+                  {
+                    id: "E",
+                    verdict: "not_checked",
+                    why: "fewer than two nodes reported it, so the audit is of what one node says",
+                  },
+                ],
+              },
               status: 3,
               waiting: 0,
               proving: 0,

@@ -3,7 +3,7 @@ import { describe, expect, it } from "vitest";
 import { App } from "../src/app";
 import type { QueueState } from "../src/lib/types";
 import { go } from "../src/router";
-import { Tally } from "../src/views/rounds";
+import { AuditResult, Tally } from "../src/views/rounds";
 import { isolateTests, press, serve, type } from "./page";
 
 isolateTests();
@@ -93,6 +93,47 @@ describe("the network", () => {
   it("shows an error of the server", async () => {
     const section = await show({ error: "no voting configuration was fetched yet" }, 502);
     await section.findByText("No voting configuration was fetched yet.");
+  });
+});
+
+describe("the audit of a round", () => {
+  const at = 1_795_000_000;
+
+  it("shows a passed one without a list", () => {
+    render(<AuditResult audit={{ at, verdict: "passed", passed: 19, others: [] }} />);
+    expect(screen.getByText("Audit passed").className).toBe("badge good");
+    expect(screen.getByText(/19 checks passed/)).toBeTruthy();
+    expect(screen.queryByRole("list")).toBeNull();
+  });
+
+  it("shows what failed or was not checked, as text", () => {
+    const others = [
+      { id: "B1", verdict: "failed" as const, why: "the sum <b>differs</b>" },
+      { id: "E", verdict: "not_checked" as const, why: "one node" },
+    ];
+    render(<AuditResult audit={{ at, verdict: "failed", passed: 17, others }} />);
+    expect(screen.getByText("Audit failed").className).toBe("badge bad");
+    const lines = screen.getAllByRole("listitem").map(({ textContent }) => textContent);
+    expect(lines).toEqual(["B1 failed: the sum <b>differs</b>", "E not checked: one node"]);
+  });
+
+  it("is part of a past round", async () => {
+    const round = { round_id: "ab".repeat(32), status: 3, vote_end_time: at, proposals: [] };
+    const audit = { at, verdict: "not_checked", passed: 18, others: [{ id: "E", verdict: "not_checked", why: "x" }] };
+    serve({
+      "/api/rounds": {
+        body: {
+          rounds: [
+            { ...round, audit },
+            { ...round, round_id: "cd".repeat(32), audit: null },
+          ],
+        },
+      },
+    });
+    history.replaceState(null, "", "/rounds");
+    render(<App />);
+    expect((await screen.findAllByText("Audit incomplete")).length).toBe(1);
+    expect(screen.getAllByText("Checked by this helper").length).toBe(1);
   });
 });
 

@@ -13,7 +13,13 @@ from helper.errors import ProofBundleError
 
 PART_BLOCKS: Final = 100
 """Blocks per index part."""
+MANIFESTS: Final = "rounds"
+"""Directory of the manifests of finished rounds."""
+AUDITS: Final = "audits"
+"""Directory of the results of audits."""
 _ROUND_DIRECTORY: Final = re.compile(r"[0-9a-f]{64}")
+_ROUND_OBJECT: Final = re.compile(r"(?:rounds|audits)/([0-9a-f]{64})\.json")
+_BLOCKS_OBJECT: Final = re.compile(r"[0-9]{12,19}-[0-9]{12,19}\.jsonl")
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -41,12 +47,14 @@ class Progress(_StrictModel):
     """Progress of the archive of a chain.
 
     Attributes:
-        format: identifies the file format.
+        format: identifies the format of the archive. In format 1, parts have no blocks.
         chain_id: the chain.
         next_part: the first part that is not archived.
     """
 
-    format: Literal["svote-helper archive progress 1"] = "svote-helper archive progress 1"
+    format: Literal["svote-helper archive progress 1", "svote-helper archive progress 2"] = (
+        "svote-helper archive progress 2"
+    )
     chain_id: Annotated[str, Field(min_length=1, max_length=128)]
     next_part: Annotated[int, Field(ge=0, le=2**60)]
 
@@ -99,9 +107,54 @@ def index_name(round_id: bytes, part: int) -> str:
 
 
 def progress_name(chain_id: str) -> str:
-    """Object name of a chain's progress: sanitized chain id and, to keep it unique, hash of the id."""
+    """Object name of a chain's progress."""
+    return f"progress/{_chain_name(chain_id)}.json"
+
+
+def blocks_directory(chain_id: str) -> str:
+    """Directory of a chain's blocks."""
+    return f"blocks/{_chain_name(chain_id)}"
+
+
+def blocks_name(chain_id: str, heights: range) -> str:
+    """Object name of some blocks. Names sort by height."""
+    return f"{blocks_directory(chain_id)}/{heights[0]:012d}-{heights[-1]:012d}.jsonl"
+
+
+def parse_blocks_name(name: str) -> range | None:
+    """The heights in the name of an object of blocks, None for any other object."""
+    file_name = name.rpartition("/")[2]
+    if not _BLOCKS_OBJECT.fullmatch(file_name):
+        return None
+    first, _, last = file_name.removesuffix(".jsonl").partition("-")
+    return range(int(first), int(last) + 1)
+
+
+def _chain_name(chain_id: str) -> str:
+    """Sanitized chain id and, to keep it unique, hash of the id."""
     plain = re.sub(r"[^A-Za-z0-9.-]", "_", chain_id)[:64]
-    return f"progress/{plain}-{sha256(chain_id.encode()).hexdigest()[:8]}.json"
+    return f"{plain}-{sha256(chain_id.encode()).hexdigest()[:8]}"
+
+
+def manifest_name(round_id: bytes) -> str:
+    """Object name of a finished round's manifest."""
+    return f"{MANIFESTS}/{round_id.hex()}.json"
+
+
+def documents_name(round_id: bytes, number: int) -> str:
+    """Object name of a piece of a finished round's documents."""
+    return f"{round_id.hex()}/documents/{number:04d}.zlib"
+
+
+def audit_name(round_id: bytes) -> str:
+    """Object name of the result of a round's audit."""
+    return f"{AUDITS}/{round_id.hex()}.json"
+
+
+def parse_round_object(name: str) -> bytes | None:
+    """The round id in the name of a manifest or audit, None for any other object."""
+    match = _ROUND_OBJECT.fullmatch(name)
+    return bytes.fromhex(match[1]) if match else None
 
 
 def parse_round_directory(directory: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Writes the proof bundles of all confirmed reveals to the archive.
+"""Writes the proof bundles of all confirmed reveals, and the other voting transactions, to the archive.
 
 The writer proceeds in parts of `PART_BLOCKS` blocks. The content, time and order of its requests do not depend on the
 shares of this helper. No other component waits for it. Failed writes are retried.
@@ -20,13 +20,14 @@ from helper.chain.models import Round
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_history import RevealHistory
 from helper.clock import Clock
-from helper.errors import BucketError, BucketRefused, HelperError, ProofBundleError
+from helper.errors import BucketError, BucketRefused, ChainUnavailable, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket
 from helper.observability.service_state import ArchiveState
 from helper.operations.archive.object_names import (
     PART_BLOCKS,
     IndexEntry,
     Progress,
+    blocks_name,
     bundle_name,
     encode_index,
     index_name,
@@ -34,6 +35,7 @@ from helper.operations.archive.object_names import (
     part_of_height,
     progress_name,
 )
+from helper.operations.archive.round_data import encode_block, group_blocks
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle
 from proofs import CircuitInfo
 
@@ -47,6 +49,8 @@ BATCH_BLOCKS: Final = 8
 """Blocks whose bundles are in memory at the same time."""
 BATCH_PAUSE_SECONDS: Final = 0.05
 """Seconds between two batches, so that a long backlog does not delay the service."""
+UNKNOWN_RESULT_BLOCKS: Final = PART_BLOCKS
+"""Age of a block, in blocks, from which a transaction without a known result is written as such."""
 PRUNED_TIMEOUT_SECONDS: Final = 3600.0
 """Seconds after which a block is skipped if the reachable nodes have pruned it and the others stay unreachable."""
 
@@ -56,7 +60,7 @@ class ArchiveWriter:
 
     Args:
         bucket: the archive's bucket.
-        history: reads the confirmed reveals; closed with the writer.
+        history: reads the blocks; closed with the writer.
         rounds: the chain's rounds, None while unknown.
         circuits: the known circuits.
         clock: the time.
@@ -85,6 +89,7 @@ class ArchiveWriter:
         self._next_part: int | None = None
         # entries of the current part
         self._entries_by_height: dict[int, list[tuple[bytes, IndexEntry]]] = {}
+        self._lines_by_height: dict[int, bytes] = {}
         self._roots: dict[tuple[bytes, int], bytes | None] = {}
         self._pruned: tuple[int, float] | None = None  # a pruned height, and when it was first reported (monotonic)
         self._lowest_height = 0  # all nodes have pruned the blocks below
@@ -161,6 +166,7 @@ class ArchiveWriter:
         """Drop the data of the current part."""
         self._pruned = None
         self._entries_by_height.clear()
+        self._lines_by_height.clear()
         self._roots.clear()
 
     async def _find_first_part(self, chain_id: str) -> int | None:
@@ -189,7 +195,7 @@ class ArchiveWriter:
         return part_of_height(start)
 
     async def _write_part(self, part: int, heights: range, chain_id: str) -> None:
-        """Write all bundles of these blocks, then the index parts that list them."""
+        """Write all bundles of these blocks, then the blocks, then the index parts that list the bundles."""
         for start in range(0, len(heights), BATCH_BLOCKS):
             batch = [
                 height for height in heights[start : start + BATCH_BLOCKS] if height not in self._entries_by_height
@@ -201,6 +207,8 @@ class ArchiveWriter:
         for height in heights:
             for round_id, entry in self._entries_by_height[height]:
                 rounds[round_id].append(entry)
+        for written, content in group_blocks(sorted(self._lines_by_height.items())):
+            await self._put_object(blocks_name(chain_id, written), content)
         for round_id, entries in rounds.items():
             await self._put_object(index_name(round_id, part), encode_index(entries))
         if rounds:
@@ -208,13 +216,25 @@ class ArchiveWriter:
             log.info("archive_part_written", height=heights[-1], count=count, rounds=len(rounds))
 
     async def _write_block(self, height: int, chain_id: str) -> None:
-        reveals: list[CountedReveal] = []
-        if height >= self._lowest_height:
-            try:
-                reveals = await self._history.reveals(height)
-            except HeightPrunedError as error:
-                self._skip_pruned(height, error)
-        written = await gather_limited(reveals, lambda reveal: self._write_reveal(reveal, chain_id), CONCURRENCY)
+        """Write the bundles of a block.
+
+        Raises:
+            ChainError: the block is not available, or the result of a recent transaction is not known yet.
+        """
+        if height < self._lowest_height:
+            self._entries_by_height[height] = []
+            return
+        try:
+            block = await self._history.read_block(height)
+        except HeightPrunedError as error:
+            self._skip_pruned(height, error)
+            self._entries_by_height[height] = []
+            return
+        is_recent = height > self._history.head - UNKNOWN_RESULT_BLOCKS
+        if is_recent and any(known is None for _, known in block.others):
+            raise ChainUnavailable(f"block {height}: the result of a transaction in it is not known yet")
+        written = await gather_limited(block.reveals, lambda reveal: self._write_reveal(reveal, chain_id), CONCURRENCY)
+        self._lines_by_height[height] = encode_block(block)
         self._entries_by_height[height] = [entry for entry in written if entry is not None]
 
     async def _write_reveal(self, reveal: CountedReveal, chain_id: str) -> tuple[bytes, IndexEntry] | None:

@@ -7,8 +7,8 @@ and sends no requests of its own.
 
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
-the request has ended. Responses are streamed. When no slot is free, a GET whose client does not read its response is
-aborted (`Gateway._free_slot`).
+the request has ended. Responses are streamed. When no slot is free, a GET whose client does not read its response, or a
+slow one, is aborted (`Gateway._free_slot`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class GatewayLimits:
         leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
-        stalled_seconds: from which a request may be aborted for another one, because its client does not read.
+        stalled_seconds: a request whose client has not read for this long may be aborted for another one.
+        slow_seconds: the same for a request that has lasted this long, if none is stalled.
     """
 
     max_concurrent: int = 128
@@ -110,6 +111,7 @@ class GatewayLimits:
     response_seconds: float = 300.0
     chunk_seconds: float = 10.0
     stalled_seconds: float = 0.5
+    slow_seconds: float = 2.0
 
 
 class Gateway:
@@ -197,8 +199,8 @@ class Gateway:
     def _free_slot(self, client: bytes | None) -> bool:
         """Free a slot for a request of `client`; return whether that was possible.
 
-        Aborts the GET that has waited longest for its client to read. If one client has more slots than the others,
-        one of its GETs is aborted, the oldest if none waits. A POST is never aborted, because its sender could not
+        Aborts the GET that has waited longest for its client to read, or a slow one if none waits. If one client has
+        more slots than the others, one of its GETs is aborted. A POST is never aborted, because its sender could not
         tell whether the transaction was sent.
         """
         # None is not one client: a trusted proxy, or a unix socket.
@@ -207,12 +209,15 @@ class Gateway:
         if busiest is not None and self._count_slots(busiest) > self._count_slots(client) + 1:
             reads = [(busiest, each) for each in self._active[busiest] if each.method == "GET"]
         else:
-            stalled_until = anyio.current_time() - self._limits.stalled_seconds
+            now = anyio.current_time()
+            stalled_until, started_until = now - self._limits.stalled_seconds, now - self._limits.slow_seconds
             reads = [
                 (other, each)
                 for other, requests in self._active.items()
                 for each in requests
-                if each.method == "GET" and each.stalled_since is not None and each.stalled_since <= stalled_until
+                if each.method == "GET"
+                if each.started_at <= started_until
+                or (each.stalled_since is not None and each.stalled_since <= stalled_until)
             ]
         if not reads:
             return False

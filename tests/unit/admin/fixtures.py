@@ -19,7 +19,7 @@ from admin.config_fetch import ConfigFetcher
 from admin.registration_request import RegistrationRequest
 from admin.registry import RegistrationRegistry
 from admin.rounds import RoundsView
-from admin.schemas import ChainFacts, UiConfig
+from admin.schemas import AuditResponse, ChainFacts, UiConfig
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
 from helper.chain.models import Round, parse_round
@@ -132,7 +132,10 @@ class AdminStack:
         self.registry = RegistrationRegistry(self.store, self.staking, clock=self.clock)
         self.fetcher = ConfigFetcher(CONFIG_URL, transport=self.web, resolve=self._resolve)
         self.config = VotingConfig(CONFIG_URL, self.store, self.fetcher, clock=self.clock)
-        self.rounds = RoundsView(self.staking, clock=self.clock, report_keys=self.config.compare_keys)
+        self.audits: dict[bytes, AuditResponse] = {}
+        self.rounds = RoundsView(
+            self.staking, clock=self.clock, report_keys=self.config.compare_keys, get_audit=self.audits.get
+        )
         routes = AdminRoutes(
             self.registry,
             self.config,

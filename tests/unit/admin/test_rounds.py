@@ -22,6 +22,7 @@ from admin.rounds import (
     MAX_TOTALS_PER_REFRESH,
     REFRESH_SECONDS,
 )
+from admin.schemas import AuditResponse
 from tests.conftest import read_recorded_lines
 from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, open_admin_stack
 
@@ -204,6 +205,16 @@ async def test_refresh_keeps_totals_of_listed_rounds_and_options_only(tmp_path: 
             await stack.rounds.refresh()
             assert set(stack.rounds._totals) == {round_id_of(number) for number in numbers}
             assert sum(map(len, stack.rounds._totals.values())) == 10
+
+
+async def test_get_rounds_shows_the_audit_of_finalized_rounds_only(tmp_path: Path) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.staking.rounds = [listed_round(1), listed_round(2, status=2), listed_round(3)]
+        audit: AuditResponse = {"at": 7, "verdict": "passed", "passed": 19, "others": []}
+        stack.audits |= {round_id_of(1): audit, round_id_of(2): audit}
+        await stack.rounds.refresh()
+        shown = {entry["round_id"]: entry["audit"] for entry in await get_rounds(stack)}
+        assert shown == {round_id_of(1).hex(): audit, round_id_of(2).hex(): None, round_id_of(3).hex(): None}
 
 
 async def test_refresh_with_huge_rounds_serves_a_bounded_body(tmp_path: Path) -> None:

@@ -18,8 +18,11 @@ from helper.chain.node_pool import create_node_pool
 from helper.config import Config
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
+from helper.operations.archive.object_names import audit_name
+from helper.operations.archive.round_data import StoredAudit, StoredCheck
 from helper.server.http_server import bind_tcp
 from tests.conftest import RECORDED
+from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 from tests.support.process import find_free_port
 
@@ -178,3 +181,33 @@ async def test_inherited_socket_that_contradicts_unix_socket_is_refused(tmp_path
         with inherited, pytest.raises(HelperError, match=r"\[server\] unix_socket is /run/other.sock"):
             async with open_listeners(config, inherited):
                 pass
+
+
+async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, round_id, clock = MemoryBucket(), bytes(range(32)), FakeClock()
+    monkeypatch.setattr("helper.operations.archive.factory.open_archive_bucket", lambda *_: bucket)
+    checks = [
+        StoredCheck(id="A1", verdict="passed", why="", count=2),
+        StoredCheck(id="B1", verdict="failed", why="x" * 400, count=1),
+    ]
+    stored = StoredAudit(round=round_id.hex(), at=7, verdict="failed", checks=checks)
+    await bucket.put(audit_name(round_id), stored.model_dump_json().encode())
+    for audit in (True, False):
+        config = create_config(
+            helper={"db_path": str(tmp_path / "q.db")}, archive={"place": "s3://bucket/proofs", "audit": audit}
+        )
+        listeners = Listeners(config, node_pool=create_node_pool(config, clock), clock=clock)
+        for task in listeners.background_tasks.values():
+            task.close()
+        assert (listeners._audits is not None) is audit
+        if listeners._audits is None:
+            assert listeners._get_audit(round_id) is None
+            continue
+        await listeners._audits.refresh()
+        assert listeners._get_audit(round_id) == {
+            "at": 7,
+            "verdict": "failed",
+            "passed": 1,
+            "others": [{"id": "B1", "verdict": "failed", "why": "x" * 300}],
+        }
+        assert listeners._get_audit(bytes(32)) is None

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from devnet.demo.plan import DURATION_FACTOR, DemoOptions, round_seconds
 from devnet.demo.progress import ProgressBars
-from devnet.demo.report import build_result, merge_fleet_stats
+from devnet.demo.report import build_result, is_successful, merge_fleet_stats, print_report
 from devnet.demo.run import Demo
 from helper.cli.demo import app
 from tests.support.process import TIMEOUT_SECONDS
 
-ROUND_ID = bytes(range(32))
+CHECKS = [
+    {"id": "A1", "verdict": "passed", "why": "", "count": 3},
+    {"id": "E", "verdict": "not_checked", "why": "one node", "count": 1},
+]
+AUDITED: dict[str, Any] = {"round": "00" * 32, "verdict": "not_checked", "checks": CHECKS, "seconds": 1.5}
 OPTIONS = DemoOptions(voters=1)
 
 
 @pytest.fixture
 async def demo() -> AsyncIterator[Demo]:
-    demo_ = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"urls": ["http://helper"], "sockets": []})
+    async def audit(_: object, __: bytes) -> dict[str, Any]:
+        return AUDITED
+
+    chain = {"rest": "http://chain", "rpc": "http://rpc"}
+    demo_ = Demo(OPTIONS, chain, {"urls": ["http://helper"], "sockets": []}, audit=audit)
     real = demo_._http
     yield demo_
     await real.aclose()
@@ -33,11 +43,18 @@ async def demo() -> AsyncIterator[Demo]:
 @pytest.mark.parametrize(
     ("confirmed", "posted"),
     [
-        (OPTIONS.share_count, [("/devnet/rounds/end", {"round_id": ROUND_ID.hex()})]),
+        (
+            OPTIONS.share_count,
+            [
+                ("/devnet/faults", {"halt_chain": True}),
+                ("/devnet/mine", {"blocks": 8, "time": 1001}),
+                ("/devnet/faults", {"halt_chain": False}),
+            ],
+        ),
         (OPTIONS.share_count - 1, []),
     ],
 )
-async def test_round_end_with_all_shares_confirmed_queries_chain_immediately(
+async def test_round_end_with_all_shares_confirmed_produces_its_blocks_immediately(
     demo: Demo, monkeypatch: pytest.MonkeyPatch, confirmed: int, posted: list[tuple[str, Any]]
 ) -> None:
     requests: list[tuple[str, Any]] = []
@@ -52,7 +69,7 @@ async def test_round_end_with_all_shares_confirmed_queries_chain_immediately(
     monkeypatch.setattr(demo, "_merged_stats", facts)
     async with httpx.AsyncClient(transport=httpx.MockTransport(respond)) as chain, asyncio.timeout(TIMEOUT_SECONDS):
         monkeypatch.setattr(demo, "_http", chain)
-        await demo._end_round(ROUND_ID, ProgressBars(1))
+        await demo._end_round(1000, ProgressBars(1))
     assert requests == posted
 
 
@@ -80,8 +97,28 @@ def test_fleet_result_counts_each_share_once() -> None:
     options = DemoOptions(voters=1, helpers=3)
     assert (options.helpers_per_share, options.share_count, options.copy_count) == (2, 32, 64)
     merged = merge_fleet_stats([helper_facts(20, 8, 5.0), helper_facts(24, 8, 5.0), helper_facts(20, 24, 5.0)])
-    result = build_result(options, [], merged, counted={}, early=0, seconds=1.0)
+    result = build_result(options, [], merged, counted={}, early=0, audited=AUDITED, seconds=1.0)
     assert (result["confirmed"], result["helpers"], result["proofs_per_reveal"]) == (32, 3, 1.25)
+
+
+def report_text(result: dict[str, Any]) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_report(result, console)
+    return console.export_text()
+
+
+def test_report_has_the_verdict_of_the_audit_and_fails_with_a_failed_check() -> None:
+    figures = helper_facts(32, 32, 5.0)
+    result = build_result(OPTIONS, [], figures, counted={}, early=0, audited=AUDITED, seconds=1.0)
+    result |= {"accepted": 32, "tally_ok": True}
+    assert is_successful(result)
+    assert "not checked (1 of 2 checks passed, 1.5 s)" in report_text(result)
+    assert "E not checked: one node" in report_text(result)
+    failed = [{"id": "B1", "verdict": "failed", "why": "the sum does not match", "count": 1}, CHECKS[0]]
+    audited = {**AUDITED, "verdict": "failed", "checks": failed}
+    result |= {"audit": build_result(OPTIONS, [], figures, counted={}, early=0, audited=audited, seconds=1.0)["audit"]}
+    assert not is_successful(result)
+    assert "B1 failed: the sum does not match" in report_text(result)
 
 
 def test_round_of_fleet_lasts_until_every_copy_could_be_proven() -> None:

@@ -13,13 +13,14 @@ from structlog.testing import capture_logs
 from helper.chain.counted_reveals import CountedReveal
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
-from helper.chain.reveal_history import RevealHistory
+from helper.chain.reveal_history import HistoryBlock, RevealHistory
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import (
     PART_BLOCKS,
     IndexEntry,
     Progress,
+    blocks_name,
     bundle_name,
     encode_index,
     find_entry,
@@ -54,6 +55,7 @@ class FakeHistory(RevealHistory):
     def __init__(self, head: int = 2 * PART_BLOCKS + 50) -> None:
         self.head = head
         self.reveals_by_height = {105: [FIRST], 160: [SECOND]}
+        self.others_by_height: dict[int, list[tuple[bytes, bool | None]]] = {}
         self.lowest_height = 1
         self.reports_lowest_height = True
         self.is_unreachable = False
@@ -63,16 +65,17 @@ class FakeHistory(RevealHistory):
         self.is_broken = False
         self.is_closed = False
 
-    async def reveals(self, height: int) -> list[CountedReveal]:
+    async def read_block(self, height: int) -> HistoryBlock:
         self.requested_heights.append(height)
         if self.is_unreachable:
             raise ChainUnavailable("away")
         if height < self.lowest_height:
             raise HeightPrunedError("gone", self.lowest_height if self.reports_lowest_height else None)
-        return [
+        reveals = [
             CountedReveal(height, reveal.transaction, reveal.message)
             for reveal in self.reveals_by_height.get(height, [])
         ]
+        return HistoryBlock(height, 1000.0 + height, tuple(reveals), tuple(self.others_by_height.get(height, ())))
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
         self.root_requests += 1
@@ -130,7 +133,9 @@ async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
     assert sorted(set(blocks.requested_heights)) == list(range(100, 200))
     assert writer.archived_height == 199
     names = {bundle_name(ROUND, entry.tx_hash) for entry in (FIRST, SECOND)}
-    assert set(bucket.objects) == names | {index_name(ROUND, 1), PROGRESS}
+    blocks_object = blocks_name(CHAIN, range(100, 200))
+    assert set(bucket.objects) == names | {index_name(ROUND, 1), blocks_object, PROGRESS}
+    assert len(bucket.objects[blocks_object].body.splitlines()) == 100
     bundle = bucket.objects[bundle_name(ROUND, FIRST.tx_hash)].body
     assert bundle == pack_bundle(replace(FIRST, height=105))
     assert unpack_bundle(bundle, CIRCUITS).tx_hash == FIRST.tx_hash
@@ -143,7 +148,7 @@ async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
     before = dict(bucket.objects)
     assert await create_writer(bucket, blocks).write_next_part()
     assert min(blocks.requested_heights) == 200
-    del bucket.objects[PROGRESS]
+    del bucket.objects[PROGRESS], bucket.objects[blocks_name(CHAIN, range(200, 300))]
     assert await create_writer(bucket, FakeHistory()).write_next_part()
     assert {name: stored.body for name, stored in bucket.objects.items()} == {
         name: stored.body for name, stored in before.items()
@@ -278,7 +283,7 @@ async def test_writer_invalid_reveal_is_skipped() -> None:
     blocks.root = None
     with capture_logs() as logs:
         assert await create_writer(bucket, blocks).write_next_part()
-    assert list(bucket.objects) == [PROGRESS]
+    assert list(bucket.objects) == [blocks_name(CHAIN, range(100, 200)), PROGRESS]
     assert [line["event"] for line in logs] == ["archive_started"] + ["archive_reveal_skipped"] * 2
 
 

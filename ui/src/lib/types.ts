@@ -36,10 +36,22 @@ export interface RoundOption {
   total: number | null;
 }
 
+/** The helper's audit of a finished round. */
+export interface Audit {
+  at: number;
+  verdict: "passed" | "failed" | "not_checked";
+  /** Number of checks that passed. */
+  passed: number;
+  /** The other checks. */
+  others: { id: string; verdict: "failed" | "not_checked"; why: string }[];
+}
+
 export interface Round {
   round_id: string;
   status: number;
   vote_end_time: number;
+  /** null without an audit. */
+  audit: Audit | null;
   proposals: { id: number; title: string; options: RoundOption[] }[];
 }
 

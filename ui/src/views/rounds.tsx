@@ -1,8 +1,8 @@
 import { formatDuration, formatNumber, formatShare, plural } from "../lib/format";
 import { useJson, useNow } from "../lib/hooks";
-import { ACTIVE, FINALIZED, PENDING, type Round, TALLYING } from "../lib/types";
+import { ACTIVE, type Audit, FINALIZED, PENDING, type Round, TALLYING } from "../lib/types";
 import { RoundBadge } from "../parts/round";
-import { Empty, Loaded, Moment, Name, PageHead } from "../parts/ui";
+import { Badge, Empty, Loaded, Moment, Name, PageHead, type Tone } from "../parts/ui";
 
 type Proposal = Round["proposals"][number];
 
@@ -113,9 +113,57 @@ function Past({ round, now, open }: { round: Round; now: number; open: boolean }
             <Moment at={round.vote_end_time} />
           </dd>
         </div>
+        {round.audit && (
+          <div>
+            <dt>Checked by this helper</dt>
+            <dd>
+              <Moment at={round.audit.at} />
+            </dd>
+          </div>
+        )}
       </dl>
+      {round.audit && <AuditResult audit={round.audit} />}
       <Proposals round={round} />
     </details>
+  );
+}
+
+const VERDICTS: Record<Audit["verdict"], { label: string; tone: Tone; text: string }> = {
+  passed: {
+    label: "Audit passed",
+    tone: "good",
+    text: "The published result is what the revealed votes add up to.",
+  },
+  failed: {
+    label: "Audit failed",
+    tone: "bad",
+    text: "The published data contradicts itself or the rules of the vote.",
+  },
+  not_checked: {
+    label: "Audit incomplete",
+    tone: "warn",
+    text: "No check failed, but some could not be run.",
+  },
+};
+
+/** The helper's own audit. It shows no more than the data allowed: checks without data are not passed. */
+export function AuditResult({ audit }: { audit: Audit }) {
+  const { label, tone, text } = VERDICTS[audit.verdict];
+  return (
+    <div>
+      <p>
+        <Badge tone={tone}>{label}</Badge> {text} {plural(audit.passed, "check")} passed.
+      </p>
+      {audit.others.length > 0 && (
+        <ul class="small">
+          {audit.others.map(({ id, verdict, why }) => (
+            <li key={id}>
+              {id} {verdict === "failed" ? "failed" : "not checked"}: <bdi>{why}</bdi>
+            </li>
+          ))}
+        </ul>
+      )}
+    </div>
   );
 }
 

@@ -1,0 +1,85 @@
+"""Batches of proofs: one is verified while the next one is read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+
+import pytest
+
+import proofs
+from helper.audit import reveal_checks
+from helper.audit.auditor import audit_round
+from helper.audit.documents import parse_round_facts
+from helper.audit.reveal_checks import RevealChecks
+from helper.audit.source import AuditBlock
+from helper.audit.verdicts import CHECKS, Findings
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.transaction_tags import REVEAL
+from helper.errors import ChainUnavailable
+from tests.support.audit_rounds import MemorySource, threshold_round
+from tests.support.process import TIMEOUT_SECONDS
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowVerifier:
+    """Verifies nothing until it is released. Replaces `proofs.verify_each`."""
+
+    def __init__(self) -> None:
+        self.started, self.released = threading.Event(), threading.Event()
+        self.sizes: list[int] = []
+
+    def __call__(self, _: str, items: list[object]) -> list[str | None]:
+        self.sizes.append(len(items))
+        self.started.set()
+        assert self.released.wait(TIMEOUT_SECONDS)
+        return ["not valid" if len(self.sizes) == 1 else None for _ in items]
+
+
+@pytest.fixture
+def verifier(monkeypatch: pytest.MonkeyPatch) -> SlowVerifier:
+    monkeypatch.setattr(reveal_checks, "BATCH_REVEALS", 6)
+    verifier = SlowVerifier()
+    monkeypatch.setattr(proofs, "verify_each", verifier)
+    return verifier
+
+
+async def test_add_continues_while_a_batch_is_verified(verifier: SlowVerifier) -> None:
+    source = threshold_round()
+    findings = {check_id: Findings() for check_id in CHECKS}
+    reveals = [(height, RevealMessage.from_tx(raw)) for height, _, raw in source.find(0x04)]
+    roots = dict.fromkeys((message.anchor_height for _, message in reveals), bytes(32))
+    checks = RevealChecks(parse_round_facts(source.documents["round"]), roots, findings)
+    for height, message in reveals[:11]:
+        await checks.add(message, height, 0.0)
+    assert checks.verified == 0
+    assert findings["A2"].count == 11, "five reveals were added after the first batch"
+    verifier.released.set()
+    for height, message in reveals[11:]:
+        await checks.add(message, height, 0.0)
+    await checks.verify_pending()
+    assert (verifier.sizes, checks.verified) == ([6, 6, 4], 16)
+    assert (findings["A3"].count, findings["A3"].problem_count) == (16, 6)
+    assert sum(checks.counts.values()) == 16
+
+
+async def test_audit_that_ends_early_leaves_no_task(verifier: SlowVerifier) -> None:
+    class FailingSource(MemorySource):
+        async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
+            reveals = 0
+            async for block in super().blocks(first):
+                yield block
+                reveals += sum(tx.raw[0] == REVEAL for tx in block.txs)
+                if reveals >= reveal_checks.BATCH_REVEALS:
+                    assert await asyncio.to_thread(verifier.started.wait, TIMEOUT_SECONDS)
+                    verifier.released.set()
+                    raise ChainUnavailable("away")
+
+    recorded = threshold_round()
+    source = FailingSource(recorded.round_id, recorded.documents, recorded.block_list)
+    before = asyncio.all_tasks()
+    with pytest.raises(ChainUnavailable):
+        await audit_round(source, source.round_id)
+    assert asyncio.all_tasks() == before
