@@ -31,6 +31,7 @@ class _Request:
     shares: Path | None
     restart: str | None
     token: str
+    within: float
     only: list[str]
 
 
@@ -64,6 +65,9 @@ def conformance(
         Path | None, typer.Option(metavar="FILE", help="JUnit XML file to write.", show_default=False)
     ] = None,
     token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that require one.")] = "",
+    within: Annotated[
+        float, typer.Option(min=1, help="Seconds after its submit_at within which a share must be counted.")
+    ] = 60.0,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,7 +89,7 @@ def conformance(
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         if devnet is not None and shares is not None:
             raise ValueError("--devnet and --shares exclude each other")
-        results = anyio.run(_run, _Request(url, devnet, shares, restart, token, only or []))
+        results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
         if junit is not None:
             junit.write_bytes(to_junit(url, results))
     emit(to_json(results), lambda _: _print_results(results), json=json)
@@ -115,6 +119,7 @@ async def _run(request: _Request) -> list[CheckResult]:
             shares_file=request.shares,
             restart_command=request.restart,
             share_count=sum(check.shares for check in checks),
+            reveal_seconds=request.within,
         )
         try:
             await client.get(STATUS_PATH)

@@ -346,20 +346,28 @@ class _LateTime:
     seconds_after_end: int
 
     async def __call__(self, session: Session) -> str:
-        reply = await session.client.post(encode(session.template.body(session.end + self.seconds_after_end)))
+        reply = await session.client.post(encode(session.take_refusable().body(session.end + self.seconds_after_end)))
         require(reply.status in _REFUSED, f"POST with submit_at {self.name} → {reply}")
         return f"POST with submit_at {self.name} → {reply}"
 
 
 for _late in (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after the end", 31_536_000)):
     checks.add(
-        Check(f"TIME-{_late.number:03}", f"refuses submit_at {_late.name}", _R3, "must", _late, needs_shares=True)
+        Check(
+            f"TIME-{_late.number:03}",
+            f"refuses submit_at {_late.name}",
+            _R3,
+            "must",
+            _late,
+            shares=1,
+            needs_shares=True,
+        )
     )
 
 
-@checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, needs_shares=True)
+@checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, shares=1, needs_shares=True)
 async def _(session: Session) -> str:
-    reply = await session.client.post(encode(session.template.body(session.far_time() * 1000)))
+    reply = await session.client.post(encode(session.take_refusable().body(session.far_time() * 1000)))
     require(reply.status in _REFUSED, f"POST with submit_at in milliseconds → {reply}")
     return f"POST with submit_at in milliseconds → {reply}"
 

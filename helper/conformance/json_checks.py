@@ -168,7 +168,6 @@ _BODIES: Final = (
         _TOO_LARGE,
         _LIMIT,
     ),
-    _Body(39, "8 MiB", lambda share, time: _share_json(share, time).ljust(8 * _MAX_BYTES), _TOO_LARGE, _LIMIT),
 )
 for _body in _BODIES:
     checks.add(
@@ -269,7 +268,21 @@ async def _(session: Session) -> str:
     return await _refused_head(session, [], f"{STATUS_PATH}/{'p' * (100 << 10)}")
 
 
-@checks.must("SIZE-006", "the helper still answers after all this", "protocol-now §12 row 6")
+@checks.must("SIZE-006", "8 MiB are refused, read or not", _LIMIT, needs_shares=True)
+async def _(session: Session) -> str:
+    content = _share_json(session.template, session.far_time()).ljust(8 * _MAX_BYTES)
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(connection.share_request(content))
+        try:
+            reply: Reply | None = await connection.response()
+        except ConnectionEnded:
+            # closed before all was read, so the response may be lost
+            reply = None
+    require(reply is None or reply.status in _TOO_LARGE, f"POST of 8 MiB → {reply}")
+    return f"POST of 8 MiB → {reply or 'closed'}"
+
+
+@checks.must("SIZE-007", "the helper still answers after all this", "protocol-now §12 row 6")
 async def _(session: Session) -> str:
     reply = await session.client.get(STATUS_PATH)
     require(reply.status == 200, f"GET status → {reply}")

@@ -215,7 +215,8 @@ def _sensitive_values(session: Session) -> Iterator[SensitiveValue]:
     for share in {share.commitment: share for share in session.all_shares}.values():
         yield SensitiveValue("commitment", share.commitment, math.inf)
         yield SensitiveValue("hash", decode32(share.fields["shares_hash"]), math.inf)
-        yield SensitiveValue("position", share.fields["tree_position"], math.inf)
+        if share.round_id == session.round.round_id:  # positions of other rounds are as small as heights
+            yield SensitiveValue("position", share.fields["tree_position"], math.inf)
         for comm in share.fields["share_comms"]:
             yield SensitiveValue("hash", decode32(comm), math.inf)
     known = {share.nullifier for share in session.all_shares}

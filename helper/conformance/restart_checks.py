@@ -14,7 +14,6 @@ from typing import Any, Final
 from helper.conformance.checks import CheckFailed, CheckList, CheckSkipped, Phase, require, shorten
 from helper.conformance.dev_chain import Reveal
 from helper.conformance.http_client import Reply
-from helper.conformance.reveal_checks import REVEAL_SECONDS
 from helper.conformance.session import Session, describe_many
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH
@@ -37,6 +36,7 @@ class _Scenario:
     """What was posted before the restart, and the responses after it.
 
     Attributes:
+        restarted_at: when the command was started, Unix seconds.
         seconds: from the command to the first status ok; None if there was none.
         output: what the command wrote, if it failed.
         waiting: response to a repeat of each share that was waiting.
@@ -47,8 +47,11 @@ class _Scenario:
         revealed_status: its status after the restart.
         revealed_again: response to a repeat of it.
         late: response to a share that is new after the restart.
+        counted: reveals of the shares that were to be revealed.
+        sent: times at which the node got reveals, by nullifier, Unix seconds.
     """
 
+    restarted_at: float = 0.0
     seconds: float | None = None
     output: str = ""
     waiting: list[Reply] = field(default_factory=list)
@@ -97,7 +100,7 @@ async def _reveal_one(session: Session) -> TestShare:
     async def is_confirmed() -> bool:
         return (await session.share_status(share)).word == "confirmed"
 
-    if not await session.wait_for(is_confirmed, REVEAL_SECONDS):
+    if not await session.wait_for(is_confirmed, session.reveal_seconds):
         raise CheckSkipped("no share was confirmed before the restart")
     return share
 
@@ -105,7 +108,7 @@ async def _reveal_one(session: Session) -> TestShare:
 async def _restart(session: Session, scenario: _Scenario, crowd: Sequence[TestShare]) -> None:
     """Run the command while shares arrive, and wait until the helper is ready."""
     assert session.restart_command is not None
-    started = session.clock.monotonic()
+    started, scenario.restarted_at = session.clock.monotonic(), session.clock.now()
     posting = [asyncio.ensure_future(_post_until_down(session, share)) for share in crowd]
     process = await asyncio.create_subprocess_shell(
         session.restart_command,
@@ -164,7 +167,7 @@ async def _watch(session: Session, scenario: _Scenario) -> None:
         scenario.counted = [reveal for reveal in reveals if reveal.nullifier in nullifiers]
         return {reveal.nullifier for reveal in scenario.counted} == nullifiers
 
-    await session.wait_for(are_counted, max(0.0, scenario.due - session.clock.now()) + REVEAL_SECONDS)
+    await session.wait_for(are_counted, max(0.0, scenario.due - session.clock.now()) + session.reveal_seconds)
     for entry in await session.chain.requests_after(session.log_start):
         if entry["nullifier"]:
             scenario.sent.setdefault(bytes.fromhex(entry["nullifier"]), []).append(entry["time"])
@@ -239,8 +242,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     scenario = await _restarted(session)
     assert scenario.revealed is not None
-    restarted = (scenario.due or 0) - _WAIT_SECONDS
-    sent = [time for time in scenario.sent.get(scenario.revealed.nullifier, []) if time > restarted]
+    sent = [time for time in scenario.sent.get(scenario.revealed.nullifier, []) if time > scenario.restarted_at]
     require(not sent, f"a revealed share was sent {len(sent)} times after the restart")
     return "not sent again"
 

@@ -16,8 +16,6 @@ from helper.conformance.http_client import Reply
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, decode32, encode
 
-REVEAL_SECONDS: Final = 60.0
-"""Seconds after its time within which a share must be counted. The original proves about 0.6 shares a second."""
 PROMPT_SECONDS: Final = 10.0
 """Seconds after its time within which a share should be counted."""
 _CONFIRM_SECONDS: Final = 30.0
@@ -135,7 +133,7 @@ async def _watch(session: Session, timed: Sequence[_Timed]) -> tuple[list[str], 
     too_early: list[str] = []
     before_due: list[str] = []
     watched = [timed[0], timed[2]]
-    ends_at = max(each.due for each in timed) + REVEAL_SECONDS
+    ends_at = max(each.due for each in timed) + session.reveal_seconds
     while session.clock.now() < ends_at:
         for each in watched:
             asked_at = session.clock.now()
@@ -193,19 +191,19 @@ async def _require_counted(session: Session, *kinds: str) -> str:
     """Require that all shares of some kinds are counted once within the limit."""
     scenario = await session.once(_run)
     chosen = scenario.of_kind(*kinds)
-    wrong = [each for each in chosen if len(each.counted) != 1 or (each.delay or 0) > REVEAL_SECONDS]
+    wrong = [each for each in chosen if len(each.counted) != 1 or (each.delay or 0) > session.reveal_seconds]
     delays = [each.delay for each in chosen if each.delay is not None]
     slowest = f"{max(delays):.1f} s" if delays else "never"
     require(
         not wrong,
-        f"{len(wrong)} of {len(chosen)} shares not counted once within {REVEAL_SECONDS:.0f} s: {_name(wrong)}",
+        f"{len(wrong)} of {len(chosen)} shares not counted once within {session.reveal_seconds:.0f} s: {_name(wrong)}",
     )
     return f"{len(chosen)} shares counted once, the last {slowest} after its time"
 
 
 @checks.must(
     "CHAIN-001",
-    "every share is counted exactly once, within 60 s",
+    "every share is counted exactly once, in time",
     "protocol R1; draft: Server Role 6",
     shares=25,
     **_NEEDS,
@@ -274,7 +272,9 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     scenario = await session.once(_run)
     words = set(scenario.before_due)
-    require(words == {"pending"}, f"share-status before its time: {', '.join(sorted(words)) or 'not asked'}")
+    if not words:
+        raise CheckSkipped("the shares were due before all of them were posted")
+    require(words == {"pending"}, f"share-status before its time: {', '.join(sorted(words))}")
     return f"{len(scenario.before_due)} × pending"
 
 

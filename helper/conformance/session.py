@@ -22,6 +22,8 @@ FAR_SECONDS: Final = 2400
 """Seconds until the reveal of shares that must wait during the whole run."""
 ACCEPT_SECONDS: Final = 60.0
 """Seconds in which a helper must know a new round and its votes. The original reads rounds when a share arrives."""
+REVEAL_SECONDS: Final = 60.0
+"""Default limit from its time until a share is counted, in seconds. The original proves 0.6 shares per second."""
 _RETRY_SECONDS: Final = 0.5
 
 T = TypeVar("T")
@@ -52,6 +54,7 @@ class Session:
         shares_file: file of real shares; None if there is none.
         restart_command: restarts the helper; None if there is none.
         share_count: number of new shares that the selected checks post.
+        reveal_seconds: seconds after its time within which a share must be counted.
     """
 
     def __init__(
@@ -63,10 +66,12 @@ class Session:
         shares_file: Path | None = None,
         restart_command: str | None = None,
         share_count: int = 0,
+        reveal_seconds: float = REVEAL_SECONDS,
     ) -> None:
         self.client = client
         self.clock = clock
         self.restart_command = restart_command
+        self.reveal_seconds = reveal_seconds
         self.accepted: list[Posted] = []
         self.asked_nullifiers: list[bytes] = []
         self.revealed_elsewhere: list[TestShare] = []
@@ -146,6 +151,10 @@ class Session:
         if not self._unused:
             raise CheckSkipped("the file has no unused share left" if self._from_file else "no unused share left")
         return self._unused.pop()
+
+    def take_refusable(self) -> TestShare:
+        """A share for a post that must be refused although its parts are right; the template if shares are real."""
+        return self.template if self._from_file else self.take()
 
     def take_many(self, count: int) -> list[TestShare]:
         """Take several shares."""

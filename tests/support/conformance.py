@@ -24,6 +24,7 @@ async def run_kit(
     shares_file: Path | None = None,
     restart_command: str | None = None,
     token: str = "",
+    within: float = 60.0,
     only: Sequence[str] = (),
 ) -> list[CheckResult]:
     """Check the helper at `url`."""
@@ -38,6 +39,7 @@ async def run_kit(
             shares_file=shares_file,
             restart_command=restart_command,
             share_count=sum(check.shares for check in checks),
+            reveal_seconds=within,
         )
         return await run_checks(session, checks)
     finally:

@@ -37,6 +37,7 @@ SLOW_STATUS_SECONDS: Final = 2.2
 MAX_PARALLEL_POSTS: Final = 32
 RESEND_SECONDS: Final = 4.0
 LOST_INDEX: Final = 3
+MAX_DELAY_SECONDS: Final = 3000
 _NOT_FORWARDED: Final = {
     "connection",
     "content-length",
@@ -211,7 +212,7 @@ class WrongHelper:
         before = self._answer_before(body, read)
         if before is not None:
             return before
-        response = await self._forward(request, self._altered(body))
+        response = await self._forward(request, self._altered(body, read))
         word = json.loads(bytes(response.body)).get("status") if response.status_code == 200 else None
         if isinstance(read, InvalidShare):
             return response
@@ -247,7 +248,7 @@ class WrongHelper:
         return None
 
     def _is_key_known(self, body: bytes) -> bool:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             fields = json.loads(body)
             key = (
                 fields["vote_round_id"],
@@ -258,24 +259,18 @@ class WrongHelper:
             return key in self._known
         return False
 
-    def _altered(self, body: bytes) -> bytes:
+    def _altered(self, body: bytes, read: ReadShare | InvalidShare) -> bytes:
         """The body that is forwarded."""
-        if self._fault not in (Fault.REVEALED_EARLY, Fault.INTEGERS_WRAP, Fault.LATE_ACCEPTED):
+        if self._fault is Fault.INTEGERS_WRAP and isinstance(read, InvalidShare):
+            return _wrap_integers(body)
+        if isinstance(read, InvalidShare):
             return body
-        try:
-            fields: Any = json.loads(body)
-            if self._fault is Fault.REVEALED_EARLY:
-                fields["submit_at"] = 0
-            elif self._fault is Fault.LATE_ACCEPTED:
-                fields["submit_at"] = min(fields["submit_at"], int(time.time()) + 1800)
-            else:
-                sealed = fields["enc_share"]
-                for parent, name in ((fields, "proposal_id"), (fields, "vote_decision"), (sealed, "share_index")):
-                    if type(parent[name]) is int and parent[name] >= 1 << 32:
-                        parent[name] %= 1 << 32
-        except (ValueError, TypeError, KeyError):
-            return body
-        return json.dumps(fields).encode()
+        latest = int(time.time()) + MAX_DELAY_SECONDS
+        if self._fault is Fault.REVEALED_EARLY:
+            return json.dumps({**json.loads(body), "submit_at": 0}).encode()
+        if self._fault is Fault.LATE_ACCEPTED and read.submit_at > latest:
+            return json.dumps({**json.loads(body), "submit_at": latest}).encode()
+        return body
 
     async def _answer_after(self, response: Response, read: ReadShare, word: str | None, *, is_new: bool) -> Response:
         """The response of the faults that forward a share first."""
@@ -288,7 +283,12 @@ class WrongHelper:
             return _accepted("queued")
         if fault is Fault.REVEALED_IS_FORGOTTEN and word == "duplicate" and await self._is_counted(read):
             return _error(409, "conflict")
-        if fault is Fault.TIME_MOVED and word == "duplicate" and read.submit_at == 0:
+        if (
+            fault is Fault.TIME_MOVED
+            and word == "duplicate"
+            and read.submit_at == 0
+            and not await self._is_counted(read)
+        ):
             self._start(self._reveal(read, 0))
         if fault is Fault.SENT_AGAIN and is_new:
             self._start(self._send_again(read))
@@ -357,6 +357,19 @@ class WrongHelper:
         task.add_done_callback(self._tasks.discard)
 
 
+def _wrap_integers(body: bytes) -> bytes:
+    """Reduce integers modulo 2^32."""
+    try:
+        fields: Any = json.loads(body)
+        sealed = fields["enc_share"]
+        for parent, name in ((fields, "proposal_id"), (fields, "vote_decision"), (sealed, "share_index")):
+            if type(parent[name]) is int and parent[name] >= 1 << 32:
+                parent[name] %= 1 << 32
+    except (ValueError, TypeError, KeyError):
+        return body
+    return json.dumps(fields).encode()
+
+
 def _key(read: ReadShare) -> tuple[object, ...]:
     return (read.round_id.hex(), read.share_index, read.proposal_id, read.tree_position)
 
@@ -389,7 +402,10 @@ class _Server(uvicorn.Server):
 async def run_wrong_helper(target: str, chain_url: str, fault: Fault = Fault.NONE) -> AsyncIterator[str]:
     """Run the proxy on this event loop. Yields its base URL."""
     helper = WrongHelper(target, chain_url, fault)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    # with the protocol, asyncio disables Nagle's algorithm, which delays each response by 40 ms
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(512)
     config = uvicorn.Config(
         helper.app(), log_config=None, lifespan="off", http="httptools", ws="none", timeout_graceful_shutdown=1
     )
