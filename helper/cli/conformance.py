@@ -101,12 +101,12 @@ async def _run(request: _Request) -> list[CheckResult]:
     """Run the selected checks."""
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.conformance.catalog import select_checks  # noqa: PLC0415
-    from helper.conformance.checks import CheckFailed  # noqa: PLC0415
     from helper.conformance.dev_chain import DevChain  # noqa: PLC0415
     from helper.conformance.http_client import HelperClient, parse_address  # noqa: PLC0415
     from helper.conformance.runner import run_checks  # noqa: PLC0415
     from helper.conformance.session import Session  # noqa: PLC0415
     from helper.conformance.status_checks import STATUS_PATH  # noqa: PLC0415
+    from helper.conformance.verdicts import CheckFailed  # noqa: PLC0415
 
     checks, clock = select_checks(request.only), SystemClock()
     client = HelperClient(parse_address(request.url), request.token, clock)

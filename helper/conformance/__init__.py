@@ -2,10 +2,11 @@
 
 From lower to higher layers:
 
-    checks.py                            a check, its verdict, lists of checks                       (pure)
+    verdicts.py                          how a check reports a failure                              (pure)
     http_client.py  raw_http.py          requests to the helper under test
     shares.py  dev_chain.py              shares: from a dev chain's wallets or a file
     session.py                           the helper, the shares and the chain of one run
+    checks.py                            a check, its result, lists of checks
     *_checks.py                          the checks by topic
     catalog.py  runner.py  report.py     all checks; runs them; JSON and JUnit XML
 

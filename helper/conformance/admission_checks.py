@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import proofs
-from helper.conformance.checks import Check, CheckFailed, CheckList, CheckSkipped, require
+from helper.conformance.checks import Check, CheckList
 from helper.conformance.dev_chain import ChainRound
 from helper.conformance.http_client import Reply
-from helper.conformance.session import ROUND_SECONDS, Session
+from helper.conformance.session import Session
 from helper.conformance.shares import Body, TestShare, decode32, encode, encode32
+from helper.conformance.verdicts import CheckFailed, CheckSkipped, require
 
 _R13: Final = "protocol R13; draft: Server Role 1"
 _KEY: Final = "protocol §2: everything under a key is bound by hashes"
@@ -305,12 +306,12 @@ class _EndedRound:
 
 
 async def _open_other_round(session: Session) -> ChainRound:
-    return await session.chain.open_round(ROUND_SECONDS)
+    return await session.open_round()
 
 
 async def _end_round(session: Session) -> _EndedRound:
     """End a round of its own after the helper has accepted a share of it."""
-    chain_round = await session.chain.open_round(ROUND_SECONDS)
+    chain_round = await session.open_round()
     shares = await session.cast_votes(chain_round, 4)
     known = shares.pop()
     first: Reply | None = None
@@ -322,7 +323,7 @@ async def _end_round(session: Session) -> _EndedRound:
 
     if not await session.wait_for(is_accepted, _NOTICE_SECONDS):
         raise CheckFailed(f"POST of a valid share of a second round → {first}")
-    await session.chain.end_round(chain_round.round_id)
+    await session.end_round(chain_round.round_id)
     last: Reply | None = None
 
     async def is_refused() -> bool:

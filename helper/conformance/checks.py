@@ -1,22 +1,18 @@
-"""A check of a helper, its verdict, and lists of checks. Pure."""
+"""A check of a helper, its result, and lists of checks."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from helper.conformance.session import Session
+from helper.conformance.session import Session
 
 Level = Literal["must", "should"]
 Verdict = Literal["passed", "failed", "skipped"]
-Run = Callable[["Session"], Awaitable[str]]
+Run = Callable[[Session], Awaitable[str]]
 """Makes a check. Returns what was seen; raises CheckFailed or CheckSkipped."""
-
-MAX_SEEN_CHARACTERS: Final = 300
-"""Maximum length of what was seen."""
 
 
 class Phase(Enum):
@@ -32,14 +28,6 @@ class Phase(Enum):
     REVEAL = "reveal"
     RESTART = "restart"
     END = "end"
-
-
-class CheckFailed(Exception):
-    """The helper does not meet the check. The text is what was seen."""
-
-
-class CheckSkipped(Exception):
-    """The check could not be made. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +100,3 @@ class CheckList:
             return run
 
         return register
-
-
-def require(condition: object, seen: str) -> None:
-    """Raise CheckFailed unless the condition holds."""
-    if not condition:
-        raise CheckFailed(seen)
-
-
-def shorten(text: str, limit: int = MAX_SEEN_CHARACTERS) -> str:
-    """Cut a text to `limit` characters."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"

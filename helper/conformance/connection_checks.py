@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckFailed, CheckList, Level, require
+from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import JSON_TYPE, Reply
 from helper.conformance.raw_http import ConnectionEnded, RawConnection, encode_chunks, open_raw
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH
+from helper.conformance.verdicts import CheckFailed, require
 
 _HTTP: Final = "RFC 9112"
 _QUIET_SECONDS: Final = 2.0

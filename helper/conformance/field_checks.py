@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from helper.conformance.checks import Check, CheckList, CheckSkipped, Level, require
+from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.session import Session
 from helper.conformance.shares import Body, TestShare, decode32, encode, encode32
+from helper.conformance.verdicts import CheckSkipped, require
 
 _SOURCE: Final = "protocol §2: POST shares"
 _ENCODING: Final = "protocol §3: canonical encodings"

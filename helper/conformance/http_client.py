@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from helper.clock import Clock
-from helper.conformance.checks import CheckFailed, shorten
+from helper.conformance.verdicts import CheckFailed, shorten
 from helper.runtime.http_client import create_async_client
 
 PREFIX: Final = "/shielded-vote/v1"

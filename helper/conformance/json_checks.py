@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList, Level, require
+from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import SHARES_PATH, Headers, Reply
 from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH
+from helper.conformance.verdicts import require
 
 _BODY: Final = "protocol §2: parse 400"
 _RFC_JSON: Final = "RFC 8259"

@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import CheckFailed, CheckList, require
+from helper.conformance.checks import CheckList
 from helper.conformance.http_client import PATIENCE_SECONDS, Reply
 from helper.conformance.post_checks import VIZOR_SECONDS
 from helper.conformance.raw_http import ConnectionEnded, open_raw
 from helper.conformance.session import Session, describe_many
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH, STATUS_SECONDS
+from helper.conformance.verdicts import CheckFailed, require
 
 _ROW_9: Final = "protocol-now §12 row 9"
 _LIBRARY: Final = "wallet 5.3.0: 128 POSTs, 30 s"

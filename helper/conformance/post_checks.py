@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList, Level, require
+from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import (
     ATTEMPT_HEADER,
     JSON_TYPE,
@@ -19,6 +19,7 @@ from helper.conformance.http_client import (
 )
 from helper.conformance.session import Session, describe_many
 from helper.conformance.shares import Body, TestShare, encode
+from helper.conformance.verdicts import require
 
 _LIBRARY: Final = "wallet 5.3.0: a share's JSON"
 _ANSWER: Final = "wallet 5.3.0: answers to POST shares"

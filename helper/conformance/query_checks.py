@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 import proofs
-from helper.conformance.checks import Check, CheckList, CheckSkipped, Level, require
+from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import JSON_TYPE, PREFIX, Reply
 from helper.conformance.session import Session
+from helper.conformance.verdicts import CheckSkipped, require
 
 _STATUS: Final = "protocol-now §12 row 7"
 _SUMMARY: Final = "protocol-now §3: queue-summary"

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from helper.conformance.checks import CheckFailed
 from helper.conformance.http_client import JSON_TYPE, SHARES_PATH, TOKEN_HEADER, Address, Reply
+from helper.conformance.verdicts import CheckFailed
 
 RESPONSE_SECONDS: Final = 15.0
 """Default limit for a response, in seconds."""

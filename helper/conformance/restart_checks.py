@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from helper.conformance.checks import CheckFailed, CheckList, CheckSkipped, Phase, require, shorten
+from helper.conformance.checks import CheckList, Phase
 from helper.conformance.dev_chain import Reveal
 from helper.conformance.http_client import Reply
 from helper.conformance.session import Session, describe_many
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH
+from helper.conformance.verdicts import CheckFailed, CheckSkipped, require, shorten
 
 COMMAND_SECONDS: Final = 180.0
 """Limit of the command, and of the time until the helper is ready again."""
@@ -108,8 +109,10 @@ async def _reveal_one(session: Session) -> TestShare:
 async def _restart(session: Session, scenario: _Scenario, crowd: Sequence[TestShare]) -> None:
     """Run the command while shares arrive, and wait until the helper is ready."""
     assert session.restart_command is not None
-    started, scenario.restarted_at = session.clock.monotonic(), session.clock.now()
     posting = [asyncio.ensure_future(_post_until_down(session, share)) for share in crowd]
+    if posting:  # the command starts while most of them are in flight
+        await asyncio.wait(posting, return_when=asyncio.FIRST_COMPLETED)
+    started, scenario.restarted_at = session.clock.monotonic(), session.clock.now()
     process = await asyncio.create_subprocess_shell(
         session.restart_command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from helper.conformance.checks import CheckList, CheckSkipped, Phase, require
+from helper.conformance.checks import CheckList, Phase
 from helper.conformance.dev_chain import Reveal
 from helper.conformance.http_client import Reply
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, decode32, encode
+from helper.conformance.verdicts import CheckSkipped, require
 
 PROMPT_SECONDS: Final = 10.0
 """Seconds after its time within which a share should be counted."""

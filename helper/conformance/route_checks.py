@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList, Level, require
+from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import JSON_TYPE, PREFIX, SHARES_PATH, Reply
 from helper.conformance.session import Session
+from helper.conformance.verdicts import require
 
 _ROW_5: Final = "protocol-now §12 row 5"
 _MISSING: Final = (404, 405)

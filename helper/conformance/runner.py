@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from helper.conformance.checks import Check, CheckFailed, CheckResult, CheckSkipped, Phase, shorten
+from helper.conformance.checks import Check, CheckResult, Phase
 from helper.conformance.session import Session
+from helper.conformance.verdicts import CheckFailed, CheckSkipped, shorten
 
 CHECK_SECONDS: Final = 600.0
 """Limit of one check. All have limits of their own, which are shorter."""
@@ -19,6 +20,8 @@ async def run_checks(
     session: Session, checks: Sequence[Check], on_result: Callable[[CheckResult], None] = lambda _: None
 ) -> list[CheckResult]:
     """Run checks. Returns their results in the order of `checks`.
+
+    The rounds that the run has created on the dev chain are ended.
 
     If the helper accepts no share at all, the first check that needs shares fails with its response, and the others are
     skipped.
@@ -64,6 +67,7 @@ async def run_checks(
             task.cancel()
     for phase in _AFTER_SLOW_END:
         await run_phase(phase)
+    await session.end_rounds()
     return [results[check.id] for check in checks]
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar
 
 from devnet.ballot import Ballot
 from helper.clock import Clock
-from helper.conformance.checks import CheckFailed, CheckSkipped
 from helper.conformance.dev_chain import ChainRound, DevChain
 from helper.conformance.http_client import Headers, HelperClient, Reply
 from helper.conformance.shares import Body, TestShare, encode, invented_share, read_shares_file, seal, shares_of
+from helper.conformance.verdicts import CheckFailed, CheckSkipped
 
 ROUND_SECONDS: Final = 3600.0
 """Duration of the rounds that a run creates. No run lasts as long."""
@@ -78,6 +78,7 @@ class Session:
         self._chain = chain
         self._share_count = share_count
         self._round: ChainRound | None = None
+        self._open_rounds: list[bytes] = []
         self._log_start = 0
         self._shares: list[TestShare] = []
         self._unused: list[TestShare] = []
@@ -197,12 +198,28 @@ class Session:
     async def _prepare_chain(self, chain: DevChain) -> None:
         entries = await chain.requests_after(0)
         self._log_start = entries[-1]["seq"] if entries else 0
-        self._round = await chain.open_round(ROUND_SECONDS)
+        self._round = await self.open_round()
         self._end = self._round.end
         await chain.add_leaves(self._round.round_id)
         votes = 2 + -(-self._share_count // 16)
         self._unused = await self.cast_votes(self._round, votes)
         self._template = self._unused.pop(_template_index(self._unused))
+
+    async def open_round(self) -> ChainRound:
+        """Create an active round on the dev chain."""
+        opened = await self.chain.open_round(ROUND_SECONDS)
+        self._open_rounds.append(opened.round_id)
+        return opened
+
+    async def end_round(self, round_id: bytes) -> None:
+        """End a round of this run before its time."""
+        self._open_rounds.remove(round_id)
+        await self.chain.end_round(round_id)
+
+    async def end_rounds(self) -> None:
+        """End all rounds of this run, so that the next run on the same chain finds the helper idle."""
+        for round_id in list(self._open_rounds):
+            await self.end_round(round_id)
 
     async def cast_votes(
         self, chain_round: ChainRound, count: int, *, proposal_id: int = 1, vote_decision: int = 1

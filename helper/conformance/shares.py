@@ -18,6 +18,9 @@ from devnet.ballot import Ballot
 END_FIELD: Final = "vote_end_time"
 """Field of a line in a file of shares: the end of its round in Unix seconds. It is not posted."""
 
+MIN_SHARES: Final = 2
+"""One share that is posted to see that valid ones are accepted, and one that is only posted with alterations."""
+
 Body = dict[str, Any]
 
 
@@ -105,15 +108,15 @@ def read_shares_file(path: Path) -> tuple[list[TestShare], int | None]:
         the shares, all of one round, and the end of the round if a line has it.
 
     Raises:
-        SharesFileError: a line is no valid share.
+        SharesFileError: a line is no valid share, there are too few, or they are of different rounds.
     """
     shares: list[TestShare] = []
     ends: set[int] = set()
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             shares.append(_parse_line(line, number, ends.add))
-    if not shares:
-        raise SharesFileError("the file has no share")
+    if len(shares) < MIN_SHARES:
+        raise SharesFileError(f"the file needs at least {MIN_SHARES} shares, it has {len(shares)}")
     if len({share.round_id for share in shares}) > 1 or len(ends) > 1:
         raise SharesFileError("the shares are of different rounds, or disagree about its end")
     return shares, next(iter(ends), None)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckFailed, CheckList, Level, Phase, require
+from helper.conformance.checks import Check, CheckList, Level, Phase
 from helper.conformance.http_client import ATTEMPT_HEADER, JSON_TYPE, Reply
 from helper.conformance.raw_http import ConnectionEnded, RawConnection, open_raw
 from helper.conformance.session import Session
 from helper.conformance.shares import encode
+from helper.conformance.verdicts import CheckFailed, require
 
 _RECEIPT: Final = "protocol-now §2: the 408 receipt"
 _ROW_3: Final = "protocol-now §12 row 3"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from helper.conformance.checks import CheckList, require
+from helper.conformance.checks import CheckList
 from helper.conformance.http_client import ATTEMPT_HEADER, JSON_TYPE, MAX_REPLY_BYTES, PREFIX, SHARES_PATH, Reply
 from helper.conformance.session import Session
+from helper.conformance.verdicts import require
 
 STATUS_PATH: Final = f"{PREFIX}/status"
 STATUS_SECONDS: Final = 2.0

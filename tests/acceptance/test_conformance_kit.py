@@ -17,7 +17,8 @@ import pytest
 from tests.acceptance.document_commands import TIMEOUT_SECONDS, CommandBlock, DocumentShell, parse_blocks
 from tests.support.process import find_free_port
 
-PAGE = Path(__file__).parents[2] / "docs" / "conformance-kit.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "conformance-kit.md"
 RETRY_SECONDS = 0.5
 
 
@@ -34,7 +35,11 @@ def shell(tmp_path: Path) -> DocumentShell:
         "8090": str(port),
         "11317": str(rest),
     }
-    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    program = tmp_path / "tools" / "svote-helper"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m helper "$@"\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     return DocumentShell(tmp_path, env, replacements)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ import pytest
 
 from devnet.postgres import find_binaries
 from helper.conformance.catalog import CHECKS
-from tests.support.conformance import describe_failures, failed_ids, restart_on_request, run_kit
+from helper.conformance.shares import encode, seal, shares_of
+from tests.support.conformance import describe_failures, failed_ids, open_kit_chain, restart_on_request, run_kit
 from tests.support.devnet import NEW_ERA, DevChain, era_flags
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
 from tests.support.process import find_free_port
 from tests.support.wrong_helper import Fault, run_wrong_helper
 
@@ -166,14 +168,17 @@ PLANTED = {
 }  # fmt: skip
 
 
+TIMED = [fault for fault, planted in PLANTED.items() if planted.topics in (STALLS, ["CHAIN"], ["RESTART"])]
+"""Faults whose checks wait for times of shares or of bodies, and do not depend on what else happens on the chain."""
+
+
 def test_every_fault_is_planted() -> None:
     assert PLANTED.keys() == set(Fault) - {Fault.NONE}
     assert len(PLANTED) >= 20
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.name.lower())
-async def test_kit_finds_planted_fault_without_false_alarm(target: Target, fault: Fault) -> None:
+async def find_fault(target: Target, fault: Fault) -> str:
+    """Check a helper with this fault. Returns how the failed checks differ from the expected ones, or nothing."""
     planted = PLANTED[fault]
     async with run_wrong_helper(target.helper_url, target.chain_url, fault) as url:
         results = await run_kit(
@@ -183,7 +188,51 @@ async def test_kit_finds_planted_fault_without_false_alarm(target: Target, fault
             within=WITHIN_SECONDS,
             only=planted.topics,
         )
-    assert failed_ids(results, "must") == planted.found_by, f"{fault.value}\n{describe_failures(results)}"
+    failed = failed_ids(results, "must")
+    if failed == planted.found_by:
+        return ""
+    found = f"missed {sorted(planted.found_by - failed)}, false alarms {sorted(failed - planted.found_by)}"
+    return f"{fault.name}: {found}\n{describe_failures(results)}"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "fault", [fault for fault in PLANTED if fault not in TIMED], ids=lambda fault: fault.name.lower()
+)
+async def test_kit_finds_planted_fault_without_false_alarm(target: Target, fault: Fault) -> None:
+    assert await find_fault(target, fault) == ""
+
+
+@pytest.mark.anyio
+async def test_kit_finds_planted_faults_that_take_time_without_false_alarm(target: Target) -> None:
+    """At the same time, because the checks mostly wait."""
+    differences = await asyncio.gather(*(find_fault(target, fault) for fault in TIMED))
+    assert [text for text in differences if text] == []
+
+
+@pytest.mark.anyio
+async def test_kit_with_file_of_shares_passes(target: Target, tmp_path: Path) -> None:
+    """Six votes, whose shares are posted with the times in the file."""
+    file, due = tmp_path / "shares.jsonl", unix_time_in(1000)
+    async with open_kit_chain(target.chain_url) as chain:
+        opened = await chain.open_round(3600)
+        votes = [seal(opened.round_id, opened.ea_pk, 1, 1) for _ in range(6)]
+        positions = await chain.cast(opened.round_id, [vote.commitment for vote in votes])
+        lines = [
+            encode({**share.body(due), "vote_end_time": opened.end})
+            for vote, position in zip(votes, positions, strict=True)
+            for share in shares_of(vote, position)
+        ]
+        file.write_bytes(b"\n".join(lines))
+        results = await run_kit(target.helper_url, shares_file=file, only=[*POSTS, "QUEUE", "CONN", "ROUND", "LOAD"])
+        await chain.end_round(opened.round_id)
+    assert failed_ids(results, "must") == set(), describe_failures(results)
+    reasons = {result.check.id: result.seen for result in results if result.verdict == "skipped"}
+    assert reasons["ROUND-002"] == "needs a dev chain (--devnet)"
+    assert reasons["LOAD-001"].startswith("needs 128 unused shares")
+    assert reasons["TIME-005"] == "would change the time of a real share"
+    posts = [result for result in results if result.check.id.startswith(("POST-", "DUP-", "FIELD-", "HASH-", "KEY-"))]
+    assert {result.verdict for result in posts} == {"passed"}
 
 
 @pytest.mark.anyio

@@ -48,6 +48,16 @@ async def run_kit(
             await chain.aclose()
 
 
+@contextlib.asynccontextmanager
+async def open_kit_chain(url: str) -> AsyncIterator[DevChain]:
+    """The kit's client of a dev chain."""
+    chain = DevChain(url)
+    try:
+        yield chain
+    finally:
+        await chain.aclose()
+
+
 def failed_ids(results: Sequence[CheckResult], level: str) -> set[str]:
     """Return the failed checks of a level."""
     return {result.check.id for result in results if result.verdict == "failed" and result.check.level == level}

@@ -37,6 +37,7 @@ SLOW_STATUS_SECONDS: Final = 2.2
 MAX_PARALLEL_POSTS: Final = 32
 RESEND_SECONDS: Final = 4.0
 LOST_INDEX: Final = 3
+MAX_BODY_BYTES: Final = 1 << 20
 MAX_DELAY_SECONDS: Final = 3000
 _NOT_FORWARDED: Final = {
     "connection",
@@ -224,8 +225,8 @@ class WrongHelper:
     def _answer_before(self, body: bytes, read: ReadShare | InvalidShare) -> Response | None:
         """The response of the faults that do not forward a share."""
         fault = self._fault
-        if fault is Fault.OVERSIZE_IS_500 and len(body) > 1 << 20:
-            return _error(500, "internal error")
+        if len(body) > MAX_BODY_BYTES:
+            return _error(500, "internal error") if fault is Fault.OVERSIZE_IS_500 else _error(413, "too large")
         if isinstance(read, InvalidShare):
             return self._answer_invalid(body, read)
         if fault is Fault.LOST_ON_RESTART and read.submit_at > time.time():

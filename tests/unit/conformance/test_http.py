@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from helper.clock import SystemClock
-from helper.conformance.checks import CheckFailed
 from helper.conformance.http_client import HelperClient, parse_address
 from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
+from helper.conformance.verdicts import CheckFailed
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from helper.conformance.checks import Check, CheckFailed, CheckResult, CheckSkipped, Phase, require
+from helper.conformance.checks import Check, CheckResult, Phase
 from helper.conformance.http_client import HelperClient, parse_address
 from helper.conformance.runner import run_checks
 from helper.conformance.session import Session
 from helper.conformance.shares import encode, invented_share
+from helper.conformance.verdicts import CheckFailed, CheckSkipped, require
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import proofs
-from helper.conformance.checks import CheckSkipped
 from helper.conformance.http_client import HelperClient, parse_address
 from helper.conformance.session import Session
 from helper.conformance.shares import SharesFileError, encode, invented_share, read_shares_file, seal, shares_of
+from helper.conformance.verdicts import CheckSkipped
 from tests.support.clock import FakeClock
 
 END = 1_800_000_000
@@ -69,9 +69,9 @@ def test_file_of_shares_that_cannot_be_used_is_refused(
     assert not any(str(value) in str(caught.value) for value in bodies[1].values() if isinstance(value, str))
 
 
-def test_empty_file_of_shares_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SharesFileError, match="no share"):
-        read_shares_file(write_lines(tmp_path / "f", ["", ""]))
+def test_file_of_too_few_shares_is_refused(tmp_path: Path, bodies: list[dict[str, Any]]) -> None:
+    with pytest.raises(SharesFileError, match="at least 2 shares, it has 1"):
+        read_shares_file(write_lines(tmp_path / "f", ["", bodies[0], ""]))
 
 
 def test_template_is_a_share_without_zeros(tmp_path: Path, bodies: list[dict[str, Any]]) -> None:
