@@ -162,6 +162,7 @@ def _print_results(results: list[CheckResult]) -> None:
         verdict: sum(result.verdict == verdict for result in results) for verdict in ("passed", "failed", "skipped")
     }
     must = sum(result.verdict == "failed" and result.check.level == "must" for result in results)
+    sys.stdout.flush()  # the summary comes last, also if both go to one file
     print_message(
         f"{counts['passed']} passed, {counts['failed']} failed ({must} must, {counts['failed'] - must} should), "
         f"{counts['skipped']} skipped"
