@@ -171,9 +171,7 @@ async def _(session: Session) -> str:
     return f"queue-status of the round: {counts}"
 
 
-@checks.must(
-    "QUEUE-004", "an accepted share is counted as pending", "protocol §2: queue-status", shares=1, needs_shares=True
-)
+@checks.must("QUEUE-004", "an accepted share is counted", "protocol §2: queue-status", shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     before = await _get_counts(session)
     first = await session.post_share(session.take())
