@@ -23,7 +23,7 @@ from devnet.faults import FaultRequest, FaultRules
 from devnet.gojson import b64
 from devnet.network import DevNet
 from devnet.responses import create_error, json_response
-from devnet.tx import Cast, Delegation, EndRound, EndTimeChange, NewRound, encode
+from devnet.tx import Cast, Delegation, EndRound, EndTimeChange, NewRound, Reveal, decode, encode
 
 _DEFAULT_PROPOSALS: list[dict[str, Any]] = [
     {"title": "Proposal A", "description": "First proposal", "options": ["Support", "Oppose"]},
@@ -31,6 +31,7 @@ _DEFAULT_PROPOSALS: list[dict[str, Any]] = [
 ]
 _PENDING_FOREVER_BLOCKS = 1 << 40
 _SNAPSHOT_HEIGHT = 42000
+_PROOF_BYTES = 4992
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -106,6 +107,16 @@ class EndBody(_Body):
     """A round to end now, before its `vote_end_time`."""
 
     round_id: str
+
+
+class RevealBody(_Body):
+    """A reveal of another helper, to include in the next block. Its proof is not checked."""
+
+    round_id: str
+    nullifier: str
+    enc_share: str = Field(pattern="^[0-9a-f]{128}$")
+    proposal_id: int = Field(ge=1)
+    vote_decision: int = Field(ge=0)
 
 
 class ValidatorBody(_Body):
@@ -224,6 +235,29 @@ async def post_delegate(request: Request) -> Response:
     return json_response({"tx_hash": digest.hex().upper()})
 
 
+async def post_reveal(request: Request) -> Response:
+    """Include a reveal in the next block, as if another helper had sent it."""
+    devnet, body = _get_devnet(request), await _parse_body(request, RevealBody)
+    reveal = Reveal(
+        nullifier=_parse_element(body.nullifier),
+        enc_share=bytes.fromhex(body.enc_share),
+        proposal_id=body.proposal_id,
+        vote_decision=body.vote_decision,
+        proof=secrets.token_bytes(_PROOF_BYTES),
+        round_id=_parse_element(body.round_id),
+        anchor_height=devnet.chain.height,
+    )
+    digest = devnet.admission.submit_message(encode(reveal))
+    return json_response({"tx_hash": digest.hex().upper()})
+
+
+async def get_reveals(request: Request) -> Response:
+    """The reveals of a round that counted, oldest first, with height and time of their block (Unix seconds)."""
+    devnet, round_id = _get_devnet(request), _parse_element(request.path_params["round_id"])
+    rows = [_reveal_json(devnet, result) for result in devnet.chain.reveals.get(round_id, [])]
+    return json_response({"reveals": rows})
+
+
 async def post_mine(request: Request) -> Response:
     """Produce blocks now. Returns the newest height and time."""
     devnet, body = _get_devnet(request), await _parse_body(request, MineBody)
@@ -305,6 +339,8 @@ ROUTES = [
     Route("/devnet/cast", post_cast, methods=["POST"]),
     Route("/devnet/cast/{hash}", get_cast),
     Route("/devnet/delegate", post_delegate, methods=["POST"]),
+    Route("/devnet/reveals", post_reveal, methods=["POST"]),
+    Route("/devnet/reveals/{round_id}", get_reveals),
     Route("/devnet/mine", post_mine, methods=["POST"]),
     Route("/devnet/faults", post_faults, methods=["POST"]),
     Route("/devnet/faults", get_faults),
@@ -366,3 +402,18 @@ def _cast_json(result: TxResult) -> dict[str, Any]:
         van, *positions = (int(part) for part in leaves.split(","))
         shown |= {"van_position": van, "vc_positions": positions, "vc_position": positions[0]}
     return shown
+
+
+def _reveal_json(devnet: DevNet, result: TxResult) -> dict[str, Any]:
+    """A reveal in a block."""
+    reveal = decode(result.tx)
+    assert isinstance(reveal, Reveal)
+    return {
+        "nullifier": reveal.nullifier.hex(),
+        "enc_share": reveal.enc_share.hex(),
+        "proposal_id": reveal.proposal_id,
+        "vote_decision": reveal.vote_decision,
+        "tx_hash": result.hash.hex().upper(),
+        "height": result.height,
+        "time": devnet.chain.blocks[result.height - 1].time_ns / 1e9,
+    }

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "proof": "helper.cli.proof",
     "plan": "helper.cli.plan",
     "audit": "helper.cli.audit",
+    "conformance": "helper.cli.conformance",
     "doctor": "helper.cli.doctor",
     "healthcheck": "helper.cli.healthcheck",
     "db": "helper.cli.db",

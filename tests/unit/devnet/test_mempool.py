@@ -146,6 +146,32 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
             pass
 
 
+async def test_reveal_of_another_helper_counts_and_is_listed() -> None:
+    async with run_chain() as chain:
+        round_id = await chain.create_round()
+        ballot, _ = await chain.cast_vote(round_id)
+        own, other = (chain.create_stand_in_reveal(ballot, index) for index in (0, 1))
+        await chain.send_reveal(own)
+        body = {
+            "round_id": round_id.hex(),
+            "nullifier": other.nullifier.hex(),
+            "enc_share": other.enc_share.hex(),
+            "proposal_id": 1,
+            "vote_decision": 1,
+        }
+        for _ in range(2):
+            assert (await chain.rest.post("/devnet/reveals", json=body)).status_code == 200
+        await chain.mine()
+        height = chain.devnet.chain.height
+        rows = (await chain.get_json(f"/devnet/reveals/{round_id.hex()}"))["reveals"]
+        assert {row["nullifier"] for row in rows} == {own.nullifier.hex(), other.nullifier.hex()}
+        assert len(rows) == 2, "the second reveal of a share does not count"
+        (row,) = [row for row in rows if row["nullifier"] == other.nullifier.hex()]
+        assert (row["enc_share"], row["proposal_id"], row["vote_decision"]) == (other.enc_share.hex(), 1, 1)
+        assert (row["height"], row["time"]) == (height, chain.devnet.chain.blocks[-1].time_ns / 1e9)
+        assert (await chain.get_json(f"/devnet/reveals/{'00' * 32}"))["reveals"] == []
+
+
 async def test_reveal_with_invalid_statement_is_refused() -> None:
     async with run_chain(stand_in=False) as chain:
         ballot, _ = await chain.cast_vote(await chain.create_round())

@@ -1,0 +1,169 @@
+"""`svote-helper conformance`: checks any share-reveal helper over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from helper.cli.options import JsonOption
+from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
+from helper.cli.passphrase import map_file_errors_to_exit_codes
+
+if TYPE_CHECKING:
+    from helper.conformance.checks import CheckResult
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Which helper to check, and with what."""
+
+    url: str
+    devnet: str | None
+    shares: Path | None
+    restart: str | None
+    token: str
+    within: float
+    only: list[str]
+
+
+@app.command()
+def conformance(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Base URL of the helper, as wallets use it.", show_default=False)
+    ],
+    devnet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REST",
+            help="REST URL of a `svote-helper devnet` that the helper uses; rounds and votes are created on it.",
+            show_default=False,
+        ),
+    ] = None,
+    shares: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            readable=False,
+            help="Real shares of an active round, as JSON lines. They are posted.",
+            show_default=False,
+        ),
+    ] = None,
+    restart: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Shell command that restarts the helper.", show_default=False),
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JUnit XML file to write.", show_default=False)
+    ] = None,
+    token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that require one.")] = "",
+    within: Annotated[
+        float, typer.Option(min=1, help="Seconds after its submit_at within which a share must be counted.")
+    ] = 60.0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="Check (POST-012) or topic (POST) to run; may be repeated.", show_default=False
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check a share-reveal helper, of any implementation, clause by clause.
+
+    Sends requests to the helper as wallets, careless clients and attackers do, and judges its responses. With --devnet,
+    also judges when it reveals shares, and what its requests tell the node. Checks that lack what they need are
+    skipped (docs/conformance-kit.md).
+
+    Exit code 0: no check that must pass has failed, 1: one has, 6: the helper or the dev chain does not respond.
+    """
+    from helper.conformance.report import is_conformant, to_json, to_junit  # noqa: PLC0415
+
+    with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
+        if devnet is not None and shares is not None:
+            raise ValueError("--devnet and --shares exclude each other")
+        results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
+        if junit is not None:
+            junit.write_bytes(to_junit(url, results))
+    emit(to_json(results), lambda _: _print_results(results), json=json)
+    if not is_conformant(results):
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+async def _run(request: _Request) -> list[CheckResult]:
+    """Run the selected checks."""
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.conformance.catalog import select_checks  # noqa: PLC0415
+    from helper.conformance.dev_chain import DevChain  # noqa: PLC0415
+    from helper.conformance.http_client import HelperClient, parse_address  # noqa: PLC0415
+    from helper.conformance.runner import run_checks  # noqa: PLC0415
+    from helper.conformance.session import Session  # noqa: PLC0415
+    from helper.conformance.status_checks import STATUS_PATH  # noqa: PLC0415
+    from helper.conformance.verdicts import CheckFailed  # noqa: PLC0415
+
+    checks, clock = select_checks(request.only), SystemClock()
+    client = HelperClient(parse_address(request.url), request.token, clock)
+    chain = DevChain(request.devnet) if request.devnet is not None else None
+    try:
+        session = Session(
+            client,
+            clock,
+            chain=chain,
+            shares_file=request.shares,
+            restart_command=request.restart,
+            share_count=sum(check.shares for check in checks),
+            reveal_seconds=request.within,
+        )
+        try:
+            await client.get(STATUS_PATH)
+        except CheckFailed as failure:
+            fail(f"the helper does not respond: {failure}", ExitCode.UNREACHABLE)
+        with _progress(len(checks)) as on_result:
+            return await run_checks(session, checks, on_result)
+    finally:
+        await client.aclose()
+        if chain is not None:
+            await chain.aclose()
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Any], None]]:
+    """Show a progress bar on a terminal; print nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("checks", total=total)
+
+        def show(result: CheckResult) -> None:
+            bar.update(task, advance=1, description=result.check.id)
+
+        yield show
+
+
+def _print_results(results: list[CheckResult]) -> None:
+    rows = [
+        (result.check.id, result.check.level, result.verdict, result.check.name, result.check.source, result.seen)
+        for result in results
+    ]
+    emit_table(("check", "level", "verdict", "what", "source", "seen"), rows)
+    counts = {
+        verdict: sum(result.verdict == verdict for result in results) for verdict in ("passed", "failed", "skipped")
+    }
+    must = sum(result.verdict == "failed" and result.check.level == "must" for result in results)
+    sys.stdout.flush()  # the summary comes last, also if both go to one file
+    print_message(
+        f"{counts['passed']} passed, {counts['failed']} failed ({must} must, {counts['failed'] - must} should), "
+        f"{counts['skipped']} skipped"
+    )

@@ -1,0 +1,422 @@
+"""Checks of refusals that depend on the hashes, the chain and the round: each alters a valid share consistently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import proofs
+from helper.conformance.checks import Check, CheckList
+from helper.conformance.dev_chain import ChainRound
+from helper.conformance.http_client import Reply
+from helper.conformance.session import Session
+from helper.conformance.shares import Body, TestShare, decode32, encode, encode32
+from helper.conformance.verdicts import CheckFailed, CheckSkipped, require
+
+_R13: Final = "protocol R13; draft: Server Role 1"
+_KEY: Final = "protocol §2: everything under a key is bound by hashes"
+_ROUND: Final = "protocol §2: round not ACTIVE; protocol-now §0: 409"
+_R3: Final = "protocol R3; draft: submit_at ≤ vote_end_time"
+_REFUSED: Final = (400, 404, 409)
+_NOTICE_SECONDS: Final = 30.0
+"""Seconds in which a helper must notice that a round has ended."""
+
+checks = CheckList()
+
+Alter = Callable[[Body, TestShare], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mismatch:
+    """A well-formed share whose parts do not belong together, which must be refused.
+
+    Attributes:
+        number: number in the id.
+        name: what does not match.
+        alter: changes the body; its second argument is a share of another vote.
+    """
+
+    number: int
+    name: str
+    alter: Alter
+
+    async def __call__(self, session: Session) -> str:
+        body = session.template.body(session.far_time())
+        self.alter(body, session.share_of_other_vote())
+        reply = await session.client.post(encode(body))
+        seen = f"POST with {self.name} → {reply}"
+        require(reply.status in _REFUSED, seen)
+        return seen
+
+
+def _alter_element(body: Body, name: str) -> None:
+    body[name] = encode32(_other_element(decode32(body[name])))
+
+
+def _other_element(element: bytes) -> bytes:
+    """Another canonical field element."""
+    return bytes([element[0] ^ 1, *element[1:]])
+
+
+def _alter_comm(index: int) -> Alter:
+    def alter(body: Body, _: TestShare) -> None:
+        body["share_comms"][index] = encode32(_other_element(decode32(body["share_comms"][index])))
+
+    return alter
+
+
+def _swap_comms(body: Body, _: TestShare) -> None:
+    comms = body["share_comms"]
+    comms[0], comms[15] = comms[15], comms[0]
+
+
+def _swap_points(body: Body, _: TestShare) -> None:
+    sealed = body["enc_share"]
+    sealed["c1"], sealed["c2"] = sealed["c2"], sealed["c1"]
+
+
+def _negate(name: str) -> Alter:
+    def alter(body: Body, _: TestShare) -> None:
+        point = decode32(body["enc_share"][name])
+        body["enc_share"][name] = encode32(point[:31] + bytes([point[31] ^ 0x80]))
+
+    return alter
+
+
+def _take_points(body: Body, other: TestShare) -> None:
+    body["enc_share"] = {**other.body()["enc_share"], "share_index": body["enc_share"]["share_index"]}
+
+
+def _next_index(body: Body, _: TestShare) -> None:
+    body["enc_share"]["share_index"] = body["share_index"] = (body["enc_share"]["share_index"] + 1) % 16
+
+
+def _with_own_hash(body: Body, _: TestShare) -> None:
+    """An altered commitment of another share, under a hash that matches: only the leaf differs."""
+    index = (body["enc_share"]["share_index"] + 1) % 16
+    body["share_comms"][index] = encode32(_other_element(decode32(body["share_comms"][index])))
+    body["shares_hash"] = encode32(proofs.shares_hash(b"".join(map(decode32, body["share_comms"]))))
+
+
+def _replace(name: str, value: Callable[[Body, TestShare], object]) -> Alter:
+    def alter(body: Body, other: TestShare) -> None:
+        body[name] = value(body, other)
+
+    return alter
+
+
+_MISMATCHES: Final = (
+    _Mismatch(1, "another shares_hash", lambda body, _: _alter_element(body, "shares_hash")),
+    _Mismatch(2, "another primary_blind", lambda body, _: _alter_element(body, "primary_blind")),
+    _Mismatch(
+        3,
+        "another commitment of this share",
+        lambda body, other: _alter_comm(body["enc_share"]["share_index"])(body, other),
+    ),
+    _Mismatch(
+        4,
+        "another commitment of another share",
+        lambda body, other: _alter_comm((body["enc_share"]["share_index"] + 1) % 16)(body, other),
+    ),
+    _Mismatch(5, "two commitments exchanged", _swap_comms),
+    _Mismatch(6, "c1 and c2 exchanged", _swap_points),
+    _Mismatch(7, "c1 negated", _negate("c1")),
+    _Mismatch(8, "c2 negated", _negate("c2")),
+    _Mismatch(9, "the ciphertext of another vote", _take_points),
+    _Mismatch(10, "the index of another share", _next_index),
+    _Mismatch(11, "a commitment and a hash of its own", _with_own_hash),
+    _Mismatch(12, "another option", _replace("vote_decision", lambda body, _: 1 - body["vote_decision"] % 2)),
+    _Mismatch(
+        13,
+        "another proposal",
+        _replace("proposal_id", lambda body, _: 3 - body["proposal_id"] if body["proposal_id"] < 3 else 1),
+    ),
+    _Mismatch(
+        14, "the position of another vote", _replace("tree_position", lambda _, other: other.fields["tree_position"])
+    ),
+    _Mismatch(15, "the position before", _replace("tree_position", lambda body, _: body["tree_position"] - 1)),
+    _Mismatch(
+        16, "the blind of another share", _replace("primary_blind", lambda _, other: other.fields["primary_blind"])
+    ),
+    _Mismatch(
+        17, "the commitments of another vote", _replace("share_comms", lambda _, other: other.body()["share_comms"])
+    ),
+)
+for _mismatch in _MISMATCHES:
+    checks.add(
+        Check(
+            f"HASH-{_mismatch.number:03}",
+            f"refuses a share with {_mismatch.name}",
+            _R13,
+            "must",
+            _mismatch,
+            shares=1,
+            needs_shares=True,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ambiguous:
+    """Other content under the key of a share that the helper has. It is neither queued nor a duplicate."""
+
+    number: int
+    name: str
+    alter: Alter
+
+    async def __call__(self, session: Session) -> str:
+        share = session.take()
+        first = await session.post_share(share)
+        require(first.is_accepted, f"first POST → {first}")
+        body = share.body(session.time_for(share))
+        self.alter(body, session.template)
+        reply = await session.client.post(encode(body))
+        seen = f"POST → {first.word}, then with {self.name} → {reply}"
+        require(reply.status in _REFUSED, seen)
+        again = await session.post_share(share)
+        require(again.word == "duplicate", f"{seen}, then as at first → {again}")
+        return seen
+
+
+_AMBIGUITIES: Final = (
+    _Ambiguous(1, "another blind", lambda body, _: _alter_element(body, "primary_blind")),
+    _Ambiguous(2, "another ciphertext", _negate("c2")),
+    _Ambiguous(3, "another shares_hash", lambda body, _: _alter_element(body, "shares_hash")),
+    _Ambiguous(4, "another option", _replace("vote_decision", lambda body, _: 1 - body["vote_decision"] % 2)),
+    _Ambiguous(5, "commitments of its own", _with_own_hash),
+    _Ambiguous(6, "c1 and c2 exchanged", _swap_points),
+)
+for _ambiguity in _AMBIGUITIES:
+    checks.add(
+        Check(
+            f"KEY-{_ambiguity.number:03}",
+            f"refuses the key of a known share with {_ambiguity.name}",
+            _KEY,
+            "must",
+            _ambiguity,
+            shares=1,
+            needs_shares=True,
+        )
+    )
+
+
+async def _post_altered(session: Session, **changed: object) -> Reply:
+    return await session.client.post(encode(session.template.body(session.far_time(), **changed)))
+
+
+@checks.must("ROUND-001", "an unknown round is refused", "protocol §2: unknown round 400", needs_shares=True)
+async def _(session: Session) -> str:
+    invented = session.invented()
+    reply = await session.client.post(encode(invented.body(session.far_time())))
+    require(reply.status in _REFUSED, f"POST for an unknown round → {reply}")
+    return f"POST for an unknown round → {reply}"
+
+
+@checks.must("ROUND-002", "a share of another round is refused", _R13, needs_chain=True, needs_shares=True)
+async def _(session: Session) -> str:
+    other = await session.once(_open_other_round)
+    reply = await _post_altered(session, vote_round_id=other.round_id.hex())
+    require(reply.status in _REFUSED, f"POST for another active round → {reply}")
+    return f"POST for another active round → {reply}"
+
+
+@checks.must(
+    "ROUND-003", "a position beyond the tree is not queued", "protocol §2: held at most 2 s", needs_shares=True
+)
+async def _(session: Session) -> str:
+    reply = await session.client.send(
+        "POST",
+        "/shielded-vote/v1/shares",
+        content=encode(session.template.body(session.far_time(), tree_position=(1 << 24) - 1)),
+        headers={"Content-Type": "application/json"},
+        is_patient=False,
+    )
+    require(reply.status in (*_REFUSED, 429), f"POST with the last position → {reply}")
+    require(reply.seconds < 10, f"POST with the last position → {reply.status} after {reply.seconds:.1f} s")
+    return f"POST with the last position → {reply.status} after {reply.seconds:.1f} s"
+
+
+@checks.must(
+    "ROUND-004", "a proposal that the round does not have is refused", _R13, needs_chain=True, needs_shares=True
+)
+async def _(session: Session) -> str:
+    return await _post_of_vote(session, proposal_id=9, vote_decision=1)
+
+
+@checks.must(
+    "ROUND-005", "an option that the proposal does not have is refused", _R13, needs_chain=True, needs_shares=True
+)
+async def _(session: Session) -> str:
+    return await _post_of_vote(session, proposal_id=1, vote_decision=5)
+
+
+async def _post_of_vote(session: Session, *, proposal_id: int, vote_decision: int) -> str:
+    """Post a share of a vote that is on the chain, for a choice that does not exist."""
+    shares = await session.cast_votes(session.round, 1, proposal_id=proposal_id, vote_decision=vote_decision)
+    reply = await session.client.post(encode(shares[0].body(session.far_time())))
+    require(reply.status in _REFUSED, f"POST for proposal {proposal_id}, option {vote_decision} → {reply}")
+    return f"POST for proposal {proposal_id}, option {vote_decision} → {reply}"
+
+
+@checks.must("ROUND-006", "a new share of an ended round is refused", _ROUND, needs_chain=True, needs_shares=True)
+async def _(session: Session) -> str:
+    ended = await session.once(_end_round)
+    require(ended.refusal is not None, f"POST {_NOTICE_SECONDS:.0f} s after the end of the round → {ended.last}")
+    require(ended.refusal is not None and ended.refusal.status in _REFUSED, f"POST after the end → {ended.refusal}")
+    return f"POST after the end → {ended.refusal}"
+
+
+@checks.must(
+    "ROUND-007",
+    "a known share of an ended round is not queued again",
+    "protocol-now §12 row 11",
+    needs_chain=True,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    ended = await session.once(_end_round)
+    reply = await session.client.post(encode(ended.known.body(session.far_time())))
+    is_known = reply.status == 200 and reply.word == "duplicate"
+    require(is_known or reply.status in _REFUSED, f"POST of a known share after the end → {reply}")
+    return f"POST of a known share after the end → {reply}"
+
+
+@checks.should(
+    "ROUND-008",
+    "a known share of an ended round is `duplicate`",
+    "protocol-now §12 row 11",
+    needs_chain=True,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    ended = await session.once(_end_round)
+    reply = await session.client.post(encode(ended.known.body(session.far_time())))
+    require(reply.word == "duplicate", f"POST of a known share after the end → {reply}")
+    return f"POST of a known share after the end → {reply}"
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedRound:
+    """A round that was ended: a share accepted before, the refusal of a new one, and the last response."""
+
+    known: TestShare
+    refusal: Reply | None
+    last: Reply
+
+
+async def _open_other_round(session: Session) -> ChainRound:
+    return await session.open_round()
+
+
+async def _end_round(session: Session) -> _EndedRound:
+    """End a round of its own after the helper has accepted a share of it."""
+    chain_round = await session.open_round()
+    shares = await session.cast_votes(chain_round, 4)
+    known = shares.pop()
+    first: Reply | None = None
+
+    async def is_accepted() -> bool:
+        nonlocal first
+        first = await session.client.post(encode(known.body(session.far_time())))
+        return first.is_accepted
+
+    if not await session.wait_for(is_accepted, _NOTICE_SECONDS):
+        raise CheckFailed(f"POST of a valid share of a second round → {first}")
+    await session.end_round(chain_round.round_id)
+    last: Reply | None = None
+
+    async def is_refused() -> bool:
+        nonlocal last
+        if not shares:
+            return False
+        last = await session.client.post(encode(shares.pop().body(session.far_time())))
+        return not last.is_accepted and last.status != 503
+
+    refused = await session.wait_for(is_refused, _NOTICE_SECONDS)
+    assert last is not None
+    return _EndedRound(known, last if refused else None, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _LateTime:
+    """A `submit_at` after the end of the round, which must be refused."""
+
+    number: int
+    name: str
+    seconds_after_end: int
+
+    async def __call__(self, session: Session) -> str:
+        reply = await session.client.post(encode(session.take_refusable().body(session.end + self.seconds_after_end)))
+        require(reply.status in _REFUSED, f"POST with submit_at {self.name} → {reply}")
+        return f"POST with submit_at {self.name} → {reply}"
+
+
+for _late in (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after the end", 31_536_000)):
+    checks.add(
+        Check(
+            f"TIME-{_late.number:03}",
+            f"refuses submit_at {_late.name}",
+            _R3,
+            "must",
+            _late,
+            shares=1,
+            needs_shares=True,
+        )
+    )
+
+
+@checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, shares=1, needs_shares=True)
+async def _(session: Session) -> str:
+    reply = await session.client.post(encode(session.take_refusable().body(session.far_time() * 1000)))
+    require(reply.status in _REFUSED, f"POST with submit_at in milliseconds → {reply}")
+    return f"POST with submit_at in milliseconds → {reply}"
+
+
+@checks.must(
+    "TIME-004",
+    "submit_at equal to the end is answered definitely",
+    "protocol-now §12 row 10",
+    shares=1,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    share, end = _take_free(session), session.end
+    reply = await session.post_share(share, end)
+    require(reply.is_accepted or reply.status in _REFUSED, f"POST with submit_at = end → {reply}")
+    return f"POST with submit_at = end → {reply}"
+
+
+@checks.must(
+    "TIME-005", "submit_at 1 s before the end is accepted", "protocol-now §12 row 10", shares=1, needs_shares=True
+)
+async def _(session: Session) -> str:
+    share, end = _take_free(session), session.end
+    reply = await session.post_share(share, end - 1)
+    require(reply.is_accepted, f"POST with submit_at = end - 1 → {reply}")
+    return f"POST with submit_at = end - 1 → {reply}"
+
+
+@checks.must(
+    "TIME-006",
+    "a late share that is known stays `duplicate`",
+    "protocol R10: whatever its submit_at",
+    shares=1,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    share, end = session.take(), session.end
+    first = await session.post_share(share)
+    again = await session.client.post(encode(share.body(end + 60)))
+    # the original checks the time first
+    is_definite = again.word == "duplicate" or again.status in _REFUSED
+    require(first.is_accepted and is_definite, f"POST → {first.word}, again with a late submit_at → {again}")
+    return f"POST → {first.word}, again with a late submit_at → {again}"
+
+
+def _take_free(session: Session) -> TestShare:
+    """A share whose time the check may choose."""
+    share = session.take()
+    if share.submit_at is not None:
+        raise CheckSkipped("would change the time of a real share")
+    return share

@@ -1,0 +1,302 @@
+"""Checks of bodies that are no share at all: broken JSON, other encodings, sizes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from helper.conformance.checks import Check, CheckList, Level
+from helper.conformance.http_client import SHARES_PATH, Headers, Reply
+from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
+from helper.conformance.session import Session
+from helper.conformance.shares import TestShare, encode
+from helper.conformance.status_checks import STATUS_PATH
+from helper.conformance.verdicts import require
+
+_BODY: Final = "protocol §2: parse 400"
+_RFC_JSON: Final = "RFC 8259"
+_LIMIT: Final = "protocol §2: body at most 1 MiB"
+_MAX_BYTES: Final = 1 << 20
+_TOO_LARGE: Final = (400, 413)
+_REFUSED: Final = (400, 413, 415)
+
+checks = CheckList()
+
+Make = Callable[[TestShare, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A body with one of the given statuses as response.
+
+    Attributes:
+        number: number in the id.
+        name: what the body is.
+        make: creates it from a share and a time.
+        statuses: allowed statuses.
+        source: the clause.
+        level: level of the check.
+        headers: headers of the request.
+    """
+
+    number: int
+    name: str
+    make: Make
+    statuses: tuple[int, ...] = (400,)
+    source: str = _BODY
+    level: Level = "must"
+    headers: Headers = ()
+
+    async def __call__(self, session: Session) -> str:
+        share = session.template if self.needs_shares else session.invented()
+        reply = await session.client.post(self.make(share, session.far_time()), self.headers)
+        seen = f"POST ({self.name}) → {reply}"
+        require(reply.status in self.statuses, seen)
+        return seen
+
+    @property
+    def needs_shares(self) -> bool:
+        """Whether the body contains a share that would be accepted if the fault were not noticed."""
+        return self.number >= 20
+
+
+def _fixed(content: bytes) -> Make:
+    return lambda _share, _time: content
+
+
+def _share_json(share: TestShare, time: int) -> bytes:
+    return encode(share.body(time))
+
+
+def _with_duplicate(share: TestShare, time: int) -> bytes:
+    """The proposal twice: another one first, which a reader of the first one would use."""
+    return _share_json(share, time).replace(b"{", b'{"proposal_id":2,', 1)
+
+
+def _with_duplicate_last(share: TestShare, time: int) -> bytes:
+    return _share_json(share, time)[:-1] + b',"proposal_id":2}'
+
+
+def _with_member(text: bytes) -> Make:
+    return lambda share, time: _share_json(share, time)[:-1] + b"," + text + b"}"
+
+
+def _with_bad_utf8_in(name: bytes) -> Make:
+    return lambda share, time: _share_json(share, time)[:-1] + b',"' + name + b'":"\xff\xfe"}'
+
+
+_BODIES: Final = (
+    _Body(1, "empty", _fixed(b"")),
+    _Body(2, "text", _fixed(b"share")),
+    _Body(3, "an array", _fixed(b"[]")),
+    _Body(4, "a string", _fixed(b'"share"')),
+    _Body(5, "a number", _fixed(b"1")),
+    _Body(6, "null", _fixed(b"null")),
+    _Body(7, "true", _fixed(b"true")),
+    _Body(8, "an empty object", _fixed(b"{}")),
+    _Body(9, "spaces only", _fixed(b"  \r\n ")),
+    _Body(
+        10,
+        "a form",
+        _fixed(b"vote_round_id=1&proposal_id=1"),
+        _REFUSED,
+        headers={"Content-Type": "application/x-www-form-urlencoded"},
+    ),
+    _Body(11, "random bytes", _fixed(bytes(range(256)))),
+    _Body(12, "10,000 nested arrays", _fixed(b"[" * 10_000 + b"]" * 10_000)),
+    _Body(13, "100,000 nested objects", _fixed(b'{"a":' * 100_000 + b"1" + b"}" * 100_000)),
+    _Body(20, "an incomplete object", lambda share, time: _share_json(share, time)[:-1]),
+    _Body(21, "half a share", lambda share, time: _share_json(share, time)[: len(_share_json(share, time)) // 2]),
+    _Body(
+        22,
+        "text after the object",
+        lambda share, time: _share_json(share, time) + b" x",
+        source="protocol-now §3a: nothing after it",
+    ),
+    _Body(
+        23, "two objects", lambda share, time: _share_json(share, time) * 2, source="protocol-now §3a: one JSON object"
+    ),
+    _Body(24, "the share in an array", lambda share, time: b"[" + _share_json(share, time) + b"]"),
+    _Body(25, "the share as a string", lambda share, time: json.dumps(_share_json(share, time).decode()).encode()),
+    _Body(26, "a comma too many", lambda share, time: _share_json(share, time)[:-1] + b",}", source=_RFC_JSON),
+    _Body(27, "single quotes", lambda share, time: _share_json(share, time).replace(b'"', b"'"), source=_RFC_JSON),
+    _Body(
+        28,
+        "names without quotes",
+        lambda share, time: _share_json(share, time).replace(b'"submit_at"', b"submit_at"),
+        source=_RFC_JSON,
+    ),
+    _Body(29, "a comment", lambda share, time: b"/* share */" + _share_json(share, time), source=_RFC_JSON),
+    _Body(30, "NaN in an unknown field", _with_member(b'"x":NaN'), source=_RFC_JSON),
+    _Body(31, "a control character in an unknown field", _with_member(b'"x":"\x01"'), source=_RFC_JSON),
+    _Body(32, "UTF-16", lambda share, time: _share_json(share, time).decode().encode("utf-16"), source=_RFC_JSON),
+    _Body(
+        33,
+        "UTF-16 with charset",
+        lambda share, time: _share_json(share, time).decode().encode("utf-16-le"),
+        _REFUSED,
+        _RFC_JSON,
+        headers={"Content-Type": "application/json; charset=utf-16le"},
+    ),
+    _Body(
+        34,
+        "gzip",
+        lambda share, time: gzip.compress(_share_json(share, time)),
+        _REFUSED,
+        headers={"Content-Encoding": "gzip"},
+    ),
+    _Body(
+        35,
+        "a zero before a number",
+        lambda share, time: _share_json(share, time).replace(b'"proposal_id":', b'"proposal_id":0'),
+        source=_RFC_JSON,
+    ),
+    _Body(
+        36,
+        "the proposal twice, another one last",
+        _with_duplicate_last,
+        source="RFC 8259 §4: names should be unique",
+        level="should",
+    ),
+    _Body(37, "1 MiB + 1", lambda share, time: _share_json(share, time).ljust(_MAX_BYTES + 1), _TOO_LARGE, _LIMIT),
+    _Body(
+        38,
+        "1 MiB + 1 in an unknown field",
+        lambda share, time: encode(share.body(time, x="p" * _MAX_BYTES)),
+        _TOO_LARGE,
+        _LIMIT,
+    ),
+)
+for _body in _BODIES:
+    checks.add(
+        Check(
+            f"JSON-{_body.number:03}",
+            f"refuses: {_body.name}",
+            _body.source,
+            _body.level,
+            _body,
+            needs_shares=_body.needs_shares,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tolerated:
+    """A body of an unposted share that may be accepted or refused, but never has an unknown outcome."""
+
+    number: int
+    name: str
+    make: Make
+    source: str = _RFC_JSON
+    level: Level = "must"
+
+    async def __call__(self, session: Session) -> str:
+        share = session.take()
+        due = session.time_for(share)
+        reply = await session.post_share(share, due, body=self.make(share, due))
+        seen = f"POST ({self.name}) → {reply}"
+        require(reply.is_accepted or reply.status in _REFUSED, seen)
+        return seen
+
+
+_TOLERATED: Final = (
+    _Tolerated(
+        50, "a byte order mark", lambda share, time: b"\xef\xbb\xbf" + _share_json(share, time), "RFC 8259 §8.1"
+    ),
+    _Tolerated(51, "the proposal twice, the right one last", _with_duplicate, "RFC 8259 §4: names should be unique"),
+    _Tolerated(52, "bytes that are not UTF-8 in an unknown field", _with_bad_utf8_in(b"x_note")),
+    _Tolerated(53, "half a surrogate pair in an unknown field", _with_member(b'"x_note":"\\ud800"')),
+    _Tolerated(54, "a number of 400 digits in an unknown field", _with_member(b'"x_note":' + b"9" * 400)),
+    _Tolerated(55, "1e999 in an unknown field", _with_member(b'"x_note":1e999')),
+    _Tolerated(56, "a NUL character in an unknown field", _with_member(b'"x_note":"\\u0000"')),
+    _Tolerated(57, "1,000 nested arrays in an unknown field", _with_member(b'"x_note":' + b"[" * 1000 + b"]" * 1000)),
+    _Tolerated(58, "5,000 unknown fields", _with_member(b",".join(b'"x%d":%d' % (n, n) for n in range(5000)))),
+)
+for _tolerated in _TOLERATED:
+    checks.add(
+        Check(
+            f"JSON-{_tolerated.number:03}",
+            f"accepts or refuses definitely: {_tolerated.name}",
+            _tolerated.source,
+            _tolerated.level,
+            _tolerated,
+            shares=1,
+            needs_shares=True,
+        )
+    )
+
+
+@checks.must("SIZE-001", "chunks of more than 1 MiB are refused", _LIMIT)
+async def _(session: Session) -> str:
+    content = b" " * (2 * _MAX_BYTES)
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(
+            connection.head([("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")])
+            + encode_chunks(content, 16 << 10)
+        )
+        reply = await connection.response()
+    require(reply.status in _TOO_LARGE, f"POST of 2 MiB in chunks → {reply}")
+    return f"POST of 2 MiB in chunks → {reply}"
+
+
+@checks.must("SIZE-002", "1 GiB announced is refused before it is sent", _LIMIT)
+async def _(session: Session) -> str:
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(connection.share_request(b"{}", length=1 << 30))
+        try:
+            reply: Reply | None = await connection.response()
+        except ConnectionEnded:
+            reply = None
+    require(reply is None or reply.status in _TOO_LARGE, f"POST with Content-Length 1 GiB → {reply}")
+    return f"POST with Content-Length 1 GiB → {reply or 'closed'}"
+
+
+@checks.must("SIZE-003", "headers of 256 KiB are refused", "RFC 6585 §5")
+async def _(session: Session) -> str:
+    return await _refused_head(session, [("X-Padding", "p" * (256 << 10))], SHARES_PATH)
+
+
+@checks.must("SIZE-004", "5,000 headers are refused or ignored", "RFC 6585 §5")
+async def _(session: Session) -> str:
+    return await _refused_head(session, [(f"X-{number}", "1") for number in range(5000)], SHARES_PATH)
+
+
+@checks.must("SIZE-005", "a path of 100 KiB is refused", "RFC 9110 §15.5.15")
+async def _(session: Session) -> str:
+    return await _refused_head(session, [], f"{STATUS_PATH}/{'p' * (100 << 10)}")
+
+
+@checks.must("SIZE-006", "8 MiB are refused, read or not", _LIMIT, needs_shares=True)
+async def _(session: Session) -> str:
+    content = _share_json(session.template, session.far_time()).ljust(8 * _MAX_BYTES)
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(connection.share_request(content))
+        try:
+            reply: Reply | None = await connection.response()
+        except ConnectionEnded:
+            # closed before all was read, so the response may be lost
+            reply = None
+    require(reply is None or reply.status in _TOO_LARGE, f"POST of 8 MiB → {reply}")
+    return f"POST of 8 MiB → {reply or 'closed'}"
+
+
+@checks.must("SIZE-007", "the helper still answers after all this", "protocol-now §12 row 6")
+async def _(session: Session) -> str:
+    reply = await session.client.get(STATUS_PATH)
+    require(reply.status == 200, f"GET status → {reply}")
+    return f"GET status → {reply.status}"
+
+
+async def _refused_head(session: Session, headers: list[tuple[str, str]], path: str) -> str:
+    """A head that is too large ends in a 4xx or a closed connection, not in a 5xx or an accepted share."""
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(connection.head([*headers, ("Content-Length", "2")], path=path) + b"{}")
+        try:
+            reply: Reply | None = await connection.response()
+        except ConnectionEnded:
+            reply = None
+    require(reply is None or 400 <= reply.status < 500, f"POST with a large head → {reply}")
+    return f"POST with a large head → {reply or 'closed'}"

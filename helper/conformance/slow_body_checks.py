@@ -1,0 +1,269 @@
+"""Checks of bodies that arrive slowly or not at all, and of the receipt of their attempt. They run side by side."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from helper.conformance.checks import Check, CheckList, Level, Phase
+from helper.conformance.http_client import ATTEMPT_HEADER, JSON_TYPE, Reply
+from helper.conformance.raw_http import ConnectionEnded, RawConnection, open_raw
+from helper.conformance.session import Session
+from helper.conformance.shares import encode
+from helper.conformance.verdicts import CheckFailed, require
+
+_RECEIPT: Final = "protocol-now §2: the 408 receipt"
+_ROW_3: Final = "protocol-now §12 row 3"
+_ROW_4: Final = "protocol-now §12 row 4"
+PATIENCE_SECONDS: Final = 75.0
+"""Longest wait for the end of a slow body. The original waits 30 s by default."""
+_TRICKLE_SECONDS: Final = 25.0
+"""Duration of a slow body that must be accepted: below the 30 s that a body may take."""
+_TRICKLE_PIECES: Final = 50
+
+checks = CheckList()
+
+
+def _new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def _receipt(token: str) -> dict[str, object]:
+    return {
+        "error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": token},
+    }
+
+
+def _receipt_bytes(token: str) -> bytes:
+    return (
+        b'{"error":{"version":1,"code":"request_body_timeout","dispatch":"not_started","attempt":"%s"}}'
+        % token.encode()
+    )
+
+
+async def _stall(session: Session, headers: Sequence[tuple[str, str]], *, content: bytes | None = None) -> Reply:
+    """Post the first bytes of a share, send nothing more, and wait for the response."""
+    whole = encode(session.invented().body(session.far_time()))
+    first = whole[: len(whole) // 2] if content is None else content
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(
+            connection.share_request(first, headers, length=len(whole) if content is None else len(first) + 1)
+        )
+        try:
+            return await connection.response(PATIENCE_SECONDS)
+        except ConnectionEnded:
+            raise CheckFailed("half a body: connection closed without a response") from None
+
+
+async def _stall_with_token(session: Session) -> tuple[Reply, str]:
+    """Stall with a valid token; made once for all checks of the receipt."""
+    token = _new_token()
+    return await _stall(session, [(ATTEMPT_HEADER, token)]), token
+
+
+@checks.must("SLOW-001", "half a body with a token is 408", _ROW_3, phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    reply, _ = await session.once(_stall_with_token)
+    require(reply.status == 408, f"half a body with a token → {reply}")
+    return f"half a body with a token → {reply.status} after {reply.seconds:.0f} s"
+
+
+@checks.must("SLOW-002", "the receipt has exactly its fields and the token", _ROW_4, phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    reply, token = await session.once(_stall_with_token)
+    value = reply.json()
+    is_exact = value == _receipt(token) and type(value["error"]["version"]) is int
+    require(reply.status == 408 and is_exact, f"half a body with a token → {reply}")
+    return f"408 {reply.body.decode(errors='replace')}"
+
+
+@checks.should("SLOW-003", "the receipt is the documented bytes", _RECEIPT, phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    reply, token = await session.once(_stall_with_token)
+    # encoders of Go end with a line feed
+    require(reply.body.rstrip(b"\n") == _receipt_bytes(token), f"half a body with a token → {reply}")
+    return f"408 {reply.body.decode(errors='replace')}"
+
+
+@checks.must("SLOW-004", "the receipt is application/json", _RECEIPT, phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    reply, _ = await session.once(_stall_with_token)
+    require(reply.status == 408 and reply.media_type == JSON_TYPE, f"half a body with a token → {reply}")
+    return f"408 {reply.header('content-type')}"
+
+
+@checks.must("SLOW-005", "the receipt may not be stored", _ROW_4, phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    reply, _ = await session.once(_stall_with_token)
+    control = reply.header("cache-control")
+    require(reply.status == 408 and control.lower() == "no-store", f"{reply.status}, Cache-Control: {control}")
+    return f"408, Cache-Control: {control}"
+
+
+@checks.must("SLOW-006", "the token is in no header of the receipt", _ROW_4, phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    reply, token = await session.once(_stall_with_token)
+    names = [name for name, value in reply.headers if token in value]
+    require(reply.status == 408 and not names, f"{reply.status}, token in {', '.join(names) or 'no header'}")
+    return "408, token in the body only"
+
+
+@checks.must("SLOW-007", "the body timeout is 10 to 60 s", "protocol-now §2: deadline", phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    reply, _ = await session.once(_stall_with_token)
+    # a body that does not grow at all may be given up before the 30 s are over
+    require(9.5 <= reply.seconds <= 60, f"half a body → {reply.status} after {reply.seconds:.1f} s")
+    return f"half a body → {reply.status} after {reply.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class _NoReceipt:
+    """Attempt headers that are no valid token: the response to half a body is not a receipt but 400."""
+
+    number: int
+    name: str
+    values: tuple[str, ...]
+    level: Level = "must"
+
+    async def __call__(self, session: Session) -> str:
+        reply = await _stall(session, [(ATTEMPT_HEADER, value) for value in self.values])
+        seen = f"half a body with {self.name} → {reply}"
+        value = reply.json()
+        has_receipt = isinstance(value, dict) and isinstance(value.get("error"), dict)
+        require(reply.status == 400 and not has_receipt, seen)
+        return seen
+
+
+_LOWER: Final = "0123456789abcdef" * 4
+for _case in (
+    _NoReceipt(10, "no token", ()),
+    _NoReceipt(11, "a token in upper case", (_LOWER.upper(),)),
+    _NoReceipt(12, "two tokens", (_LOWER, "ab" * 32)),
+    _NoReceipt(13, "the same token twice", (_LOWER, _LOWER)),
+    _NoReceipt(14, "a token of 63 characters", (_LOWER[:63],)),
+    _NoReceipt(15, "a token of 65 characters", (_LOWER + "0",)),
+    _NoReceipt(16, "a token that is not hex", (_LOWER[:63] + "g",)),
+    _NoReceipt(17, "an empty token", ("",)),
+    _NoReceipt(18, "two tokens in one header", (f"{_LOWER},{_LOWER}",)),
+):
+    checks.add(
+        Check(
+            f"SLOW-{_case.number:03}",
+            f"half a body with {_case.name} is 400 without receipt",
+            "protocol-now §2: token missing, twice, upper case, short",
+            _case.level,
+            _case,
+            Phase.SLOW,
+        )
+    )
+
+
+@checks.must("SLOW-020", "a body with one byte missing is 408", _ROW_3, phase=Phase.SLOW, shares=1, needs_shares=True)
+async def _(session: Session) -> str:
+    """The JSON is complete, so a helper that reads no further could have stored the share already."""
+    share, token = session.take(), _new_token()
+    content = encode(share.body(session.time_for(share)))
+    reply = await _stall(session, [(ATTEMPT_HEADER, token)], content=content)
+    require(reply.status == 408 and reply.json() == _receipt(token), f"all but one byte → {reply}")
+    return f"all but one byte → {reply.status}"
+
+
+@checks.must(
+    "SLOW-021",
+    "after a receipt the share is not known",
+    "protocol-now §2: what it proves",
+    phase=Phase.SLOW,
+    shares=1,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    share, token = session.take(), _new_token()
+    content = encode(share.body(session.time_for(share)))
+    receipt = await _stall(session, [(ATTEMPT_HEADER, token)], content=content)
+    require(receipt.status == 408, f"all but one byte → {receipt}")
+    reply = await session.post_share(share)
+    require(reply.word == "queued", f"all but one byte → 408, then the whole share → {reply}")
+    return f"all but one byte → 408, then the whole share → {reply}"
+
+
+@checks.must("SLOW-022", "a slow body in chunks gets its receipt", _ROW_3, phase=Phase.SLOW)
+async def _(session: Session) -> str:
+    token = _new_token()
+    content = encode(session.invented().body())[:600]
+    async with open_raw(session.client.address, session.client.token) as connection:
+        head = [("Content-Type", JSON_TYPE), ("Transfer-Encoding", "chunked"), (ATTEMPT_HEADER, token)]
+        await connection.send(connection.head(head) + b"%x\r\n%s\r\n" % (len(content), content))
+        try:
+            reply = await connection.response(PATIENCE_SECONDS)
+        except ConnectionEnded:
+            raise CheckFailed("a chunk: connection closed without a response") from None
+    require(reply.status == 408 and reply.json() == _receipt(token), f"a chunk and no end → {reply}")
+    return f"a chunk and no end → {reply.status}"
+
+
+@checks.must(
+    "SLOW-023",
+    "a body that takes 25 s is accepted",
+    "protocol-now §12 row 29",
+    phase=Phase.SLOW,
+    shares=1,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    share = session.take()
+    due, posted_at = session.time_for(share), session.clock.now()
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await _trickle(session, connection, encode(share.body(due)))
+        try:
+            reply = await connection.response()
+        except ConnectionEnded:
+            raise CheckFailed("a body over 25 s: connection closed without a response") from None
+    require(reply.is_accepted, f"a body over 25 s → {reply}")
+    session.record_accepted(share, due, posted_at)
+    return f"a body over 25 s → {reply}"
+
+
+async def _trickle(session: Session, connection: RawConnection, content: bytes) -> None:
+    """Send a share evenly over 25 s."""
+    request = connection.share_request(content)
+    head_end = request.index(b"\r\n\r\n") + 4
+    await connection.send(request[:head_end])
+    size = -(-len(content) // _TRICKLE_PIECES)
+    for start in range(0, len(content), size):
+        await session.clock.sleep(_TRICKLE_SECONDS / _TRICKLE_PIECES)
+        await connection.send(content[start : start + size])
+
+
+@checks.should(
+    "SLOW-024",
+    "a head that never ends is closed within 75 s",
+    "protocol-now §11: head deadline apart",
+    phase=Phase.SLOW,
+)
+async def _(session: Session) -> str:
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(b"POST /shielded-vote/v1/shares HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        is_closed = await connection.is_closed(PATIENCE_SECONDS)
+    require(is_closed, f"half a head: still open after {PATIENCE_SECONDS:.0f} s")
+    return "half a head: closed"
+
+
+@checks.must(
+    "SLOW-025",
+    "a client that leaves has stored nothing",
+    "protocol §2: a 200 promises",
+    phase=Phase.SLOW,
+    shares=1,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    share = session.take()
+    content = encode(share.body(session.time_for(share)))
+    async with open_raw(session.client.address, session.client.token) as connection:
+        await connection.send(connection.share_request(content, length=len(content) + 1))
+        await session.clock.sleep(1)
+    reply = await session.post_share(share)
+    require(reply.word == "queued", f"all but one byte and a disconnect, then the whole share → {reply}")
+    return f"all but one byte and a disconnect, then the whole share → {reply}"

@@ -1,0 +1,92 @@
+"""Runs the conformance kit in this process, and restarts a helper at the kit's request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from helper.clock import SystemClock
+from helper.conformance.catalog import select_checks
+from helper.conformance.checks import CheckResult
+from helper.conformance.dev_chain import DevChain
+from helper.conformance.http_client import HelperClient, parse_address
+from helper.conformance.runner import run_checks
+from helper.conformance.session import Session
+from tests.support.harness import HelperProcess
+
+
+async def run_kit(
+    url: str,
+    *,
+    chain_url: str | None = None,
+    shares_file: Path | None = None,
+    restart_command: str | None = None,
+    token: str = "",
+    within: float = 60.0,
+    only: Sequence[str] = (),
+) -> list[CheckResult]:
+    """Check the helper at `url`."""
+    clock, checks = SystemClock(), select_checks(only)
+    client = HelperClient(parse_address(url), token, clock)
+    chain = DevChain(chain_url) if chain_url else None
+    try:
+        session = Session(
+            client,
+            clock,
+            chain=chain,
+            shares_file=shares_file,
+            restart_command=restart_command,
+            share_count=sum(check.shares for check in checks),
+            reveal_seconds=within,
+        )
+        return await run_checks(session, checks)
+    finally:
+        await client.aclose()
+        if chain is not None:
+            await chain.aclose()
+
+
+@contextlib.asynccontextmanager
+async def open_kit_chain(url: str) -> AsyncIterator[DevChain]:
+    """The kit's client of a dev chain."""
+    chain = DevChain(url)
+    try:
+        yield chain
+    finally:
+        await chain.aclose()
+
+
+def failed_ids(results: Sequence[CheckResult], level: str) -> set[str]:
+    """Return the failed checks of a level."""
+    return {result.check.id for result in results if result.verdict == "failed" and result.check.level == level}
+
+
+def describe_failures(results: Sequence[CheckResult]) -> str:
+    """Return what was seen of the failed checks."""
+    return "\n".join(
+        f"{result.check.id} ({result.check.level}) {result.check.name}: {result.seen}"
+        for result in results
+        if result.verdict == "failed"
+    )
+
+
+@contextlib.asynccontextmanager
+async def restart_on_request(helper: HelperProcess, directory: Path) -> AsyncIterator[str]:
+    """Yield a shell command that kills and starts a helper of this test."""
+    asked, done = directory / "restart-asked", directory / "restart-done"
+
+    async def serve() -> None:
+        while not asked.exists():
+            await asyncio.sleep(0.02)
+        await helper.kill()
+        await helper.start()
+        done.touch()
+
+    serving = asyncio.create_task(serve())
+    try:
+        yield f"touch {asked}; until [ -e {done} ]; do sleep 0.05; done"
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)

@@ -1,0 +1,421 @@
+"""A deliberately wrong helper: a proxy of the real service that plants one fault.
+
+Without a fault it forwards every request and response unchanged; it has its own timeout for bodies, because it forwards
+complete bodies only. The faults that reveal shares themselves use fake proofs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from enum import Enum
+from typing import Any, Final
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+import proofs
+from devnet.stand_in_proofs import create_stand_in_proof
+from proofs import InvalidShare, ReadShare
+
+PREFIX: Final = "/shielded-vote/v1"
+SHARES: Final = f"{PREFIX}/shares"
+ATTEMPT_HEADER: Final = "x-vote-ingress-attempt-v1"
+STALL_SECONDS: Final = 11.0
+"""Seconds without a byte of the body after which it is given up."""
+SLOW_STATUS_SECONDS: Final = 2.2
+MAX_PARALLEL_POSTS: Final = 32
+RESEND_SECONDS: Final = 4.0
+LOST_INDEX: Final = 3
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_DELAY_SECONDS: Final = 3000
+_NOT_FORWARDED: Final = {
+    "connection",
+    "content-length",
+    "date",
+    "expect",
+    "host",
+    "keep-alive",
+    "server",
+    "trailer",
+    "transfer-encoding",
+}
+
+
+class Fault(Enum):
+    """A planted fault. The value is a short description."""
+
+    NONE = "none"
+    REPEAT_IS_QUEUED = "answers `queued` to a repeat"
+    ALTERED_IS_DUPLICATE = "answers `duplicate` to other content under a known key"
+    UNKNOWN_ROUND_IS_500 = "answers 500 for an unknown round"
+    HTML_404 = "answers unknown paths with an HTML page"
+    SLASH_REDIRECT = "redirects a path with a slash at the end"
+    TEXT_ERRORS = "answers refusals as text"
+    NON_CANONICAL_ACCEPTED = "accepts a blind above the modulus"
+    HASH_MISMATCH_ACCEPTED = "accepts a share whose shares_hash does not match"
+    INTEGERS_WRAP = "reads integers modulo 2^32"
+    LATE_ACCEPTED = "accepts a submit_at after the end of the round"
+    OVERSIZE_IS_500 = "answers 500 to an oversized body"
+    NO_CORS = "sends no CORS headers"
+    STATUS_SLOW = "answers status after more than 2 s"
+    UNKNOWN_SHARE_IS_500 = "answers 500 for the status of an unknown share"
+    CONFIRMED_EARLY = "says confirmed before a block has the share"
+    RECEIPT_WITH_MORE = "has another field in the receipt"
+    RECEIPT_FOR_ANY_TOKEN = "gives a receipt for an invalid token"
+    STORED_BEFORE_RECEIPT = "stores a share before it gives a receipt"
+    OVERLOADED_IS_503 = "answers 503 to more than 32 posts at once"
+    REVEALED_EARLY = "reveals shares at once"
+    TIME_MOVED = "reveals a share early when it is repeated with submit_at 0"
+    SENT_AGAIN = "sends a reveal again after it was counted"
+    SHARE_LOST = "loses the share with index 3 of every vote"
+    REVEALED_IS_FORGOTTEN = "forgets a share after its reveal"
+    LOST_ON_RESTART = "loses waiting shares when it restarts"
+    NODE_ASKED_ON_ARRIVAL = "asks the node for the tree when a share arrives"
+    NODE_ASKED_FOR_NULLIFIER = "asks the node whether a new share is spent"
+
+
+class WrongHelper:
+    """The proxy.
+
+    Args:
+        target: base URL of the real service.
+        chain_url: REST URL of a node, for the faults that talk to it.
+        fault: the planted fault.
+    """
+
+    def __init__(self, target: str, chain_url: str, fault: Fault = Fault.NONE) -> None:
+        self._target = target
+        self._chain_url = chain_url
+        self._fault = fault
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._http = httpx.AsyncClient(timeout=60, limits=limits, trust_env=False)
+        self._known: dict[tuple[object, ...], ReadShare] = {}
+        self._revealed: set[bytes] = set()
+        self._memory: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._posting = 0
+
+    def app(self) -> ASGIApp:
+        """The application."""
+        methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+        routes = [
+            Route("/restart", self._restart, methods=["POST"]),
+            Route("/{path:path}", self._serve, methods=methods),
+        ]
+        return Starlette(routes=routes)
+
+    async def aclose(self) -> None:
+        """Stop all tasks and close all connections."""
+        for task in (*self._tasks, *self._memory.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._memory.values(), return_exceptions=True)
+        await self._http.aclose()
+
+    async def _restart(self, _request: Request) -> Response:
+        """Forget what a restart would lose."""
+        for task in self._memory.values():
+            task.cancel()
+        self._memory.clear()
+        return JSONResponse({})
+
+    async def _serve(self, request: Request) -> Response:
+        try:
+            body = await self._read_body(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        if isinstance(body, Response):
+            return body
+        path = request.url.path
+        if self._fault is Fault.STATUS_SLOW and path == f"{PREFIX}/status":
+            await asyncio.sleep(SLOW_STATUS_SECONDS)
+        if self._fault is Fault.SLASH_REDIRECT and path.endswith("/") and path != f"{PREFIX}/":
+            return RedirectResponse(path.rstrip("/"), 308)
+        if request.method == "POST" and path == SHARES:
+            return self._finish(await self._post(request, body))
+        if self._fault is Fault.CONFIRMED_EARLY and path.startswith(f"{PREFIX}/share-status/"):
+            return self._finish(await self._get_early_status(request, body))
+        response = await self._forward(request, body)
+        if self._fault is Fault.UNKNOWN_SHARE_IS_500 and path.startswith(f"{PREFIX}/share-status/"):
+            is_known = any(path.endswith(share.nullifier.hex()) for share in self._known.values())
+            if response.status_code == 200 and not is_known:
+                response = _error(500, "sql: no rows in result set")
+        if self._fault is Fault.HTML_404 and response.status_code == 404:
+            response = Response("<html><body>404</body></html>", 404, _cors(response), "text/html")
+        return self._finish(response)
+
+    def _finish(self, response: Response) -> Response:
+        """Apply the faults of all responses."""
+        if self._fault is Fault.NO_CORS:
+            for name in [name for name in response.headers if name.startswith("access-control-")]:
+                del response.headers[name]
+        if self._fault is Fault.TEXT_ERRORS and response.status_code == 400:
+            return Response("bad request", 400, _cors(response), "text/plain")
+        return response
+
+    async def _read_body(self, request: Request) -> bytes | Response:
+        """Read the body; the response to one that stalls."""
+        body, stream = b"", request.stream().__aiter__()
+        while True:
+            try:
+                async with asyncio.timeout(STALL_SECONDS):
+                    body += await anext(stream)
+            except StopAsyncIteration:
+                return body
+            except TimeoutError:
+                return await self._give_up(request, body)
+
+    async def _give_up(self, request: Request, body: bytes) -> Response:
+        """Answer a body that stalled."""
+        values = request.headers.getlist(ATTEMPT_HEADER)
+        is_valid = len(values) == 1 and len(values[0]) == 64 and set(values[0]) <= set("0123456789abcdef")
+        closing = {"Connection": "close", "Access-Control-Allow-Origin": "*"}
+        if self._fault is Fault.STORED_BEFORE_RECEIPT:
+            await self._http.post(self._target + SHARES, content=body)
+        if not is_valid and not (self._fault is Fault.RECEIPT_FOR_ANY_TOKEN and values):
+            return JSONResponse({"status": "error", "error": "body timed out"}, 400, closing)
+        receipt = {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": values[0]}
+        if self._fault is Fault.RECEIPT_WITH_MORE:
+            receipt["retry"] = True
+        return JSONResponse({"error": receipt}, 408, {**closing, "Cache-Control": "no-store"})
+
+    async def _forward(self, request: Request, body: bytes) -> Response:
+        headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_FORWARDED]
+        url = f"{self._target}{request.scope['raw_path'].decode()}"
+        if request.url.query:
+            url += f"?{request.url.query}"
+        received = await self._http.request(request.method, url, content=body or None, headers=headers)
+        kept = {name: value for name, value in received.headers.items() if name not in _NOT_FORWARDED}
+        return Response(received.content, received.status_code, kept)
+
+    async def _post(self, request: Request, body: bytes) -> Response:
+        """Handle a posted share."""
+        self._posting += 1
+        try:
+            if self._fault is Fault.OVERLOADED_IS_503 and self._posting > MAX_PARALLEL_POSTS:
+                return _error(503, "busy")
+            return await self._submit(request, body)
+        finally:
+            self._posting -= 1
+
+    async def _submit(self, request: Request, body: bytes) -> Response:
+        read = (await asyncio.to_thread(proofs.read_shares, [body]))[0]
+        before = self._answer_before(body, read)
+        if before is not None:
+            return before
+        response = await self._forward(request, self._altered(body, read))
+        word = json.loads(bytes(response.body)).get("status") if response.status_code == 200 else None
+        if isinstance(read, InvalidShare):
+            return response
+        is_new = word == "queued"
+        if is_new:
+            self._known[_key(read)] = read
+        return await self._answer_after(response, read, word, is_new=is_new)
+
+    def _answer_before(self, body: bytes, read: ReadShare | InvalidShare) -> Response | None:
+        """The response of the faults that do not forward a share."""
+        fault = self._fault
+        if len(body) > MAX_BODY_BYTES:
+            return _error(500, "internal error") if fault is Fault.OVERSIZE_IS_500 else _error(413, "too large")
+        if isinstance(read, InvalidShare):
+            return self._answer_invalid(body, read)
+        if fault is Fault.LOST_ON_RESTART and read.submit_at > time.time():
+            return self._keep_in_memory(body, read)
+        if fault is Fault.SHARE_LOST and read.share_index == LOST_INDEX:
+            is_known = _key(read) in self._known
+            self._known[_key(read)] = read
+            return _accepted("duplicate" if is_known else "queued")
+        return None
+
+    def _answer_invalid(self, body: bytes, read: InvalidShare) -> Response | None:
+        """The response of the faults that accept an invalid share."""
+        fault = self._fault
+        is_accepted = fault is Fault.NON_CANONICAL_ACCEPTED and read == ("primary_blind", "non-canonical", None)
+        is_accepted |= fault is Fault.HASH_MISMATCH_ACCEPTED and read.reason == "shares_hash"
+        if is_accepted:
+            return _accepted("queued")
+        if fault is Fault.ALTERED_IS_DUPLICATE and self._is_key_known(body):
+            return _accepted("duplicate")
+        return None
+
+    def _is_key_known(self, body: bytes) -> bool:
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            fields = json.loads(body)
+            key = (
+                fields["vote_round_id"],
+                fields["enc_share"].get("share_index", 0),
+                fields["proposal_id"],
+                fields["tree_position"],
+            )
+            return key in self._known
+        return False
+
+    def _altered(self, body: bytes, read: ReadShare | InvalidShare) -> bytes:
+        """The body that is forwarded."""
+        if self._fault is Fault.INTEGERS_WRAP and isinstance(read, InvalidShare):
+            return _wrap_integers(body)
+        if isinstance(read, InvalidShare):
+            return body
+        latest = int(time.time()) + MAX_DELAY_SECONDS
+        if self._fault is Fault.REVEALED_EARLY:
+            return json.dumps({**json.loads(body), "submit_at": 0}).encode()
+        if self._fault is Fault.LATE_ACCEPTED and read.submit_at > latest:
+            return json.dumps({**json.loads(body), "submit_at": latest}).encode()
+        return body
+
+    async def _answer_after(self, response: Response, read: ReadShare, word: str | None, *, is_new: bool) -> Response:
+        """The response of the faults that forward a share first."""
+        fault = self._fault
+        if fault is Fault.UNKNOWN_ROUND_IS_500 and b"no such round" in bytes(response.body):
+            return _error(500, "round lookup failed")
+        if fault is Fault.ALTERED_IS_DUPLICATE and response.status_code == 400 and _key(read) in self._known:
+            return _accepted("duplicate")
+        if fault is Fault.REPEAT_IS_QUEUED and word == "duplicate":
+            return _accepted("queued")
+        if fault is Fault.REVEALED_IS_FORGOTTEN and word == "duplicate" and await self._is_counted(read):
+            return _error(409, "conflict")
+        if (
+            fault is Fault.TIME_MOVED
+            and word == "duplicate"
+            and read.submit_at == 0
+            and not await self._is_counted(read)
+        ):
+            self._start(self._reveal(read, 0))
+        if fault is Fault.SENT_AGAIN and is_new:
+            self._start(self._send_again(read))
+        if fault is Fault.NODE_ASKED_ON_ARRIVAL and is_new:
+            await self._http.get(f"{self._chain_url}{PREFIX}/commitment-tree/{read.round_id.hex()}/latest")
+        if fault is Fault.NODE_ASKED_FOR_NULLIFIER and is_new:
+            await self._http.get(f"{self._chain_url}{PREFIX}/tx/{read.nullifier.hex()}")
+        return response
+
+    def _keep_in_memory(self, body: bytes, read: ReadShare) -> Response:
+        """Keep a share in memory until it is due."""
+        if read.nullifier in self._memory:
+            return _accepted("duplicate")
+        self._memory[read.nullifier] = asyncio.create_task(self._forward_when_due(body, read))
+        return _accepted("queued")
+
+    async def _forward_when_due(self, body: bytes, read: ReadShare) -> None:
+        await asyncio.sleep(read.submit_at - time.time())
+        await self._http.post(self._target + SHARES, content=body)
+
+    async def _get_early_status(self, request: Request, body: bytes) -> Response:
+        """Say confirmed from two seconds before the time of a share."""
+        for share in self._known.values():
+            if request.url.path.endswith(share.nullifier.hex()) and time.time() > share.submit_at - 2:
+                return JSONResponse({"status": "confirmed"}, 200, {"Access-Control-Allow-Origin": "*"})
+        return await self._forward(request, body)
+
+    async def _is_counted(self, read: ReadShare) -> bool:
+        path = f"{PREFIX}/share-status/{read.round_id.hex()}/{read.nullifier.hex()}"
+        response = await self._http.get(self._target + path)
+        return bool(response.json()["status"] == "confirmed")
+
+    async def _send_again(self, read: ReadShare) -> None:
+        while not await self._is_counted(read):
+            await asyncio.sleep(0.2)
+        await self._reveal(read, RESEND_SECONDS)
+
+    async def _reveal(self, read: ReadShare, delay_seconds: float) -> None:
+        """Send a reveal with a fake proof to the chain."""
+        await asyncio.sleep(delay_seconds)
+        url = f"{self._chain_url}{PREFIX}/commitment-tree/{read.round_id.hex()}/latest"
+        tree = (await self._http.get(url)).json()["tree"]
+        statement = proofs.Statement(
+            read.nullifier,
+            read.c1,
+            read.c2,
+            read.proposal_id,
+            read.vote_decision,
+            base64.b64decode(tree["root"]),
+            read.round_id,
+        )
+        message = {
+            "share_nullifier": _b64(read.nullifier),
+            "enc_share": _b64(read.c1 + read.c2),
+            "proposal_id": read.proposal_id,
+            "vote_decision": read.vote_decision,
+            "proof": _b64(create_stand_in_proof(statement)),
+            "vote_round_id": _b64(read.round_id),
+            "vote_comm_tree_anchor_height": tree["height"],
+        }
+        await self._http.post(f"{self._chain_url}{PREFIX}/reveal-share", json=message)
+
+    def _start(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _wrap_integers(body: bytes) -> bytes:
+    """Reduce integers modulo 2^32."""
+    try:
+        fields: Any = json.loads(body)
+        sealed = fields["enc_share"]
+        for parent, name in ((fields, "proposal_id"), (fields, "vote_decision"), (sealed, "share_index")):
+            if type(parent[name]) is int and parent[name] >= 1 << 32:
+                parent[name] %= 1 << 32
+    except (ValueError, TypeError, KeyError):
+        return body
+    return json.dumps(fields).encode()
+
+
+def _key(read: ReadShare) -> tuple[object, ...]:
+    return (read.round_id.hex(), read.share_index, read.proposal_id, read.tree_position)
+
+
+def _accepted(word: str) -> Response:
+    return JSONResponse({"status": word}, 200, {"Access-Control-Allow-Origin": "*"})
+
+
+def _error(status: int, text: str) -> Response:
+    return JSONResponse({"status": "error", "error": text}, status, {"Access-Control-Allow-Origin": "*"})
+
+
+def _cors(response: Response) -> dict[str, str]:
+    return {name: value for name, value in response.headers.items() if name.startswith("access-control-")}
+
+
+def _b64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the signals of the process alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def run_wrong_helper(target: str, chain_url: str, fault: Fault = Fault.NONE) -> AsyncIterator[str]:
+    """Run the proxy on this event loop. Yields its base URL."""
+    helper = WrongHelper(target, chain_url, fault)
+    # with the protocol, asyncio disables Nagle's algorithm, which delays each response by 40 ms
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(512)
+    config = uvicorn.Config(
+        helper.app(), log_config=None, lifespan="off", http="httptools", ws="none", timeout_graceful_shutdown=1
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        await helper.aclose()
+        server.should_exit = True
+        await serving
+        listener.close()
