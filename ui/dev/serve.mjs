@@ -108,7 +108,7 @@ const rounds = () =>
               {
                 id: "E",
                 verdict: "not_checked",
-                why: "fewer than two nodes reported it, so the audit is of what one node says",
+                why: "fewer than two nodes reported it, so the audit depends on a single node",
               },
             ],
           },
@@ -192,7 +192,7 @@ const state = () => {
                   {
                     id: "E",
                     verdict: "not_checked",
-                    why: "fewer than two nodes reported it, so the audit is of what one node says",
+                    why: "fewer than two nodes reported it, so the audit depends on a single node",
                   },
                 ],
               },

@@ -55,7 +55,7 @@ describe("checkServer", () => {
   });
 
   it.each([
-    ["{}", 503, "answered 503"],
+    ["{}", 503, "responded 503"],
     ["<html>", 200, "its response is not JSON"],
     ['{"status":"starting"}', 200, "reports “starting”"],
     ["null", 200, "its response is not JSON"],

@@ -91,7 +91,7 @@ export async function checkServer(url: string, signal: AbortSignal, own = locati
     });
     const body = await response.text();
     const ms = performance.now() - before;
-    if (!response.ok) return { kind: "unhealthy", ms, detail: `answered ${response.status}` };
+    if (!response.ok) return { kind: "unhealthy", ms, detail: `responded ${response.status}` };
     return { ...readStatus(body), ms };
   } catch {
     // The browser reports a violation in a separate task, which may run after fetch has failed.

@@ -32,7 +32,7 @@ export async function request<T>(path: string, init: RequestInit = {}): Promise<
     text = await response.text();
   } catch (error) {
     if (init.signal?.aborted) throw error;
-    throw new HttpError(limit.aborted ? "The server did not answer in time." : "The server cannot be reached.", 0);
+    throw new HttpError(limit.aborted ? "The server did not respond in time." : "The server cannot be reached.", 0);
   }
   let body: unknown;
   try {
@@ -44,7 +44,7 @@ export async function request<T>(path: string, init: RequestInit = {}): Promise<
     const message = (body as { error?: unknown } | null | undefined)?.error;
     const wait = Number(response.headers.get("retry-after"));
     throw new HttpError(
-      typeof message === "string" ? message : `The server answered ${response.status}.`,
+      typeof message === "string" ? message : `The server responded ${response.status}.`,
       response.status,
       wait > 0 ? wait : null,
     );

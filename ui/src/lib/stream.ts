@@ -60,7 +60,7 @@ export function follow(options: StreamOptions): () => void {
       }
       if (!response.ok || !response.body) {
         const wait = Number(response.headers.get("retry-after"));
-        throw new StreamEnded(`The server answered ${response.status}`, wait > 0 ? Math.min(wait, 300) * 1_000 : null);
+        throw new StreamEnded(`The server responded ${response.status}`, wait > 0 ? Math.min(wait, 300) * 1_000 : null);
       }
       const parser = new EventParser();
       const text = new TextDecoder();

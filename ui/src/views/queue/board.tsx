@@ -61,7 +61,7 @@ function Facts({ state }: { state: QueueState }) {
       </Figure>
       <Figure
         label="Provers busy"
-        note={seconds_per_proof === null ? "no proof yet" : `${formatSeconds(seconds_per_proof)} a proof`}
+        note={seconds_per_proof === null ? "no proof yet" : `${formatSeconds(seconds_per_proof)} per proof`}
       >
         {formatNumber(busy)} of {formatNumber(slots)}
       </Figure>
