@@ -24,7 +24,7 @@ app = typer.Typer()
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Which helper to check, and with what."""
+    """The helper to check, and the options."""
 
     url: str
     devnet: str | None
@@ -78,17 +78,17 @@ def conformance(
 ) -> None:
     """Check a share-reveal helper, of any implementation, clause by clause.
 
-    Sends requests to the helper as wallets, careless clients and attackers do, and judges its responses. With --devnet,
-    also judges when it reveals shares, and what its requests tell the node. Checks that lack what they need are
-    skipped (docs/conformance-kit.md).
+    Sends requests as wallets, faulty clients and attackers do, and checks the responses. With --devnet, also checks
+    when the helper reveals shares, and what its requests disclose to the node. Checks whose requirements are missing
+    are skipped (docs/conformance-kit.md).
 
-    Exit code 0: no check that must pass has failed, 1: one has, 6: the helper or the dev chain does not respond.
+    Exit code 0: no must check failed, 1: at least one failed, 6: the helper or the dev chain does not respond.
     """
     from helper.conformance.report import is_conformant, to_json, to_junit  # noqa: PLC0415
 
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         if devnet is not None and shares is not None:
-            raise ValueError("--devnet and --shares exclude each other")
+            raise ValueError("--devnet and --shares are mutually exclusive")
         results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
         if junit is not None:
             junit.write_bytes(to_junit(url, results))
@@ -162,7 +162,7 @@ def _print_results(results: list[CheckResult]) -> None:
         verdict: sum(result.verdict == verdict for result in results) for verdict in ("passed", "failed", "skipped")
     }
     must = sum(result.verdict == "failed" and result.check.level == "must" for result in results)
-    sys.stdout.flush()  # the summary comes last, also if both go to one file
+    sys.stdout.flush()  # keeps the summary last if both streams go to one file
     print_message(
         f"{counts['passed']} passed, {counts['failed']} failed ({must} must, {counts['failed'] - must} should), "
         f"{counts['skipped']} skipped"

@@ -1,4 +1,4 @@
-"""Black-box checks of any share-reveal helper over HTTP, and on the request log of a dev chain.
+"""Black-box checks of any share-reveal helper, over HTTP and with the request log of a dev chain.
 
 From lower to higher layers:
 
@@ -10,5 +10,5 @@ From lower to higher layers:
     *_checks.py                          the checks by topic
     catalog.py  runner.py  report.py     all checks; runs them; JSON and JUnit XML
 
-The checks know the helper only by its responses and by what a node of the dev chain sees.
+The checks use only the responses of the helper and the requests that a node of the dev chain receives.
 """

@@ -20,7 +20,7 @@ _ROUND: Final = "protocol §2: round not ACTIVE; protocol-now §0: 409"
 _R3: Final = "protocol R3; draft: submit_at ≤ vote_end_time"
 _REFUSED: Final = (400, 404, 409)
 _NOTICE_SECONDS: Final = 30.0
-"""Seconds in which a helper must notice that a round has ended."""
+"""Time limit for a helper to detect the end of a round, in seconds."""
 
 checks = CheckList()
 
@@ -29,7 +29,7 @@ Alter = Callable[[Body, TestShare], None]
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """A well-formed share whose parts do not belong together, which must be refused.
+    """A well-formed share whose parts do not match, which must be refused.
 
     Attributes:
         number: number in the id.
@@ -159,7 +159,7 @@ for _mismatch in _MISMATCHES:
 
 @dataclass(frozen=True, slots=True)
 class _Ambiguous:
-    """Other content under the key of a share that the helper has. It is neither queued nor a duplicate."""
+    """Different content with the key of a stored share. The response is neither `queued` nor `duplicate`."""
 
     number: int
     name: str
@@ -172,10 +172,10 @@ class _Ambiguous:
         body = share.body(session.time_for(share))
         self.alter(body, session.template)
         reply = await session.client.post(encode(body))
-        seen = f"POST → {first.word}, then with {self.name} → {reply}"
+        seen = f"POST → {first.outcome}, then with {self.name} → {reply}"
         require(reply.status in _REFUSED, seen)
         again = await session.post_share(share)
-        require(again.word == "duplicate", f"{seen}, then as at first → {again}")
+        require(again.outcome == "duplicate", f"{seen}, then unaltered again → {again}")
         return seen
 
 
@@ -277,7 +277,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     ended = await session.once(_end_round)
     reply = await session.client.post(encode(ended.known.body(session.far_time())))
-    is_known = reply.status == 200 and reply.word == "duplicate"
+    is_known = reply.status == 200 and reply.outcome == "duplicate"
     require(is_known or reply.status in _REFUSED, f"POST of a known share after the end → {reply}")
     return f"POST of a known share after the end → {reply}"
 
@@ -292,7 +292,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     ended = await session.once(_end_round)
     reply = await session.client.post(encode(ended.known.body(session.far_time())))
-    require(reply.word == "duplicate", f"POST of a known share after the end → {reply}")
+    require(reply.outcome == "duplicate", f"POST of a known share after the end → {reply}")
     return f"POST of a known share after the end → {reply}"
 
 
@@ -310,7 +310,7 @@ async def _open_other_round(session: Session) -> ChainRound:
 
 
 async def _end_round(session: Session) -> _EndedRound:
-    """End a round of its own after the helper has accepted a share of it."""
+    """Create a separate round, and end it after the helper has accepted a share of it."""
     chain_round = await session.open_round()
     shares = await session.cast_votes(chain_round, 4)
     known = shares.pop()
@@ -375,7 +375,7 @@ async def _(session: Session) -> str:
 
 @checks.must(
     "TIME-004",
-    "submit_at equal to the end is answered definitely",
+    "submit_at equal to the end gets a definite response",
     "protocol-now §12 row 10",
     shares=1,
     needs_shares=True,
@@ -400,7 +400,7 @@ async def _(session: Session) -> str:
 @checks.must(
     "TIME-006",
     "a late share that is known stays `duplicate`",
-    "protocol R10: whatever its submit_at",
+    "protocol R10: for any submit_at",
     shares=1,
     needs_shares=True,
 )
@@ -408,10 +408,10 @@ async def _(session: Session) -> str:
     share, end = session.take(), session.end
     first = await session.post_share(share)
     again = await session.client.post(encode(share.body(end + 60)))
-    # the original checks the time first
-    is_definite = again.word == "duplicate" or again.status in _REFUSED
-    require(first.is_accepted and is_definite, f"POST → {first.word}, again with a late submit_at → {again}")
-    return f"POST → {first.word}, again with a late submit_at → {again}"
+    # The original helper checks the time first.
+    is_definite = again.outcome == "duplicate" or again.status in _REFUSED
+    require(first.is_accepted and is_definite, f"POST → {first.outcome}, again with a late submit_at → {again}")
+    return f"POST → {first.outcome}, again with a late submit_at → {again}"
 
 
 def _take_free(session: Session) -> TestShare:

@@ -12,14 +12,14 @@ from helper.conformance.session import Session
 Level = Literal["must", "should"]
 Verdict = Literal["passed", "failed", "skipped"]
 Run = Callable[[Session], Awaitable[str]]
-"""Makes a check. Returns what was seen; raises CheckFailed or CheckSkipped."""
+"""Runs a check. Returns the observation; raises CheckFailed or CheckSkipped."""
 
 
 class Phase(Enum):
-    """When a check is made. The phases run in this order, except that SLOW runs during all others.
+    """When a check runs. The phases run in this order, except that SLOW runs during all others.
 
     SLOW: takes up to 75 s, most of it waiting. QUICK: takes milliseconds. QUIET: needs a chain on which no share is
-    due. REVEAL: waits for reveals. RESTART: restarts the helper. END: judges the whole run.
+    due. REVEAL: waits for reveals. RESTART: restarts the helper. END: evaluates the whole run.
     """
 
     SLOW = "slow"
@@ -36,11 +36,11 @@ class Check:
 
     Attributes:
         id: stable identifier, `TOPIC-NNN`.
-        name: what the helper must or should do, in a few words.
+        name: what the helper must or should do, in a few outcomes.
         source: the clause that requires it.
         level: whether a failure fails the run.
-        run: makes the check.
-        phase: when it is made.
+        run: runs the check.
+        phase: when it runs.
         shares: number of new shares that it posts.
         needs_shares: whether it needs shares that the helper accepts.
         needs_chain: whether it needs a dev chain.
@@ -63,7 +63,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The verdict of a check, and what was sent and what came back, or why it was skipped."""
+    """The verdict of a check and the observation: request and response, or why it was skipped."""
 
     check: Check
     verdict: Verdict

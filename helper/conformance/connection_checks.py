@@ -1,4 +1,4 @@
-"""Checks of HTTP/1.1: connections, pipelining, chunks, 100-continue, and requests that two parsers read differently."""
+"""Checks of HTTP/1.1: connections, pipelining, chunks, 100-continue, and requests with more than one interpretation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _record(session: Session, share: TestShare, reply: Reply) -> None:
         session.record_accepted(share, session.time_for(share), session.clock.now())
 
 
-@checks.must("CONN-001", "Connection: close is answered, then closed", f"{_HTTP} §9.6", shares=1, needs_shares=True)
+@checks.must("CONN-001", "Connection: close gets a response and a close", f"{_HTTP} §9.6", shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     share = session.take()
     async with open_raw(session.client.address, session.client.token) as connection:
@@ -51,15 +51,15 @@ async def _(session: Session) -> str:
 
 @checks.must("CONN-002", "several shares on one connection", f"{_HTTP} §9.3", shares=4, needs_shares=True)
 async def _(session: Session) -> str:
-    words: list[str] = []
+    outcomes: list[str] = []
     async with open_raw(session.client.address, session.client.token) as connection:
         for share in session.take_many(4):
             await connection.send(connection.share_request(_body_of(session, share)))
-            reply = await _read(connection, f"share {len(words) + 1} on one connection")
+            reply = await _read(connection, f"share {len(outcomes) + 1} on one connection")
             _record(session, share, reply)
-            words.append(reply.word)
-    require(words == ["queued"] * 4, f"4 shares on one connection → {', '.join(words)}")
-    return f"4 shares on one connection → {', '.join(words)}"
+            outcomes.append(reply.outcome)
+    require(outcomes == ["queued"] * 4, f"4 shares on one connection → {', '.join(outcomes)}")
+    return f"4 shares on one connection → {', '.join(outcomes)}"
 
 
 @checks.must("CONN-003", "a refusal does not break the connection's next request", f"{_HTTP} §9.3")
@@ -75,7 +75,7 @@ async def _(session: Session) -> str:
     return f"POST {{}} → {first.status}, then GET status → {second.status}"
 
 
-@checks.should("CONN-004", "pipelined requests are answered in order", f"{_HTTP} §9.3.2")
+@checks.should("CONN-004", "pipelined requests get responses in order", f"{_HTTP} §9.3.2")
 async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         missing = connection.head(method="GET", path="/shielded-vote/v1/no-such-route")
@@ -88,20 +88,20 @@ async def _(session: Session) -> str:
 @checks.should("CONN-005", "pipelined shares are both stored", f"{_HTTP} §9.3.2", shares=2, needs_shares=True)
 async def _(session: Session) -> str:
     shares = session.take_many(2)
-    words: list[str] = []
+    outcomes: list[str] = []
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(b"".join(connection.share_request(_body_of(session, share)) for share in shares))
         for share in shares:
             reply = await _read(connection, "pipelined shares")
             _record(session, share, reply)
-            words.append(reply.word)
-    require(words == ["queued"] * 2, f"2 shares in one write → {', '.join(words)}")
-    return f"2 shares in one write → {', '.join(words)}"
+            outcomes.append(reply.outcome)
+    require(outcomes == ["queued"] * 2, f"2 shares in one write → {', '.join(outcomes)}")
+    return f"2 shares in one write → {', '.join(outcomes)}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Framing:
-    """Another way to send the same share over HTTP/1.1, which must be accepted."""
+    """A variant of HTTP/1.1 framing for the same share, which must be accepted."""
 
     number: int
     name: str
@@ -115,7 +115,7 @@ class _Framing:
             await connection.send(self.make(connection, _body_of(session, share)))
             reply = await _read(connection, f"POST {self.name}")
         _record(session, share, reply)
-        require(reply.word == "queued", f"POST {self.name} → {reply}")
+        require(reply.outcome == "queued", f"POST {self.name} → {reply}")
         return f"POST {self.name} → {reply}"
 
 
@@ -186,14 +186,14 @@ async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         request = connection.share_request(content, [("Expect", "100-continue")])
         await connection.send(request[: -len(content)])
-        # a client sends its body after a while, whether or not it was asked for
+        # A client sends its body after a while even without a 100 response.
         interim = await connection.interim_status(_QUIET_SECONDS)
         if interim is not None and interim >= 200:
             raise CheckFailed(f"POST with Expect: 100-continue → {interim} before the body")
         await connection.send(content)
         reply = await _read(connection, "POST with Expect: 100-continue")
     _record(session, share, reply)
-    require(reply.word == "queued", f"POST with Expect: 100-continue → {interim}, then {reply}")
+    require(reply.outcome == "queued", f"POST with Expect: 100-continue → {interim}, then {reply}")
     return f"POST with Expect: 100-continue → {interim}, then {reply}"
 
 
@@ -220,7 +220,7 @@ async def _(session: Session) -> str:
 
 @checks.must(
     "CONN-023",
-    "a disconnect after the request harms nothing",
+    "a disconnect after the request loses nothing",
     "protocol-now §11: resets after a complete request",
     shares=1,
     needs_shares=True,
@@ -237,7 +237,7 @@ async def _(session: Session) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Smuggled:
-    """A request with a second one hidden in it. The second one must not be answered.
+    """A request with a second one hidden in it. The second one must get no response.
 
     Attributes:
         number: number in the id.
@@ -312,7 +312,7 @@ for _smuggled in _SMUGGLED:
     checks.add(
         Check(
             f"SMUGGLE-{_smuggled.number:03}",
-            f"one reading only: {_smuggled.name}",
+            f"gets one response at most: {_smuggled.name}",
             f"{_HTTP} §6.3, §11.2",
             "must",
             _smuggled,
@@ -331,11 +331,11 @@ async def _(session: Session) -> str:
     return f"GET without Host → {statuses or 'closed'}"
 
 
-@checks.must("SMUGGLE-021", "what is not HTTP is refused or closed", f"{_HTTP} §2.2")
+@checks.must("SMUGGLE-021", "data that is not HTTP is refused or the connection closed", f"{_HTTP} §2.2")
 async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200) + b"\r\n\r\n")
         replies = await connection.responses(_QUIET_SECONDS)
     statuses = [reply.status for reply in replies]
-    require(all(400 <= status < 500 for status in statuses), f"a TLS greeting → {statuses}")
-    return f"a TLS greeting → {statuses or 'closed'}"
+    require(all(400 <= status < 500 for status in statuses), f"a TLS ClientHello → {statuses}")
+    return f"a TLS ClientHello → {statuses or 'closed'}"

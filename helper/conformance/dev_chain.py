@@ -12,7 +12,7 @@ from helper.runtime.http_client import create_async_client
 
 TIMEOUT_SECONDS: Final = 30.0
 _LEAVES_AHEAD: Final = 5000
-"""Leaves by which a vote's position exceeds every height of the run, so that it is recognized in a request."""
+"""Leaves by which a position exceeds every height of the run, so that a position in a request is unambiguous."""
 
 PROPOSALS: Final = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} for number in (1, 2)]
 """Proposals 1 and 2 with the options 0 and 1."""
@@ -103,7 +103,7 @@ class DevChain:
         await self.mine()
 
     async def reveal_elsewhere(self, reveal: dict[str, Any]) -> None:
-        """Count a reveal in the next block that another helper might have sent."""
+        """Add a reveal to the next block, as if another helper had sent it."""
         await self._request("POST", "reveals", reveal)
         await self.mine()
 
@@ -140,10 +140,10 @@ class DevChain:
         try:
             response = await self._http.request(method, f"{self.url}/devnet/{path}", json=body)
             response.raise_for_status()
-            answer: dict[str, Any] = response.json()
+            result: dict[str, Any] = response.json()
         except (httpx.HTTPError, ValueError) as error:
             raise ChainUnavailable(
                 f"the dev chain {self.url} does not respond to /devnet/{path.partition('?')[0]}: {error}",
                 advice="Start one with `svote-helper devnet`, and point the helper under test at it.",
             ) from None
-        return answer
+        return result

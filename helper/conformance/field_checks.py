@@ -1,7 +1,7 @@
 """Checks that every field of a share is required and strictly encoded. One check for each field and fault.
 
-Each check posts a valid share with one altered field. The share itself is never posted, so an accepted post is a
-failure of this check alone.
+Each check posts a valid share with one altered field. The share itself is never posted, so an accepted post
+fails only this check.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """A way to spoil a field's value."""
+    """An invalid change of a field's value."""
 
     number: int
     name: str
@@ -53,7 +53,7 @@ class _Field:
 
     @property
     def name(self) -> str:
-        """The name as in errors: `enc_share.c1`, `share_comms[3]`."""
+        """The name in observations: `enc_share.c1`, `share_comms[3]`."""
         text = ""
         for part in self.path:
             text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -107,7 +107,7 @@ def _with_trailing_bits(text: str) -> str:
 
 
 def _url_safe(text: str) -> str:
-    # the second byte makes sure that the two alphabets differ
+    # The second byte ensures that the two alphabets differ.
     return base64.urlsafe_b64encode(b"\xfb\xff" + decode32(text)[2:]).decode()
 
 

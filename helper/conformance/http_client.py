@@ -1,4 +1,4 @@
-"""Requests to the helper under test with httpx: bounded in time, without redirects, patient with 429."""
+"""Requests to the helper under test with httpx: with time limits, without redirects, and with retries after 429."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ JSON_TYPE: Final = "application/json"
 TIMEOUT_SECONDS: Final = 30.0
 """Seconds that wallet library 5.3.0 waits for the response to a share."""
 PATIENCE_SECONDS: Final = 30.0
-"""Seconds in which a request that gets 429 is repeated. A 429 is no verdict: a helper may limit requests."""
+"""Seconds in which a request that gets 429 is repeated. A helper may limit requests, so 429 fails no check."""
 MAX_PAUSE_SECONDS: Final = 5.0
-"""Longest wait between two attempts, whatever `Retry-After` says."""
+"""Maximum wait between two attempts, even if `Retry-After` is longer."""
 MAX_REPLY_BYTES: Final = 256 << 10
 """Maximum bytes of a response that wallet library 5.3.0 reads."""
 
@@ -60,23 +60,23 @@ class Reply:
         return self.header("content-type").partition(";")[0].strip().lower()
 
     def json(self) -> Any:
-        """The JSON value of the body, None if it is none. Independent of the content type."""
+        """The JSON value of the body, None if it is not JSON. Ignores the content type."""
         try:
             return json.loads(self.body)
         except ValueError:
             return None
 
     @property
-    def word(self) -> str:
-        """The field `status` of a JSON object, or an empty string."""
+    def outcome(self) -> str:
+        """The field `status` of the JSON body, or an empty string."""
         value = self.json()
-        word = value.get("status", "") if isinstance(value, dict) else ""
-        return word if isinstance(word, str) else ""
+        outcome = value.get("status", "") if isinstance(value, dict) else ""
+        return outcome if isinstance(outcome, str) else ""
 
     @property
     def is_accepted(self) -> bool:
         """Whether the share was accepted, now or earlier."""
-        return self.status == HTTPStatus.OK and self.word in ("queued", "duplicate")
+        return self.status == HTTPStatus.OK and self.outcome in ("queued", "duplicate")
 
     def __str__(self) -> str:
         """Status, content type and beginning of the body, on one line."""
@@ -86,7 +86,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the helper is: base URL, host, port, and the path under which it is mounted."""
+    """Address of the helper: base URL, host, port, and the path under which it is mounted."""
 
     url: str
     host: str
@@ -121,7 +121,7 @@ class HelperClient:
     """Sends requests to one helper.
 
     Args:
-        address: where the helper is.
+        address: address of the helper.
         token: value of `X-Helper-Token`, empty for none.
         clock: measures responses.
     """
@@ -157,13 +157,13 @@ class HelperClient:
         token: str | None = None,
         is_patient: bool = True,
     ) -> Reply:
-        """Send a request. A 429 is repeated after a pause while there is time.
+        """Send a request. Repeats it after 429 until the time limit.
 
         Args:
             method: HTTP method.
             path: relative to the mount point.
             content: the body.
-            headers: sent besides the token.
+            headers: sent in addition to the token.
             token: replaces the helper's token; empty for none.
             is_patient: whether to repeat a request that gets 429.
 

@@ -1,4 +1,4 @@
-"""Checks of bodies that are no share at all: broken JSON, other encodings, sizes."""
+"""Checks of bodies that are not shares: broken JSON, other encodings, sizes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Body:
 
     @property
     def needs_shares(self) -> bool:
-        """Whether the body contains a share that would be accepted if the fault were not noticed."""
+        """Whether the body contains a share that a faulty helper would accept."""
         return self.number >= 20
 
 
@@ -121,7 +121,7 @@ _BODIES: Final = (
     ),
     _Body(24, "the share in an array", lambda share, time: b"[" + _share_json(share, time) + b"]"),
     _Body(25, "the share as a string", lambda share, time: json.dumps(_share_json(share, time).decode()).encode()),
-    _Body(26, "a comma too many", lambda share, time: _share_json(share, time)[:-1] + b",}", source=_RFC_JSON),
+    _Body(26, "a trailing comma", lambda share, time: _share_json(share, time)[:-1] + b",}", source=_RFC_JSON),
     _Body(27, "single quotes", lambda share, time: _share_json(share, time).replace(b'"', b"'"), source=_RFC_JSON),
     _Body(
         28,
@@ -219,7 +219,7 @@ for _tolerated in _TOLERATED:
     checks.add(
         Check(
             f"JSON-{_tolerated.number:03}",
-            f"accepts or refuses definitely: {_tolerated.name}",
+            f"gets a definite response: {_tolerated.name}",
             _tolerated.source,
             _tolerated.level,
             _tolerated,
@@ -242,7 +242,7 @@ async def _(session: Session) -> str:
     return f"POST of 2 MiB in chunks → {reply}"
 
 
-@checks.must("SIZE-002", "1 GiB announced is refused before it is sent", _LIMIT)
+@checks.must("SIZE-002", "Content-Length 1 GiB is refused before the body is sent", _LIMIT)
 async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(b"{}", length=1 << 30))
@@ -269,7 +269,7 @@ async def _(session: Session) -> str:
     return await _refused_head(session, [], f"{STATUS_PATH}/{'p' * (100 << 10)}")
 
 
-@checks.must("SIZE-006", "8 MiB are refused, read or not", _LIMIT, needs_shares=True)
+@checks.must("SIZE-006", "8 MiB are refused, whether read or not", _LIMIT, needs_shares=True)
 async def _(session: Session) -> str:
     content = _share_json(session.template, session.far_time()).ljust(8 * _MAX_BYTES)
     async with open_raw(session.client.address, session.client.token) as connection:
@@ -277,13 +277,13 @@ async def _(session: Session) -> str:
         try:
             reply: Reply | None = await connection.response()
         except ConnectionEnded:
-            # closed before all was read, so the response may be lost
+            # The helper may close before reading everything, so the response can be lost.
             reply = None
     require(reply is None or reply.status in _TOO_LARGE, f"POST of 8 MiB → {reply}")
     return f"POST of 8 MiB → {reply or 'closed'}"
 
 
-@checks.must("SIZE-007", "the helper still answers after all this", "protocol-now §12 row 6")
+@checks.must("SIZE-007", "the helper still responds after these requests", "protocol-now §12 row 6")
 async def _(session: Session) -> str:
     reply = await session.client.get(STATUS_PATH)
     require(reply.status == 200, f"GET status → {reply}")

@@ -1,4 +1,4 @@
-"""Checks of what a node of the dev chain learns from the helper's requests before shares are due.
+"""Checks that the helper's requests reveal nothing to a node of the dev chain before shares are due.
 
 Two kinds: no request contains data of a waiting share (judged at the end, over the whole run), and no arrival causes a
 request (requests of a quiet period are compared with those of a period with many arrivals).
@@ -21,12 +21,12 @@ from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, decode32, encode
 from helper.conformance.verdicts import CheckSkipped, require
 
-_ROW: Final = "protocol §4: the helper's own questions leak"
+_ROW: Final = "protocol §4: the helper's own requests leak"
 _MIN_BLOCKS: Final = 8
 _MIN_SECONDS: Final = 3.0
 """Minimum length of a period."""
 _ARRIVALS_PER_BLOCK: Final = 4
-"""More arrivals than the number of requests may differ by, which is one per block."""
+"""Arrivals per block: more than the permitted difference of one request per block."""
 _ARRIVALS: Final = _MIN_BLOCKS * _ARRIVALS_PER_BLOCK
 _SETTLE_BLOCKS: Final = 2
 _LAST_SHARES: Final = 4
@@ -147,7 +147,7 @@ class _NoRequest:
         # the number of requests of a kind may differ by one per block, and by a quarter if there are many
         allowed = max(quiet.blocks, busy.blocks) + 2 + max(quiet.kinds.values(), default=0) // 4
         if allowed >= busy.arrivals:
-            raise CheckSkipped(f"too many requests without arrivals to tell: {max(quiet.kinds.values())} of a kind")
+            raise CheckSkipped(f"too many requests without arrivals to compare: {max(quiet.kinds.values())} of a kind")
         more = {kind: round(count - quiet.expected(kind, busy)) for kind, count in busy.kinds.items()}
         caused = {" ".join(kind): count for kind, count in more.items() if count > allowed}
         seen = f"{busy.arrivals} × {self.name} in {busy.blocks} blocks: requests to the node"
@@ -212,7 +212,7 @@ def _sensitive_values(session: Session) -> Iterator[SensitiveValue]:
     due = {posted.share.nullifier: posted.due_at for posted in session.accepted}
     elsewhere = {share.nullifier for share in session.revealed_elsewhere}
     for share in session.all_shares:
-        # the time of a share that was never accepted does not come
+        # A share that was never accepted has no due time.
         at = 0.0 if share.nullifier in elsewhere else due.get(share.nullifier, math.inf)
         sealed = share.fields["enc_share"]
         yield SensitiveValue("nullifier", share.nullifier, at)
@@ -222,7 +222,7 @@ def _sensitive_values(session: Session) -> Iterator[SensitiveValue]:
     for share in {share.commitment: share for share in session.all_shares}.values():
         yield SensitiveValue("commitment", share.commitment, math.inf)
         yield SensitiveValue("hash", decode32(share.fields["shares_hash"]), math.inf)
-        if share.round_id == session.round.round_id:  # positions of other rounds are as small as heights
+        if share.round_id == session.round.round_id:  # positions of other rounds can equal heights
             yield SensitiveValue("position", share.fields["tree_position"], math.inf)
         for comm in share.fields["share_comms"]:
             yield SensitiveValue("hash", decode32(comm), math.inf)

@@ -1,4 +1,4 @@
-"""Checks under load: a wallet's 128 posts at once, and other requests meanwhile."""
+"""Checks under load: a wallet's 128 posts at once, and other requests during it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ checks = CheckList()
 
 @dataclass(frozen=True, slots=True)
 class _Burst:
-    """128 shares posted at once: the last response to each, the seconds until it, and the statuses meanwhile."""
+    """128 shares posted at once: last response to each, seconds until it, and responses of `status` meanwhile."""
 
     shares: Sequence[TestShare]
     replies: Sequence[Reply]
@@ -37,10 +37,10 @@ class _Burst:
 
 
 async def _post_burst(session: Session) -> _Burst:
-    """Post 128 new shares, each on its own connection, and ask for the status until all are answered."""
+    """Post 128 new shares, each on its own connection, and poll the status until all have a response."""
     shares = session.take_many(_POSTS)
     is_over = asyncio.Event()
-    asking = asyncio.ensure_future(_ask_status(session, is_over))
+    asking = asyncio.ensure_future(_poll_status(session, is_over))
     try:
         results = await asyncio.gather(*(_post_like_library(session, share) for share in shares))
     finally:
@@ -72,7 +72,7 @@ async def _post_once(session: Session, content: bytes) -> Reply:
             raise CheckFailed(f"one of {_POSTS} posts at once: connection closed without a response") from None
 
 
-async def _ask_status(session: Session, is_over: asyncio.Event) -> list[Reply]:
+async def _poll_status(session: Session, is_over: asyncio.Event) -> list[Reply]:
     replies: list[Reply] = []
     while not is_over.is_set():
         replies.append(await session.client.get(STATUS_PATH))
@@ -83,11 +83,11 @@ async def _ask_status(session: Session, is_over: asyncio.Event) -> list[Reply]:
 @checks.must("LOAD-001", "128 shares at once are all queued", _ROW_9, shares=_POSTS, needs_shares=True)
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
-    require({reply.word for reply in burst.replies} == {"queued"}, f"128 at once → {describe_many(burst.replies)}")
+    require({reply.outcome for reply in burst.replies} == {"queued"}, f"128 at once → {describe_many(burst.replies)}")
     return f"128 at once → {describe_many(burst.replies)}"
 
 
-@checks.must("LOAD-002", "128 shares at once are answered within 30 s", _LIBRARY, needs_shares=True)
+@checks.must("LOAD-002", "128 shares at once get responses within 30 s", _LIBRARY, needs_shares=True)
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
     require(max(burst.seconds) < PATIENCE_SECONDS, f"128 at once: slowest {max(burst.seconds):.2f} s")
@@ -95,7 +95,7 @@ async def _(session: Session) -> str:
 
 
 @checks.should(
-    "LOAD-003", "128 shares at once are answered within 5 s", "protocol §2: Vizor, 5 s per POST", needs_shares=True
+    "LOAD-003", "128 shares at once get responses within 5 s", "protocol §2: Vizor, 5 s per POST", needs_shares=True
 )
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
@@ -110,7 +110,7 @@ async def _(session: Session) -> str:
     return f"128 at once → {describe_many(burst.replies)}"
 
 
-@checks.must("LOAD-005", "status answers within 2 s during a burst", "protocol-now §12 row 6", needs_shares=True)
+@checks.must("LOAD-005", "status responds within 2 s during a burst", "protocol-now §12 row 6", needs_shares=True)
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
     slowest = max(reply.seconds for reply in burst.statuses)
@@ -125,12 +125,12 @@ async def _(session: Session) -> str:
     accepted = [share for share, reply in zip(burst.shares, burst.replies, strict=True) if reply.is_accepted]
     results = await asyncio.gather(*(_post_like_library(session, share) for share in accepted))
     replies = [reply for reply, _ in results]
-    require({reply.word for reply in replies} == {"duplicate"}, f"again → {describe_many(replies)}")
+    require({reply.outcome for reply in replies} == {"duplicate"}, f"again → {describe_many(replies)}")
     return f"again → {describe_many(replies)}"
 
 
 @checks.must(
-    "LOAD-007", "status answers while 64 bodies are incomplete", "protocol-now §11: slow clients hold no workers"
+    "LOAD-007", "status responds while 64 bodies are incomplete", "protocol-now §11: slow clients hold no workers"
 )
 async def _(session: Session) -> str:
     async with AsyncExitStack() as stack:

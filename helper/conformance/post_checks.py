@@ -22,7 +22,7 @@ from helper.conformance.shares import Body, TestShare, encode
 from helper.conformance.verdicts import require
 
 _LIBRARY: Final = "wallet 5.3.0: a share's JSON"
-_ANSWER: Final = "wallet 5.3.0: answers to POST shares"
+_RESPONSE: Final = "wallet 5.3.0: responses to POST shares"
 _UNKNOWN_FIELDS: Final = "protocol §2: unknown fields are ignored"
 _RFC_JSON: Final = "RFC 8259"
 _R10: Final = "protocol R10"
@@ -37,11 +37,11 @@ MakeBody = Callable[[TestShare, int], Body | bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A form of an honest post, which must be accepted.
+    """A variant of a valid post, which must be accepted.
 
     Attributes:
         number: number in the id.
-        name: what is special about it.
+        name: how it differs.
         source: the clause.
         make: creates the body from a share and its `submit_at`.
         headers: headers besides the token.
@@ -60,7 +60,7 @@ class _Variant:
         due = session.time_for(share)
         reply = await session.post_share(share, due, body=self.make(share, due), headers=self.headers)
         seen = f"POST ({self.name}) → {reply}"
-        require(reply.status == 200 and reply.word == "queued", seen)
+        require(reply.status == 200 and reply.outcome == "queued", seen)
         return seen
 
 
@@ -198,14 +198,14 @@ async def _post_one(session: Session) -> Reply:
     return await session.post_share(session.take())
 
 
-@checks.must("POST-030", "the answer is application/json", _ANSWER, shares=1, needs_shares=True)
+@checks.must("POST-030", "the response is application/json", _RESPONSE, shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await _post_one(session)
     require(reply.status == 200 and reply.media_type == JSON_TYPE, f"POST → {reply}")
     return f"POST → {reply}"
 
 
-@checks.must("POST-031", "the answer has CORS headers", "protocol §2: CORS", shares=1, needs_shares=True)
+@checks.must("POST-031", "the response has CORS headers", "protocol §2: CORS", shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await session.post_share(session.take(), headers={"Origin": "https://wallet.example"})
     allowed = reply.header("access-control-allow-origin")
@@ -213,21 +213,23 @@ async def _(session: Session) -> str:
     return f"POST → {reply.status}, Access-Control-Allow-Origin {allowed}"
 
 
-@checks.must("POST-032", "the answer comes within 5 s", "protocol §2: Vizor, 5 s per POST", shares=1, needs_shares=True)
+@checks.must(
+    "POST-032", "the response takes at most 5 s", "protocol §2: Vizor, 5 s per POST", shares=1, needs_shares=True
+)
 async def _(session: Session) -> str:
     reply = await _post_one(session)
     require(reply.is_accepted and reply.seconds < VIZOR_SECONDS, f"POST → {reply.status} after {reply.seconds:.2f} s")
     return f"POST → {reply.status} after {reply.seconds:.2f} s"
 
 
-@checks.must("POST-033", "the answer is at most 256 KiB", _ANSWER, shares=1, needs_shares=True)
+@checks.must("POST-033", "the response is at most 256 KiB", _RESPONSE, shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await _post_one(session)
     require(reply.is_accepted and len(reply.body) <= MAX_REPLY_BYTES, f"POST → {reply.status}, {len(reply.body)} bytes")
     return f"POST → {reply.status}, {len(reply.body)} bytes"
 
 
-@checks.should("POST-034", "the answer may not be cached", "RFC 9111 §4.4", shares=1, needs_shares=True)
+@checks.should("POST-034", "the response may not be cached", "RFC 9111 §4.4", shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await _post_one(session)
     control = reply.header("cache-control").lower()
@@ -248,11 +250,11 @@ class _Repeat:
         share = session.take()
         due = session.time_for(share)
         first = await session.post_share(share, due)
-        require(first.word == "queued", f"first POST → {first}")
+        require(first.outcome == "queued", f"first POST → {first}")
         body = self.make(share, due)
         again = await session.client.post(body if isinstance(body, bytes) else encode(body))
-        seen = f"POST → {first.word}, again ({self.name}) → {again}"
-        require(again.status == 200 and again.word == "duplicate", seen)
+        seen = f"POST → {first.outcome}, again ({self.name}) → {again}"
+        require(again.status == 200 and again.outcome == "duplicate", seen)
         return seen
 
 
@@ -286,8 +288,8 @@ async def _(session: Session) -> str:
     share = session.take()
     due = session.time_for(share)
     replies = await asyncio.gather(*(session.post_share(share, due) for _ in range(10)))
-    words = sorted(reply.word for reply in replies)
-    require(words == ["duplicate"] * 9 + ["queued"], f"10 posts at once → {describe_many(replies)}")
+    outcomes = sorted(reply.outcome for reply in replies)
+    require(outcomes == ["duplicate"] * 9 + ["queued"], f"10 posts at once → {describe_many(replies)}")
     return f"10 posts at once → {describe_many(replies)}"
 
 
@@ -296,8 +298,8 @@ async def _(session: Session) -> str:
     share = session.take()
     first = await session.post_share(share)
     replies = [await session.post_share(share) for _ in range(10)]
-    require(first.word == "queued" and {reply.word for reply in replies} == {"duplicate"}, describe_many(replies))
-    return f"POST → {first.word}, then {describe_many(replies)}"
+    require(first.outcome == "queued" and {reply.outcome for reply in replies} == {"duplicate"}, describe_many(replies))
+    return f"POST → {first.outcome}, then {describe_many(replies)}"
 
 
 @checks.must("TOKEN-001", "a share without the token is 401", "protocol §2: X-Helper-Token", needs_token=True)

@@ -24,19 +24,19 @@ _COUNTS: Final = ("submitted", "pending_future", "overdue_pending", "processing"
 checks = CheckList()
 
 
-def _require_word(sent: str, reply: Reply, word: str) -> str:
-    require(reply.status == 200 and reply.word == word, f"{sent} → {reply}")
+def _require_outcome(sent: str, reply: Reply, outcome: str) -> str:
+    require(reply.status == 200 and reply.outcome == outcome, f"{sent} → {reply}")
     return f"{sent} → {reply}"
 
 
-async def _ask_unknown(session: Session) -> Reply:
+async def _query_unknown(session: Session) -> Reply:
     share = session.invented()
     return await session.client.get(session.status_path(share.round_id, share.nullifier))
 
 
 @checks.must("SHARE-001", "an unknown share is pending", "protocol §2: unknown is 200 pending")
 async def _(session: Session) -> str:
-    return _require_word("GET share-status of an unknown share", await _ask_unknown(session), "pending")
+    return _require_outcome("GET share-status of an unknown share", await _query_unknown(session), "pending")
 
 
 @checks.must(
@@ -47,7 +47,7 @@ async def _(session: Session) -> str:
 )
 async def _(session: Session) -> str:
     reply = await session.client.get(session.status_path(session.template.round_id, proofs.random_field()))
-    return _require_word("GET share-status of an unknown share", reply, "pending")
+    return _require_outcome("GET share-status of an unknown share", reply, "pending")
 
 
 @checks.must("SHARE-003", "a waiting share is pending", _STATUS, shares=1, needs_shares=True)
@@ -57,30 +57,30 @@ async def _(session: Session) -> str:
     require(first.is_accepted, f"POST → {first}")
     reply = await session.share_status(share)
     if share.submit_at is not None:
-        require(reply.word in ("pending", "confirmed"), f"GET share-status → {reply}")
+        require(reply.outcome in ("pending", "confirmed"), f"GET share-status → {reply}")
         return f"GET share-status → {reply}"
-    return _require_word("POST, then GET share-status", reply, "pending")
+    return _require_outcome("POST, then GET share-status", reply, "pending")
 
 
 @checks.must("SHARE-004", "share-status is application/json", "wallet 5.3.0: share-status")
 async def _(session: Session) -> str:
-    reply = await _ask_unknown(session)
+    reply = await _query_unknown(session)
     require(reply.media_type == JSON_TYPE, f"GET share-status → {reply}")
     return f"GET share-status → {reply.header('content-type')}"
 
 
-@checks.must("SHARE-005", "share-status answers within 5 s", "wallet 5.3.0: share-status, 5 s")
+@checks.must("SHARE-005", "share-status responds within 5 s", "wallet 5.3.0: share-status, 5 s")
 async def _(session: Session) -> str:
-    reply = await _ask_unknown(session)
+    reply = await _query_unknown(session)
     require(reply.seconds < _LIBRARY_SECONDS, f"GET share-status → after {reply.seconds:.2f} s")
     return f"GET share-status → {reply.status} after {reply.seconds:.2f} s"
 
 
-@checks.must("SHARE-006", "64 questions at once are answered within 5 s", "wallet 5.3.0: 4 in flight a share")
+@checks.must("SHARE-006", "64 queries at once get responses within 5 s", "wallet 5.3.0: 4 in flight a share")
 async def _(session: Session) -> str:
-    replies = await asyncio.gather(*(_ask_unknown(session) for _ in range(64)))
+    replies = await asyncio.gather(*(_query_unknown(session) for _ in range(64)))
     slowest = max(reply.seconds for reply in replies)
-    is_met = {reply.word for reply in replies} == {"pending"} and slowest < _LIBRARY_SECONDS
+    is_met = {reply.outcome for reply in replies} == {"pending"} and slowest < _LIBRARY_SECONDS
     require(is_met, f"64 × GET share-status: slowest {slowest:.2f} s, {replies[-1]}")
     return f"64 × GET share-status: slowest {slowest:.2f} s"
 
@@ -123,10 +123,10 @@ for _malformed in (
     )
 
 
-@checks.must("SHARE-018", "upper-case hex is answered definitely", "protocol-now §3a: upper-case hex accepted")
+@checks.must("SHARE-018", "upper-case hex gets a definite response", "protocol-now §3a: upper-case hex accepted")
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/share-status/{'AB' * 32}/{'CD' * 32}")
-    require(reply.word == "pending" or reply.status == 400, f"GET share-status in upper case → {reply}")
+    require(reply.outcome == "pending" or reply.status == 400, f"GET share-status in upper case → {reply}")
     return f"GET share-status in upper case → {reply}"
 
 
@@ -176,7 +176,7 @@ async def _(session: Session) -> str:
     before = await _get_counts(session)
     first = await session.post_share(session.take())
     after = await _get_counts(session)
-    require(first.word == "queued", f"POST → {first}")
+    require(first.outcome == "queued", f"POST → {first}")
     grown = after.get("total", 0) - before.get("total", 0)
     require(grown >= 1, f"queue-status before {before}, after a POST {after}")
     return f"queue-status before {before}, after a POST {after}"
@@ -199,7 +199,7 @@ async def _(session: Session) -> str:
 
 
 @checks.must(
-    "SUMMARY-002", "queue-summary allows every origin", "protocol-now §3: asked from the browser", needs_shares=True
+    "SUMMARY-002", "queue-summary allows every origin", "protocol-now §3: requested by the browser", needs_shares=True
 )
 async def _(session: Session) -> str:
     reply, _ = await _get_summary(session)
@@ -213,7 +213,7 @@ async def _(session: Session) -> str:
     _, value = await _get_summary(session)
     names = ("bucket_seconds", "created_at_time", "vote_end_time", "generated_at", "last_minute_start")
     wrong = [name for name in names if type(value.get(name)) is not int]
-    require(not wrong, f"missing or no integer: {', '.join(wrong)}")
+    require(not wrong, f"missing or not an integer: {', '.join(wrong)}")
     return "all integers"
 
 
@@ -221,11 +221,11 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     _, value = await _get_summary(session)
     wrong = [name for name in ("ready", "not_yet_due", "processing") if type(value.get(name)) is not int]
-    require(not wrong, f"missing or no integer: {', '.join(wrong)}")
+    require(not wrong, f"missing or not an integer: {', '.join(wrong)}")
     return "all integers"
 
 
-@checks.must("SUMMARY-005", "the round is named as asked", _SUMMARY, needs_shares=True)
+@checks.must("SUMMARY-005", "the response has the requested round id", _SUMMARY, needs_shares=True)
 async def _(session: Session) -> str:
     _, value = await _get_summary(session)
     require(value.get("round_id") == session.template.round_id.hex(), f"round_id {value.get('round_id')}")

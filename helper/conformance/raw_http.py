@@ -1,4 +1,4 @@
-"""HTTP/1.1 over a plain stream, for requests that no HTTP client sends: broken, slow, pipelined, half-closed."""
+"""HTTP/1.1 over a plain stream, for requests that HTTP clients do not send: broken, slow, pipelined, half-closed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RawConnection:
         return self.head([("Content-Type", JSON_TYPE), ("Content-Length", size), *headers]) + content
 
     async def send(self, data: bytes) -> None:
-        """Send bytes. That the helper has closed the connection is no error: it may have responded."""
+        """Send bytes. A closed connection is not an error: the helper may have responded."""
         with suppress(ConnectionError):
             self._writer.write(data)
             await self._writer.drain()
@@ -149,7 +149,7 @@ async def open_raw(address: Address, token: str) -> AsyncIterator[RawConnection]
     """Open a connection to the helper.
 
     Raises:
-        CheckFailed: no connection was possible.
+        CheckFailed: the connection failed.
     """
     context = ssl.create_default_context() if address.is_tls else None
     try:

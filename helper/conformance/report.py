@@ -15,12 +15,12 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def is_conformant(results: Sequence[CheckResult]) -> bool:
-    """Whether no check that must pass has failed."""
+    """Whether no `must` check failed."""
     return not any(result.verdict == "failed" and result.check.level == "must" for result in results)
 
 
 def to_json(results: Sequence[CheckResult]) -> dict[str, Any]:
-    """The numbers of verdicts, and every check with what was seen."""
+    """The number of each verdict, and every check with its observation."""
     counts = Counter(result.verdict for result in results)
     return {
         "passed": counts["passed"],
@@ -42,8 +42,7 @@ def to_json(results: Sequence[CheckResult]) -> dict[str, Any]:
 def to_junit(url: str, results: Sequence[CheckResult]) -> bytes:
     """JUnit XML with one test case for each check.
 
-    A failed check that only should pass is a skipped test case whose message says so, because a failure would fail a
-    build.
+    A failed `should` check is a skipped test case whose message states this, because a failure would fail a build.
     """
     failures = [result for result in results if result.verdict == "failed" and result.check.level == "must"]
     not_passed = [result for result in results if result.verdict != "passed"]

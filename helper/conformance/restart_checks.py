@@ -1,6 +1,6 @@
-"""Checks of what survives a restart of the helper, made with the given command.
+"""Checks of the state after a restart of the helper with the given command.
 
-One scenario posts shares, runs the command while more arrive, and waits for the reveals. The checks judge it.
+One scenario posts shares, runs the command while more arrive, and waits for the reveals. The checks evaluate it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Scenario:
         seconds: from the command to the first status ok; None if there was none.
         output: what the command wrote, if it failed.
         waiting: response to a repeat of each share that was waiting.
-        crowd: response to a repeat of each share that was accepted during the restart.
+        concurrent: response to a repeat of each share that was accepted during the restart.
         due: time of the waiting shares that were to be revealed; None without a dev chain.
         timed: these shares.
         revealed: a share that was counted before the restart.
@@ -56,7 +56,7 @@ class _Scenario:
     seconds: float | None = None
     output: str = ""
     waiting: list[Reply] = field(default_factory=list)
-    crowd: list[Reply] = field(default_factory=list)
+    concurrent: list[Reply] = field(default_factory=list)
     due: int | None = None
     timed: list[TestShare] = field(default_factory=list)
     revealed: TestShare | None = None
@@ -77,14 +77,14 @@ async def _run(session: Session) -> _Scenario:
     for share in scenario.timed:
         await session.post_share(share, scenario.due)
     waiting = [share for share in far if (await session.post_share(share)).is_accepted]
-    crowd = session.take_many(_CROWD) if session.has_chain else []
-    await _restart(session, scenario, crowd)
+    concurrent = session.take_many(_CROWD) if session.has_chain else []
+    await _restart(session, scenario, concurrent)
     if scenario.seconds is None:
         return scenario
     scenario.waiting = [await session.client.post(encode(share.body(session.time_for(share)))) for share in waiting]
     accepted = {posted.share.nullifier for posted in session.accepted}
-    survivors = [share for share in crowd if share.nullifier in accepted]
-    scenario.crowd = [await session.client.post(encode(share.body(session.far_time()))) for share in survivors]
+    survivors = [share for share in concurrent if share.nullifier in accepted]
+    scenario.concurrent = [await session.client.post(encode(share.body(session.far_time()))) for share in survivors]
     if scenario.revealed is not None:
         scenario.revealed_status = await _confirmed_status(session, scenario.revealed)
         scenario.revealed_again = await session.client.post(encode(scenario.revealed.body(0)))
@@ -99,18 +99,18 @@ async def _reveal_one(session: Session) -> TestShare:
     await session.post_share(share, 0)
 
     async def is_confirmed() -> bool:
-        return (await session.share_status(share)).word == "confirmed"
+        return (await session.share_status(share)).outcome == "confirmed"
 
     if not await session.wait_for(is_confirmed, session.reveal_seconds):
         raise CheckSkipped("no share was confirmed before the restart")
     return share
 
 
-async def _restart(session: Session, scenario: _Scenario, crowd: Sequence[TestShare]) -> None:
+async def _restart(session: Session, scenario: _Scenario, concurrent: Sequence[TestShare]) -> None:
     """Run the command while shares arrive, and wait until the helper is ready."""
     assert session.restart_command is not None
-    posting = [asyncio.ensure_future(_post_until_down(session, share)) for share in crowd]
-    if posting:  # the command starts while most of them are in flight
+    posting = [asyncio.ensure_future(_post_until_down(session, share)) for share in concurrent]
+    if posting:  # start the command while most of them are in flight
         await asyncio.wait(posting, return_when=asyncio.FIRST_COMPLETED)
     started, scenario.restarted_at = session.clock.monotonic(), session.clock.now()
     process = await asyncio.create_subprocess_shell(
@@ -135,14 +135,14 @@ async def _restart(session: Session, scenario: _Scenario, crowd: Sequence[TestSh
 
 
 async def _post_until_down(session: Session, share: TestShare) -> None:
-    """Post a share; that the helper is down is no failure."""
+    """Post a share. It is not a failure if the helper is down."""
     with suppress(CheckFailed):
         await session.post_share(share)
 
 
 async def _is_ready(session: Session) -> bool:
     try:
-        return (await session.client.get(STATUS_PATH)).word == "ok"
+        return (await session.client.get(STATUS_PATH)).outcome == "ok"
     except CheckFailed:
         return False
 
@@ -154,7 +154,7 @@ async def _confirmed_status(session: Session, share: TestShare) -> Reply:
     async def is_confirmed() -> bool:
         nonlocal reply
         reply = await session.share_status(share)
-        return reply.word == "confirmed"
+        return reply.outcome == "confirmed"
 
     await session.wait_for(is_confirmed, 30)
     return reply
@@ -177,7 +177,7 @@ async def _watch(session: Session, scenario: _Scenario) -> None:
 
 
 async def _restarted(session: Session) -> _Scenario:
-    """The scenario; raises CheckSkipped if the helper is not back."""
+    """The scenario; raises CheckSkipped if the helper did not restart."""
     scenario = await session.once(_run)
     if scenario.seconds is None:
         raise CheckSkipped("the helper did not restart")
@@ -200,7 +200,7 @@ async def _(session: Session) -> str:
     "RESTART-003", "a share accepted during the restart is still known", "protocol §2: a 200 promises", **_ON_CHAIN
 )
 async def _(session: Session) -> str:
-    replies = (await _restarted(session)).crowd
+    replies = (await _restarted(session)).concurrent
     if not replies:
         raise CheckSkipped("no share was accepted while the command ran")
     return _require_duplicates("accepted during the restart", replies)
@@ -230,14 +230,14 @@ async def _(session: Session) -> str:
 @checks.must("RESTART-006", "a revealed share is still confirmed", "protocol-now §12 row 7", **_ON_CHAIN)
 async def _(session: Session) -> str:
     reply = (await _restarted(session)).revealed_status
-    require(reply is not None and reply.word == "confirmed", f"GET share-status of a revealed share → {reply}")
+    require(reply is not None and reply.outcome == "confirmed", f"GET share-status of a revealed share → {reply}")
     return f"GET share-status of a revealed share → {reply}"
 
 
 @checks.must("RESTART-007", "a revealed share is still `duplicate`", "protocol §2: it stays duplicate", **_ON_CHAIN)
 async def _(session: Session) -> str:
     reply = (await _restarted(session)).revealed_again
-    require(reply is not None and reply.word == "duplicate", f"POST of a revealed share → {reply}")
+    require(reply is not None and reply.outcome == "duplicate", f"POST of a revealed share → {reply}")
     return f"POST of a revealed share → {reply}"
 
 
@@ -253,11 +253,11 @@ async def _(session: Session) -> str:
 @checks.must("RESTART-009", "a new share is queued after the restart", "protocol R9", **_ON_CHAIN)
 async def _(session: Session) -> str:
     reply = (await _restarted(session)).late
-    require(reply is not None and reply.word == "queued", f"POST of a new share → {reply}")
+    require(reply is not None and reply.outcome == "queued", f"POST of a new share → {reply}")
     return f"POST of a new share → {reply}"
 
 
 def _require_duplicates(what: str, replies: Sequence[Reply]) -> str:
-    is_met = bool(replies) and {reply.word for reply in replies} == {"duplicate"}
+    is_met = bool(replies) and {reply.outcome for reply in replies} == {"duplicate"}
     require(is_met, f"repeats of shares {what} → {describe_many(replies) or 'none accepted'}")
     return f"repeats of shares {what} → {describe_many(replies)}"

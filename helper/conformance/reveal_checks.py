@@ -1,6 +1,6 @@
-"""Checks of reveals on a dev chain: when shares are revealed, how often, and what `share-status` says meanwhile.
+"""Checks of reveals on a dev chain: when shares are revealed, how often, and what `share-status` reports.
 
-One scenario posts shares with different times and waits for their reveals. The checks judge it.
+One scenario posts shares with different times and waits for their reveals. The checks evaluate it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from helper.conformance.verdicts import CheckSkipped, require
 PROMPT_SECONDS: Final = 10.0
 """Seconds after its time within which a share should be counted."""
 _CONFIRM_SECONDS: Final = 30.0
-"""Seconds after its block within which `share-status` must be confirmed. Wallets ask every 15 to 30 s."""
+"""Seconds after its block within which `share-status` must be confirmed. Wallets poll every 15 to 30 s."""
 _LEAD_SECONDS: Final = 6
 """Seconds until the first shares are due, enough to post all of them."""
 _GRACE_SECONDS: Final = 5.0
@@ -41,7 +41,7 @@ class _Timed:
         share: the share.
         kind: why it is in the scenario.
         due: Unix second from which it may be revealed.
-        answer: response to its first POST.
+        response: response to its first POST.
         counted: its reveals that counted.
         sent: times at which the node got a reveal of it, Unix seconds.
         again: response to a repeat after its reveal.
@@ -51,7 +51,7 @@ class _Timed:
     share: TestShare
     kind: str
     due: float
-    answer: Reply
+    response: Reply
     counted: list[Reveal] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
     again: Reply | None = None
@@ -70,7 +70,7 @@ class _Scenario:
     Attributes:
         shares: shares that became due.
         too_early: shares that were confirmed before the chain had counted them.
-        before_due: words of `share-status` of a share before it was due.
+        before_due: outcomes of `share-status` of a share before it was due.
         others: reveals of shares that were never posted unaltered.
     """
 
@@ -108,8 +108,8 @@ async def _post_all(session: Session) -> list[_Timed]:
     async def post(kind: str, due: int | None, *, is_given: bool = True) -> TestShare:
         share, posted_at = session.take(), session.clock.now()
         body = share.body(due) if is_given else share.body()
-        answer = await session.post_share(share, due or 0, body=body)
-        timed.append(_Timed(share, kind, max(due or 0, posted_at), answer))
+        response = await session.post_share(share, due or 0, body=body)
+        timed.append(_Timed(share, kind, max(due or 0, posted_at), response))
         return share
 
     first = int(session.clock.now()) + _LEAD_SECONDS
@@ -130,7 +130,7 @@ async def _post_all(session: Session) -> list[_Timed]:
 
 
 async def _watch(session: Session, timed: Sequence[_Timed]) -> tuple[list[str], list[str]]:
-    """Follow the chain until every share is counted or overdue. Asks for one share's status all the time."""
+    """Follow the chain until every share is counted or overdue. Polls the status of one share."""
     too_early: list[str] = []
     before_due: list[str] = []
     watched = [timed[0], timed[2]]
@@ -140,12 +140,12 @@ async def _watch(session: Session, timed: Sequence[_Timed]) -> tuple[list[str], 
             asked_at = session.clock.now()
             reply = await session.share_status(each.share)
             counted = {reveal.nullifier for reveal in await session.chain.reveals(session.round.round_id)}
-            if reply.word == "confirmed" and each.share.nullifier not in counted:
+            if reply.outcome == "confirmed" and each.share.nullifier not in counted:
                 too_early.append(f"{each.kind}: confirmed {asked_at - each.due:+.1f} s from its time")
             if asked_at < each.due:
-                before_due.append(reply.word)
+                before_due.append(reply.outcome)
         await _add_counted(session, timed)
-        if all(each.counted for each in timed if each.answer.is_accepted):
+        if all(each.counted for each in timed if each.response.is_accepted):
             break
         await session.clock.sleep(_POLL_SECONDS)
     return too_early, before_due
@@ -164,9 +164,9 @@ async def _wait_until_confirmed(session: Session, timed: Sequence[_Timed]) -> No
 
     async def are_confirmed() -> bool:
         for each in waiting:
-            if each.status is None or each.status.word != "confirmed":
+            if each.status is None or each.status.outcome != "confirmed":
                 each.status = await session.share_status(each.share)
-        return all(each.status is not None and each.status.word == "confirmed" for each in waiting)
+        return all(each.status is not None and each.status.outcome == "confirmed" for each in waiting)
 
     await session.wait_for(are_confirmed, _CONFIRM_SECONDS)
 
@@ -221,7 +221,7 @@ async def _(session: Session) -> str:
     earliest = max([by for by, _ in early], default=0)
     require(not early, f"{len(early)} sent up to {earliest:.1f} s early: {_name([each for _, each in early])}")
     first = min((min(each.sent) - each.due for each in scenario.shares if each.sent), default=0)
-    return f"the promptest was sent {first:.2f} s after its time"
+    return f"the earliest was sent {first:.2f} s after its time"
 
 
 @checks.must("CHAIN-003", "submit_at 0 is revealed at once", "protocol R2", **_NEEDS)
@@ -245,7 +245,7 @@ async def _(session: Session) -> str:
 
 
 @checks.must(
-    "CHAIN-007", "a repeat with submit_at 0 does not reveal early", "protocol R10: the stored time stands", **_NEEDS
+    "CHAIN-007", "a repeat with submit_at 0 does not reveal early", "protocol R10: the stored time is kept", **_NEEDS
 )
 async def _(session: Session) -> str:
     (each,) = (await session.once(_run)).of_kind("repeated with 0")
@@ -254,7 +254,9 @@ async def _(session: Session) -> str:
     return f"repeated with submit_at 0: sent {min(each.sent) - each.due:.2f} s after its own time"
 
 
-@checks.must("CHAIN-008", "a repeat with a later time does not delay", "protocol R10: the stored time stands", **_NEEDS)
+@checks.must(
+    "CHAIN-008", "a repeat with a later time does not delay", "protocol R10: the stored time is kept", **_NEEDS
+)
 async def _(session: Session) -> str:
     return await _require_counted(session, "repeated with a later time")
 
@@ -272,10 +274,10 @@ async def _(session: Session) -> str:
 @checks.must("CHAIN-010", "a waiting share is pending", "protocol-now §12 row 7", **_NEEDS)
 async def _(session: Session) -> str:
     scenario = await session.once(_run)
-    words = set(scenario.before_due)
-    if not words:
+    outcomes = set(scenario.before_due)
+    if not outcomes:
         raise CheckSkipped("the shares were due before all of them were posted")
-    require(words == {"pending"}, f"share-status before its time: {', '.join(sorted(words))}")
+    require(outcomes == {"pending"}, f"share-status before its time: {', '.join(sorted(outcomes))}")
     return f"{len(scenario.before_due)} × pending"
 
 
@@ -292,7 +294,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     scenario = await session.once(_run)
     counted = [each for each in scenario.shares if each.counted]
-    late = [each for each in counted if each.status is None or each.status.word != "confirmed"]
+    late = [each for each in counted if each.status is None or each.status.outcome != "confirmed"]
     require(
         counted and not late,
         f"{len(late)} of {len(counted)} not confirmed: {late[0].status if late else 'none counted'}",
@@ -304,7 +306,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     scenario = await session.once(_run)
     counted = [each for each in scenario.shares if each.counted]
-    wrong = [each.again for each in counted if each.again is None or each.again.word != "duplicate"]
+    wrong = [each.again for each in counted if each.again is None or each.again.outcome != "duplicate"]
     require(counted and not wrong, f"{len(wrong)} of {len(counted)}: {wrong[0] if wrong else 'none counted'}")
     return f"{len(counted)} repeats → duplicate"
 
@@ -372,7 +374,7 @@ async def _(session: Session) -> str:
     async def is_confirmed() -> bool:
         nonlocal reply
         reply = await session.share_status(share)
-        return reply.word == "confirmed"
+        return reply.outcome == "confirmed"
 
     is_met = await session.wait_for(is_confirmed, _CONFIRM_SECONDS)
     require(is_met, f"revealed by another helper, share-status after {_CONFIRM_SECONDS:.0f} s → {reply}")
@@ -389,7 +391,7 @@ async def _(session: Session) -> str:
     share = await session.once(_reveal_elsewhere)
 
     async def is_confirmed() -> bool:
-        return (await session.share_status(share)).word == "confirmed"
+        return (await session.share_status(share)).outcome == "confirmed"
 
     require(await session.wait_for(is_confirmed, _CONFIRM_SECONDS), "revealed by another helper: not confirmed")
     reply = await session.client.post(encode(share.body(0)))
@@ -402,7 +404,7 @@ async def _(session: Session) -> str:
 
 
 async def _reveal_elsewhere(session: Session) -> TestShare:
-    """Count a share that the helper under test does not have."""
+    """Add a reveal to the chain whose share the helper under test does not have."""
     share = session.take()
     sealed = share.fields["enc_share"]
     session.revealed_elsewhere.append(share)

@@ -64,29 +64,29 @@ for _route in _ROUTES:
     checks.add(Check(f"ROUTE-{_route.number:03}", _route.name, _ROW_5, _route.level, _route))
 
 
-@checks.must("ERROR-001", "a refused body is answered in JSON", _ROW_5)
+@checks.must("ERROR-001", "the response to a refused body is JSON", _ROW_5)
 async def _(session: Session) -> str:
     return _require_json("POST {}", await session.client.post(b"{}"))
 
 
-@checks.must("ERROR-002", "a body that is not JSON is answered in JSON", _ROW_5)
+@checks.must("ERROR-002", "the response to a body that is not JSON is JSON", _ROW_5)
 async def _(session: Session) -> str:
     return _require_json("POST of text", await session.client.post(b"not json"))
 
 
-@checks.must("ERROR-003", "a malformed nullifier is answered in JSON", _ROW_5)
+@checks.must("ERROR-003", "the response to a malformed nullifier is JSON", _ROW_5)
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/share-status/{'00' * 32}/zz")
     return _require_json("GET share-status/…/zz", reply)
 
 
-@checks.must("ERROR-004", "an oversized body is answered in JSON", _ROW_5)
+@checks.must("ERROR-004", "the response to an oversized body is JSON", _ROW_5)
 async def _(session: Session) -> str:
     reply = await session.client.post(b" " * ((1 << 20) + 1))
     return _require_json("POST of 1 MiB + 1", reply)
 
 
-@checks.should("ERROR-005", "an error has `status` error and a text", "protocol §2: other answers")
+@checks.should("ERROR-005", "an error has `status` error and a text", "protocol §2: other responses")
 async def _(session: Session) -> str:
     reply = await session.client.post(b"{}")
     value = reply.json()

@@ -1,4 +1,4 @@
-"""Runs checks: slow ones side by side, all others one after another, phase by phase."""
+"""Runs checks: slow ones concurrently, all others sequentially, phase by phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helper.conformance.session import Session
 from helper.conformance.verdicts import CheckFailed, CheckSkipped, shorten
 
 CHECK_SECONDS: Final = 600.0
-"""Limit of one check. All have limits of their own, which are shorter."""
+"""Time limit of one check. Checks have shorter limits of their own."""
 _BEFORE_SLOW_END: Final = (Phase.QUICK, Phase.QUIET, Phase.REVEAL)
 _AFTER_SLOW_END: Final = (Phase.RESTART, Phase.END)
 
@@ -72,7 +72,7 @@ async def run_checks(
 
 
 def _missing_reason(session: Session, check: Check) -> str | None:
-    """Why a check cannot be made in this run."""
+    """Why a check cannot run."""
     if check.needs_token and not session.client.token:
         return "needs a helper with a token (--token)"
     if check.needs_restart and session.restart_command is None:
@@ -104,5 +104,5 @@ async def _run_check(session: Session, check: Check) -> CheckResult:
     except TimeoutError:
         return CheckResult(check, "failed", f"not finished within {CHECK_SECONDS:.0f} s")
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        # a response whose JSON has another shape than the check reads
+        # The JSON of the response has an unexpected shape.
         return CheckResult(check, "failed", shorten(f"unexpected response: {type(error).__name__} {error}"))

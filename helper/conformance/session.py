@@ -45,12 +45,12 @@ class Posted:
 
 
 class Session:
-    """What the checks of one run use.
+    """State and tools that the checks of one run share.
 
     Args:
         client: sends requests to the helper under test.
         clock: the time.
-        chain: the dev chain that the helper is pointed at; None if there is none.
+        chain: the dev chain that the helper uses; None if there is none.
         shares_file: file of real shares; None if there is none.
         restart_command: restarts the helper; None if there is none.
         share_count: number of new shares that the selected checks post.
@@ -118,7 +118,7 @@ class Session:
 
     @property
     def template(self) -> TestShare:
-        """A share that is never posted unaltered. Checks of refusals alter it."""
+        """A share that is never posted unaltered. Checks that expect a refusal alter it."""
         if self._template is None:
             raise CheckSkipped("needs shares (--devnet or --shares)")
         return self._template
@@ -154,7 +154,7 @@ class Session:
         return self._unused.pop()
 
     def take_refusable(self) -> TestShare:
-        """A share for a post that must be refused although its parts are right; the template if shares are real."""
+        """A share for a post that must be refused although its parts match; the template if shares are real."""
         return self.template if self._from_file else self.take()
 
     def take_many(self, count: int) -> list[TestShare]:
@@ -180,7 +180,7 @@ class Session:
         return int(self.clock.now()) + FAR_SECONDS
 
     def time_for(self, share: TestShare) -> int:
-        """When a share of a check is to be revealed: as its file says, or far ahead."""
+        """When a share of a check is to be revealed: as stated in its file, or far ahead."""
         return self.far_time() if share.submit_at is None else share.submit_at
 
     async def prepare(self) -> None:
@@ -252,7 +252,7 @@ class Session:
         body: Body | bytes | None = None,
         headers: Headers = (),
     ) -> Reply:
-        """Post a share that the helper must accept, and record that it did.
+        """Post a share that the helper must accept, and record it.
 
         Args:
             share: the share.
@@ -274,7 +274,7 @@ class Session:
             self.accepted.append(Posted(share, max(submit_at, posted_at), posted_at))
 
     async def share_status(self, share: TestShare) -> Reply:
-        """Ask the helper for the status of a share."""
+        """Query the status of a share."""
         return await self.client.get(self.status_path(share.round_id, share.nullifier))
 
     def status_path(self, round_id: bytes, nullifier: bytes) -> str:
@@ -283,7 +283,7 @@ class Session:
         return f"/shielded-vote/v1/share-status/{round_id.hex()}/{nullifier.hex()}"
 
     async def once(self, make: Callable[[Session], Awaitable[T]]) -> T:
-        """Run something once and return its result to every check that asks for it, also if it raises."""
+        """Run something once and return its result to every caller, even if it raises."""
         if make not in self._cached:
             self._cached[make] = asyncio.ensure_future(make(self))
         result: T = await asyncio.shield(self._cached[make])
@@ -302,15 +302,15 @@ class Session:
 
 
 def describe_many(replies: Sequence[Reply]) -> str:
-    """Count replies by what they say."""
+    """Count replies by status and outcome."""
     counts: dict[str, int] = {}
     for reply in replies:
-        text = f"{reply.status} {reply.word}".rstrip()
+        text = f"{reply.status} {reply.outcome}".rstrip()
         counts[text] = counts.get(text, 0) + 1
     return ", ".join(f"{count} × {text}" for text, count in sorted(counts.items()))
 
 
 def _template_index(shares: Sequence[TestShare]) -> int:
-    """The first share without a zero, so that a missing number is not a valid share."""
+    """The first share without a zero, because a missing number means zero."""
     suited = (number for number, share in enumerate(shares) if share.index and share.fields["vote_decision"])
     return next(suited, 0)

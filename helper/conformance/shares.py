@@ -19,13 +19,13 @@ END_FIELD: Final = "vote_end_time"
 """Field of a line in a file of shares: the end of its round in Unix seconds. It is not posted."""
 
 MIN_SHARES: Final = 2
-"""One share that is posted to see that valid ones are accepted, and one that is only posted with alterations."""
+"""One share to test that valid shares are accepted, and one that is only posted with alterations."""
 
 Body = dict[str, Any]
 
 
 class SharesFileError(ValueError):
-    """A file of shares cannot be used. The text contains nothing of a share."""
+    """A file of shares cannot be used. The text contains no data of a share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TestShare:
         nullifier: 32 bytes.
         commitment: its vote commitment.
         all_enc_shares: the ciphertexts of the vote's 16 shares, which other wallets send too; None if unknown.
-        submit_at: when the wallet wants it revealed; None if the check may choose.
+        submit_at: when the wallet requests its reveal; None if the check may choose.
     """
 
     __test__ = False  # not a test class
@@ -108,7 +108,7 @@ def read_shares_file(path: Path) -> tuple[list[TestShare], int | None]:
         the shares, all of one round, and the end of the round if a line has it.
 
     Raises:
-        SharesFileError: a line is no valid share, there are too few, or they are of different rounds.
+        SharesFileError: a line is not a valid share, there are too few, or they are of different rounds.
     """
     shares: list[TestShare] = []
     ends: set[int] = set()

@@ -1,4 +1,4 @@
-"""Checks of bodies that arrive slowly or not at all, and of the receipt of their attempt. They run side by side."""
+"""Checks of bodies that arrive slowly or not at all, and of the receipt of their attempt. They run concurrently."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def _stall(session: Session, headers: Sequence[tuple[str, str]], *, conten
 
 
 async def _stall_with_token(session: Session) -> tuple[Reply, str]:
-    """Stall with a valid token; made once for all checks of the receipt."""
+    """Stall with a valid token; done once for all checks of the receipt."""
     token = _new_token()
     return await _stall(session, [(ATTEMPT_HEADER, token)]), token
 
@@ -79,10 +79,10 @@ async def _(session: Session) -> str:
     return f"408 {reply.body.decode(errors='replace')}"
 
 
-@checks.should("SLOW-003", "the receipt is the documented bytes", _RECEIPT, phase=Phase.SLOW)
+@checks.should("SLOW-003", "the receipt has exactly the documented bytes", _RECEIPT, phase=Phase.SLOW)
 async def _(session: Session) -> str:
     reply, token = await session.once(_stall_with_token)
-    # encoders of Go end with a line feed
+    # Go's JSON encoder appends a line feed.
     require(reply.body.rstrip(b"\n") == _receipt_bytes(token), f"half a body with a token → {reply}")
     return f"408 {reply.body.decode(errors='replace')}"
 
@@ -113,14 +113,14 @@ async def _(session: Session) -> str:
 @checks.must("SLOW-007", "the body timeout is 10 to 60 s", "protocol-now §2: deadline", phase=Phase.SLOW)
 async def _(session: Session) -> str:
     reply, _ = await session.once(_stall_with_token)
-    # a body that does not grow at all may be given up before the 30 s are over
+    # A helper may time out a stalled body before the 30 s are over.
     require(9.5 <= reply.seconds <= 60, f"half a body → {reply.status} after {reply.seconds:.1f} s")
     return f"half a body → {reply.status} after {reply.seconds:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class _NoReceipt:
-    """Attempt headers that are no valid token: the response to half a body is not a receipt but 400."""
+    """Attempt headers that are not a valid token: the response to half a body is not a receipt but 400."""
 
     number: int
     name: str
@@ -162,7 +162,7 @@ for _case in (
 
 @checks.must("SLOW-020", "a body with one byte missing is 408", _ROW_3, phase=Phase.SLOW, shares=1, needs_shares=True)
 async def _(session: Session) -> str:
-    """The JSON is complete, so a helper that reads no further could have stored the share already."""
+    """The JSON is complete, so a faulty helper could already have stored the share."""
     share, token = session.take(), _new_token()
     content = encode(share.body(session.time_for(share)))
     reply = await _stall(session, [(ATTEMPT_HEADER, token)], content=content)
@@ -173,7 +173,7 @@ async def _(session: Session) -> str:
 @checks.must(
     "SLOW-021",
     "after a receipt the share is not known",
-    "protocol-now §2: what it proves",
+    "protocol-now §2: meaning of the receipt",
     phase=Phase.SLOW,
     shares=1,
     needs_shares=True,
@@ -184,7 +184,7 @@ async def _(session: Session) -> str:
     receipt = await _stall(session, [(ATTEMPT_HEADER, token)], content=content)
     require(receipt.status == 408, f"all but one byte → {receipt}")
     reply = await session.post_share(share)
-    require(reply.word == "queued", f"all but one byte → 408, then the whole share → {reply}")
+    require(reply.outcome == "queued", f"all but one byte → 408, then the whole share → {reply}")
     return f"all but one byte → 408, then the whole share → {reply}"
 
 
@@ -238,8 +238,8 @@ async def _trickle(session: Session, connection: RawConnection, content: bytes) 
 
 @checks.should(
     "SLOW-024",
-    "a head that never ends is closed within 75 s",
-    "protocol-now §11: head deadline apart",
+    "an incomplete head is closed within 75 s",
+    "protocol-now §11: separate head deadline",
     phase=Phase.SLOW,
 )
 async def _(session: Session) -> str:
@@ -252,7 +252,7 @@ async def _(session: Session) -> str:
 
 @checks.must(
     "SLOW-025",
-    "a client that leaves has stored nothing",
+    "a disconnect before the last byte stores nothing",
     "protocol §2: a 200 promises",
     phase=Phase.SLOW,
     shares=1,
@@ -265,5 +265,5 @@ async def _(session: Session) -> str:
         await connection.send(connection.share_request(content, length=len(content) + 1))
         await session.clock.sleep(1)
     reply = await session.post_share(share)
-    require(reply.word == "queued", f"all but one byte and a disconnect, then the whole share → {reply}")
+    require(reply.outcome == "queued", f"all but one byte and a disconnect, then the whole share → {reply}")
     return f"all but one byte and a disconnect, then the whole share → {reply}"

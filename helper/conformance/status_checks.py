@@ -24,7 +24,7 @@ async def _get_status(session: Session) -> Reply:
     return await session.client.get(STATUS_PATH, {"Origin": _ORIGIN})
 
 
-@checks.must("STATUS-001", "answers 200", _LIBRARY)
+@checks.must("STATUS-001", "responds 200", _LIBRARY)
 async def _(session: Session) -> str:
     reply = await _get_status(session)
     require(200 <= reply.status < 300, f"GET status → {reply}")
@@ -34,7 +34,7 @@ async def _(session: Session) -> str:
 @checks.must("STATUS-002", 'has "status":"ok"', _LIBRARY)
 async def _(session: Session) -> str:
     reply = await _get_status(session)
-    require(reply.word == "ok", f"GET status → {reply}")
+    require(reply.outcome == "ok", f"GET status → {reply}")
     return f"GET status → {reply}"
 
 
@@ -45,7 +45,7 @@ async def _(session: Session) -> str:
     return f"GET status → {reply.header('content-type')}"
 
 
-@checks.must("STATUS-004", "answers within 2 s", "protocol-now §12 row 6")
+@checks.must("STATUS-004", "responds within 2 s", "protocol-now §12 row 6")
 async def _(session: Session) -> str:
     slowest = max([(await _get_status(session)).seconds for _ in range(3)])
     require(slowest < STATUS_SECONDS, f"3 × GET status: slowest {slowest:.2f} s")
@@ -73,7 +73,7 @@ async def _(session: Session) -> str:
     return f"GET status without token → {reply.status}"
 
 
-@checks.should("STATUS-008", "answers HEAD like GET, without a body", "RFC 9110 §9.3.2")
+@checks.should("STATUS-008", "responds to HEAD as to GET, without a body", "RFC 9110 §9.3.2")
 async def _(session: Session) -> str:
     reply = await session.client.send("HEAD", STATUS_PATH)
     require(reply.status == 200 and not reply.body, f"HEAD status → {reply}")
@@ -142,7 +142,7 @@ async def _(session: Session) -> str:
 @checks.must("CORS-007", "preflight allows POST", "protocol §2: preflight 204")
 async def _(session: Session) -> str:
     reply = await _preflight(session, SHARES_PATH, "POST", "content-type")
-    # POST is a CORS-safelisted method, which a browser sends whatever the list says
+    # POST is a CORS-safelisted method, which browsers allow without an entry in the list
     allowed = reply.header("access-control-allow-methods").upper()
     require(not allowed or "POST" in allowed or "*" in allowed, f"Access-Control-Allow-Methods: {allowed}")
     return f"Access-Control-Allow-Methods: {allowed or 'none'}"

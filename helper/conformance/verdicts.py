@@ -1,19 +1,19 @@
-"""How a check reports that the helper failed it, or that it could not be made. Pure."""
+"""How a check reports that the helper failed it, or that it could not run. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAX_SEEN_CHARACTERS: Final = 300
-"""Maximum length of what was seen."""
+"""Maximum length of an observation."""
 
 
 class CheckFailed(Exception):
-    """The helper does not meet the check. The text is what was seen."""
+    """The helper does not meet the check. The text is the observation."""
 
 
 class CheckSkipped(Exception):
-    """The check could not be made. The text is the reason."""
+    """The check could not run. The text is the reason."""
 
 
 def require(condition: object, seen: str) -> None:
@@ -23,5 +23,5 @@ def require(condition: object, seen: str) -> None:
 
 
 def shorten(text: str, limit: int = MAX_SEEN_CHARACTERS) -> str:
-    """Cut a text to `limit` characters."""
+    """Truncate a text to `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

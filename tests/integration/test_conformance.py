@@ -113,7 +113,7 @@ class Planted:
     """A planted fault.
 
     Attributes:
-        topics: the checks that are made: those that find it, and their neighbors.
+        topics: the checks that run: those that find it, and their neighbors.
         found_by: the checks that must fail, and no others.
     """
 
@@ -129,7 +129,7 @@ def numbered(topic: str, *numbers: int) -> set[str]:
 POSTS = ("STATUS", "CORS", "ROUTE", "ERROR", "POST", "DUP", "FIELD", "HASH", "KEY", "TIME", "SHARE", "SUMMARY")
 """Topics that take about two seconds together."""
 STALLS = [check.id for check in CHECKS if check.id.startswith("SLOW-") and check.id not in ("SLOW-023", "SLOW-024")]
-"""The checks of slow bodies, which run side by side, without the slowest two."""
+"""The checks of slow bodies, which run concurrently, without the slowest two."""
 
 PLANTED = {
     Fault.REPEAT_IS_QUEUED: Planted(

@@ -1,4 +1,4 @@
-"""Searches the memory of a process for a network address in the forms that programs keep it in."""
+"""Searches the memory of a process for a network address in the forms that programs use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deliberately wrong helper: a proxy of the real service that plants one fault.
+"""A deliberately wrong helper: a proxy of the real service that injects one fault.
 
 Without a fault it forwards every request and response unchanged; it has its own timeout for bodies, because it forwards
 complete bodies only. The faults that reveal shares themselves use fake proofs.
@@ -32,7 +32,7 @@ PREFIX: Final = "/shielded-vote/v1"
 SHARES: Final = f"{PREFIX}/shares"
 ATTEMPT_HEADER: Final = "x-vote-ingress-attempt-v1"
 STALL_SECONDS: Final = 11.0
-"""Seconds without a byte of the body after which it is given up."""
+"""Seconds without a byte of the body after which the body times out."""
 SLOW_STATUS_SECONDS: Final = 2.2
 MAX_PARALLEL_POSTS: Final = 32
 RESEND_SECONDS: Final = 4.0
@@ -56,33 +56,33 @@ class Fault(Enum):
     """A planted fault. The value is a short description."""
 
     NONE = "none"
-    REPEAT_IS_QUEUED = "answers `queued` to a repeat"
-    ALTERED_IS_DUPLICATE = "answers `duplicate` to other content under a known key"
-    UNKNOWN_ROUND_IS_500 = "answers 500 for an unknown round"
-    HTML_404 = "answers unknown paths with an HTML page"
+    REPEAT_IS_QUEUED = "responds `queued` to a repeat"
+    ALTERED_IS_DUPLICATE = "responds `duplicate` to different content with a known key"
+    UNKNOWN_ROUND_IS_500 = "responds 500 for an unknown round"
+    HTML_404 = "responds to unknown paths with an HTML page"
     SLASH_REDIRECT = "redirects a path with a slash at the end"
-    TEXT_ERRORS = "answers refusals as text"
+    TEXT_ERRORS = "sends refusals as text"
     NON_CANONICAL_ACCEPTED = "accepts a blind above the modulus"
     HASH_MISMATCH_ACCEPTED = "accepts a share whose shares_hash does not match"
     INTEGERS_WRAP = "reads integers modulo 2^32"
     LATE_ACCEPTED = "accepts a submit_at after the end of the round"
-    OVERSIZE_IS_500 = "answers 500 to an oversized body"
+    OVERSIZE_IS_500 = "responds 500 to an oversized body"
     NO_CORS = "sends no CORS headers"
-    STATUS_SLOW = "answers status after more than 2 s"
-    UNKNOWN_SHARE_IS_500 = "answers 500 for the status of an unknown share"
-    CONFIRMED_EARLY = "says confirmed before a block has the share"
+    STATUS_SLOW = "responds to status after more than 2 s"
+    UNKNOWN_SHARE_IS_500 = "responds 500 for the status of an unknown share"
+    CONFIRMED_EARLY = "reports confirmed before the share is in a block"
     RECEIPT_WITH_MORE = "has another field in the receipt"
     RECEIPT_FOR_ANY_TOKEN = "gives a receipt for an invalid token"
     STORED_BEFORE_RECEIPT = "stores a share before it gives a receipt"
-    OVERLOADED_IS_503 = "answers 503 to more than 32 posts at once"
+    OVERLOADED_IS_503 = "responds 503 to more than 32 posts at once"
     REVEALED_EARLY = "reveals shares at once"
     TIME_MOVED = "reveals a share early when it is repeated with submit_at 0"
     SENT_AGAIN = "sends a reveal again after it was counted"
     SHARE_LOST = "loses the share with index 3 of every vote"
     REVEALED_IS_FORGOTTEN = "forgets a share after its reveal"
     LOST_ON_RESTART = "loses waiting shares when it restarts"
-    NODE_ASKED_ON_ARRIVAL = "asks the node for the tree when a share arrives"
-    NODE_ASKED_FOR_NULLIFIER = "asks the node whether a new share is spent"
+    NODE_ASKED_ON_ARRIVAL = "requests the tree from the node when a share arrives"
+    NODE_ASKED_FOR_NULLIFIER = "queries the node whether a new share is spent"
 
 
 class WrongHelper:
@@ -173,10 +173,10 @@ class WrongHelper:
             except StopAsyncIteration:
                 return body
             except TimeoutError:
-                return await self._give_up(request, body)
+                return await self._time_out(request, body)
 
-    async def _give_up(self, request: Request, body: bytes) -> Response:
-        """Answer a body that stalled."""
+    async def _time_out(self, request: Request, body: bytes) -> Response:
+        """Respond to a body that stalled."""
         values = request.headers.getlist(ATTEMPT_HEADER)
         is_valid = len(values) == 1 and len(values[0]) == 64 and set(values[0]) <= set("0123456789abcdef")
         closing = {"Connection": "close", "Access-Control-Allow-Origin": "*"}
@@ -210,7 +210,7 @@ class WrongHelper:
 
     async def _submit(self, request: Request, body: bytes) -> Response:
         read = (await asyncio.to_thread(proofs.read_shares, [body]))[0]
-        before = self._answer_before(body, read)
+        before = self._respond_before(body, read)
         if before is not None:
             return before
         response = await self._forward(request, self._altered(body, read))
@@ -220,15 +220,15 @@ class WrongHelper:
         is_new = word == "queued"
         if is_new:
             self._known[_key(read)] = read
-        return await self._answer_after(response, read, word, is_new=is_new)
+        return await self._respond_after(response, read, word, is_new=is_new)
 
-    def _answer_before(self, body: bytes, read: ReadShare | InvalidShare) -> Response | None:
+    def _respond_before(self, body: bytes, read: ReadShare | InvalidShare) -> Response | None:
         """The response of the faults that do not forward a share."""
         fault = self._fault
         if len(body) > MAX_BODY_BYTES:
             return _error(500, "internal error") if fault is Fault.OVERSIZE_IS_500 else _error(413, "too large")
         if isinstance(read, InvalidShare):
-            return self._answer_invalid(body, read)
+            return self._respond_to_invalid(body, read)
         if fault is Fault.LOST_ON_RESTART and read.submit_at > time.time():
             return self._keep_in_memory(body, read)
         if fault is Fault.SHARE_LOST and read.share_index == LOST_INDEX:
@@ -237,7 +237,7 @@ class WrongHelper:
             return _accepted("duplicate" if is_known else "queued")
         return None
 
-    def _answer_invalid(self, body: bytes, read: InvalidShare) -> Response | None:
+    def _respond_to_invalid(self, body: bytes, read: InvalidShare) -> Response | None:
         """The response of the faults that accept an invalid share."""
         fault = self._fault
         is_accepted = fault is Fault.NON_CANONICAL_ACCEPTED and read == ("primary_blind", "non-canonical", None)
@@ -273,7 +273,7 @@ class WrongHelper:
             return json.dumps({**json.loads(body), "submit_at": latest}).encode()
         return body
 
-    async def _answer_after(self, response: Response, read: ReadShare, word: str | None, *, is_new: bool) -> Response:
+    async def _respond_after(self, response: Response, read: ReadShare, word: str | None, *, is_new: bool) -> Response:
         """The response of the faults that forward a share first."""
         fault = self._fault
         if fault is Fault.UNKNOWN_ROUND_IS_500 and b"no such round" in bytes(response.body):
@@ -311,7 +311,7 @@ class WrongHelper:
         await self._http.post(self._target + SHARES, content=body)
 
     async def _get_early_status(self, request: Request, body: bytes) -> Response:
-        """Say confirmed from two seconds before the time of a share."""
+        """Report confirmed from two seconds before the time of a share."""
         for share in self._known.values():
             if request.url.path.endswith(share.nullifier.hex()) and time.time() > share.submit_at - 2:
                 return JSONResponse({"status": "confirmed"}, 200, {"Access-Control-Allow-Origin": "*"})

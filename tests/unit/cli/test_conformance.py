@@ -69,10 +69,10 @@ def test_conformance_passes_and_prints_table_and_json(
     assert run_command(*arguments, "--junit", str(report)) == 0
     output = capsys.readouterr()
     assert output.out.splitlines()[0] == "check\tlevel\tverdict\twhat\tsource\tseen"
-    assert "STATUS-001\tmust\tpassed\tanswers 200\twallet 5.3.0: readiness\tGET status → 200" in output.out
+    assert "STATUS-001\tmust\tpassed\tresponds 200\twallet 5.3.0: readiness\tGET status → 200" in output.out
     assert output.err == "2 passed, 0 failed (0 must, 0 should), 1 skipped\n"
     assert [case.get("name") for case in ElementTree.parse(report).iter("testcase")] == [
-        "STATUS-001 answers 200",
+        "STATUS-001 responds 200",
         "CORS-001 status allows every origin",
         "DUP-001 a repeat is `duplicate`: the same bytes",
     ]
@@ -110,7 +110,7 @@ def test_conformance_unreachable_helper_or_chain_exits_6(helper: Helper, capsys:
     [
         (("helper",), 2, "not a base URL: helper"),
         (("http://127.0.0.1:1", "--only", "NONE-001"), 2, "no such check or topic: NONE-001"),
-        (("http://127.0.0.1:1", "--devnet", "http://127.0.0.1:1", "--shares", "x"), 2, "exclude each other"),
+        (("http://127.0.0.1:1", "--devnet", "http://127.0.0.1:1", "--shares", "x"), 2, "mutually exclusive"),
         (("http://127.0.0.1:1", "--shares", "/nowhere/shares"), 5, "/nowhere/shares does not exist"),
     ],
 )

@@ -22,7 +22,7 @@ def test_catalog_ids_are_unique_and_well_formed() -> None:
 
 
 def test_catalog_ids_of_some_checks_stay_the_same() -> None:
-    """CI systems select checks by id, so an id never gets another meaning."""
+    """CI systems select checks by id, so the meaning of an id never changes."""
     names = {check.id: check.name for check in CHECKS}
     assert names["POST-001"] == "accepts: body of wallet library 5.3.0"
     assert names["DUP-002"] == "a repeat is `duplicate`: submit_at 0"

@@ -75,7 +75,7 @@ async def test_client_sends_token_and_reads_reply() -> None:
         reply = await client.get("/shielded-vote/v1/status")
         await client.get("/shielded-vote/v1/status", token="")
         await client.aclose()
-    assert (reply.status, reply.word, reply.media_type) == (200, "ok", "application/json")
+    assert (reply.status, reply.outcome, reply.media_type) == (200, "ok", "application/json")
     assert str(reply) == '200 Application/JSON; charset=utf-8 {"status":"ok"}'
     assert heads[0].startswith(b"GET /mount/shielded-vote/v1/status HTTP/1.1")
     assert b"secret" in heads[0]

@@ -80,7 +80,7 @@ async def test_checks_that_lack_something_are_skipped_with_the_reason() -> None:
     assert summarize(with_token) == [("001", "passed", "seen")]
 
 
-async def test_slow_checks_run_beside_others_and_end_before_the_restart() -> None:
+async def test_slow_checks_run_alongside_others_and_end_before_the_restart() -> None:
     order: list[str] = []
     quick_done = asyncio.Event()
 
