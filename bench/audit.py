@@ -1,7 +1,7 @@
 """Measure the audit of a large round: `python -m bench.audit [--reveals 100000] [--quick]`.
 
-Creates an evidence file of a round and audits it with `svote-helper audit --from`, in a process of its own. All proofs
-are real and verified. Since distinct proofs for all reveals would take hours, `DISTINCT` ones are made and repeated:
+Creates an evidence file of a round and audits it with `svote-helper audit --from`, in a separate process. All proofs
+are real and verified. Distinct proofs for all reveals would take hours, so `DISTINCT` proofs are created and repeated:
 exactly as many as the audit verifies in one batch, so each batch has distinct proofs. Check A2 must report that these
 reveals are repeated, and all other checks must pass. The repeated nullifiers need no memory, so the memory of distinct
 ones is measured and added.

@@ -2,8 +2,8 @@
 
 Over one connection, new shares and shares that were posted before are posted alternately, in random order within each
 pair, so that drift of the machine affects both alike. Prints JSON with the medians and all runs. `auc` is the
-probability that a known share takes longer than a new one: 0.5 means that the times do not tell them apart, 0 or 1 that
-they always do.
+probability that a known share takes longer than a new one: 0.5 means that the times do not distinguish them, 0 or 1
+that they always do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.harness import run_chain_and_helper
 
 NEW, KNOWN = "queued", "duplicate"
 DISTANCE = 64
-"""Minimum number of shares between the first and the second POST of a share, so that no cache of a CPU holds it."""
+"""Minimum number of shares between the first and the second POST of a share, so that no CPU cache contains it."""
 
 
 class ShareConnection:

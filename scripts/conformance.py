@@ -86,8 +86,9 @@ RULES = {
     "N27": "A share is retried until its round ends ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
     "N28": "Counters of posted and processed shares also have the names and labels of the original helper. No label "
     "has a round ([decision 28](decisions/0028-retries-and-queue-summary.md) lists what is not offered).",
-    "N29": "No limit goes by address, because many wallets share a Tor exit: a full server closes the connection with "
-    "the slowest progress. Limits by address are a setting. The service speaks HTTP/1.1; the proxy adds HTTP/2.",
+    "N29": "By default, no limit on wallets depends on the client address, because many wallets share a Tor exit: when "
+    "the connection limit is reached, the server closes the connection with the slowest progress. The service speaks "
+    "HTTP/1.1; the proxy adds HTTP/2.",
     "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
     "60 s for leaves, and never repeats a POST that may have been sent. One that a node refused because its verifying "
     "keys are not ready goes to the next node.",

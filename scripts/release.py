@@ -1,6 +1,6 @@
 """Build a release from the newest commit: `make release`, or twice to compare the results: `make release-check`.
 
-`dist/` gets the wheel with all that it needs (`make wheel`), `release.json` (the hash of every installed file),
+`dist/` gets the wheel with its requirements (`make wheel`), `release.json` (the hash of every installed file),
 `sbom.cdx.json`, `provenance.json`, `SHA256SUMS`, and with a key `SHA256SUMS.sig`. All of them depend only on the commit
 and the toolchain, not on the directory, the day or the user: the sources are exported from git, times are that of the
 commit, and paths in the native module are replaced.
@@ -43,7 +43,7 @@ PROVENANCE_NAME: Final = "provenance.json"
 BUILD_TYPE: Final = "urn:svote-helper:build:make-release:v1"
 """Type of the build in the provenance: `make release` of this repository, as this module implements it."""
 BUILDER: Final = "urn:svote-helper:builder:local"
-"""The builder in the provenance: the machine of whoever signs the release. There is no hosted builder."""
+"""The builder in the provenance: the machine of the signer. There is no hosted builder."""
 LOCK_FILES: Final = ("requirements/dev.txt", "proofs/Cargo.lock", "ui/package-lock.json")
 _RECORD: Final = re.compile(r"^[^/]+\.dist-info/RECORD$")
 
@@ -105,8 +105,8 @@ def require_committed(repository: Path) -> None:
 def export_sources(commit: Commit, directory: Path) -> None:
     """Replace a directory by the files of a commit.
 
-    Their times are now, not that of the commit, because cargo would otherwise take its output of a later commit for
-    the result of these files.
+    Their times are now, not that of the commit, because cargo would otherwise consider its output of a later commit
+    up to date.
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -234,7 +234,7 @@ def create_provenance(source: Path, dist: Path, commit: Commit) -> dict[str, Any
 
 
 def sign(dist: Path, key: Path | None) -> None:
-    """Sign `SHA256SUMS` with an SSH key; without one, say that the release is not signed."""
+    """Sign `SHA256SUMS` with an SSH key; without one, report that the release is not signed."""
     sums = dist / SUMS_NAME
     (dist / SIGNATURE_NAME).unlink(missing_ok=True)
     if key is None:
@@ -248,7 +248,7 @@ def sign(dist: Path, key: Path | None) -> None:
 
 
 def check_reproducible(commit: Commit) -> None:
-    """Build twice, in directories of different length, with other times, time zone and umask, and compare."""
+    """Build twice, in directories of different length, with different times, time zones and umasks, and compare."""
     require_committed(ROOT)
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         hashes: list[str] = []

@@ -109,7 +109,7 @@ def rust_part(source: Path) -> SbomPart:
     manifest = source / "proofs" / "Cargo.toml"
     host = re.search(r"^host: (\S+)$", _run("rustc", "-vV"), re.MULTILINE)
     if host is None:
-        raise SbomError("rustc does not name its host")
+        raise SbomError("rustc does not report its host")
     described = json.loads(
         _run(
             "cargo",

@@ -141,7 +141,7 @@ def build_result(
 
 
 def is_successful(outcome: Mapping[str, Any]) -> bool:
-    """Return whether all shares are confirmed, none was early, the tally is correct, and no check of it failed."""
+    """Return whether all shares are confirmed, none was early, the tally is correct, and no audit check failed."""
     complete = outcome["shares"] == outcome["accepted"] == outcome["confirmed"]
     correct = outcome["tally_ok"] and outcome["audit"]["verdict"] != "failed"
     return bool(complete and correct and not outcome["failed"] and not outcome["early"])

@@ -177,7 +177,7 @@ class Demo:
             bars.print_line("the round ends before every share is confirmed")
             return
         bars.print_line("every share is confirmed; the chain's time advances to the end, and it publishes the tally")
-        # The timer is stopped, since a block of the present must not be between these.
+        # The timer is stopped, because a block with the current time must not be between these blocks.
         for route, body in (
             ("faults", {"halt_chain": True}),
             ("mine", {"blocks": TALLY_BLOCKS, "time": end + 1}),

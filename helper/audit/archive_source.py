@@ -1,7 +1,7 @@
 """Reads a round from the archive, and writes the documents of a finished round to it.
 
-An archive in format 2 has everything that an audit of a finished round reads. One in format 1, and one of a running
-round, has the reveals only: no block times and no other transactions. Everything else then comes from the nodes.
+An archive in format 2 contains all data for the audit of a finished round. An archive in format 1, or of a running
+round, contains only the reveals: no block times and no other transactions. All other data then comes from the nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from helper.operations.archive.round_data import RoundManifest, pack_documents
 from proofs import CircuitInfo
 
 _HEADS = "heads"
-"""Name of the document with what nodes report about the block at the manifest's height."""
+"""Name of the document with the nodes' data about the block at the manifest's height."""
 
 
 class ArchiveSource:
@@ -89,7 +89,7 @@ class ArchiveSource:
         async with aclosing(stored) as blocks:
             async for block, reveals in blocks:
                 txs = [AuditTx(tx.raw, tx.code) for tx in block.others]
-                # reveals append no leaves, so their place among the others does not matter
+                # Reveals append no leaves, so their position among the other transactions is irrelevant.
                 txs = [tx for tx in txs if is_of_round(tx.raw, self._round_id)]
                 yield AuditBlock(block.height, block.time, (*txs, *(AuditTx(raw, 0) for raw in reveals)))
 

@@ -296,7 +296,7 @@ class _Auditor:
             findings.add_problem("the round id is not the hash of the published fields")
 
     def _require_published_reveals(self, reveals: RevealChecks, summary: Mapping[Option, OptionSummary]) -> None:
-        """Mark the checks of reveals if a source that has the reveals only has fewer than published."""
+        """Mark the checks of reveals as not checked if a reveals-only source has fewer than published."""
         for option, entry in sorted(summary.items()):
             if reveals.counts[option] < entry.count:
                 self._mark_missing(
@@ -372,7 +372,7 @@ class _Auditor:
         findings = self._findings["E"]
         findings.count = len(heads)
         if len(heads) < 2:
-            findings.add_missing("fewer than two nodes reported it, so the audit is of what one node says")
+            findings.add_missing("fewer than two nodes reported it, so the audit depends on a single node")
         if any(head.height <= self._last_height or not head.block_id or not head.app_hash for head in heads):
             findings.add_missing("the nodes did not report a block after the last one that was read")
         if len({(head.height, head.block_id, head.app_hash) for head in heads}) > 1:

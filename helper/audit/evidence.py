@@ -175,7 +175,7 @@ class EvidenceSource:
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
         """Iterate over the blocks from a height on.
 
-        The hash is checked at the end, also if the caller reads no further, because a large file takes long to read.
+        The hash is checked at the end, even if the caller stops early, because reading a large file takes long.
 
         Raises:
             DataMissing: a block was missing when the evidence was made.

@@ -35,7 +35,7 @@ log = structlog.get_logger("helper.audit")
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "helper.audit.worker")
 MARGIN_BLOCKS: Final = 10
-"""Blocks after the height at which a round was first seen as finalized: the node that lists it may be ahead of it."""
+"""Blocks to wait after a round was first seen as finalized: the node that lists it may be ahead."""
 RETRY_SECONDS: Final = 900.0
 """Seconds until a round is tried again after a failure."""
 

@@ -96,7 +96,7 @@ class RevealChecks:
         await self._verify_batch(pending)
 
     async def cancel(self) -> None:
-        """End the verification of a batch, without its result."""
+        """Cancel the verification of a batch and discard its result."""
         if self._batch is not None:
             self._batch.cancel()
             await asyncio.gather(self._batch, return_exceptions=True)

@@ -1,6 +1,6 @@
 """Reads blocks that the block follower skipped, newest first, in the background.
 
-It also reads the blocks that an operator wants to be read again (`svote-helper chain rescan`).
+It also reads the blocks of a rescan (`svote-helper chain rescan`).
 
 The unread blocks are recorded in the database, so a restart resumes. A consensus RPC with a transaction index is
 searched window by window; without one, blocks are fetched in small batches. Blocks that every node has pruned are

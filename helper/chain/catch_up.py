@@ -111,7 +111,7 @@ class HistoryRead:
     Attributes:
         window: blocks to search by a node's index, None if a search has no advantage.
         batch: blocks to fetch if no index can be searched, newest first.
-        is_rescan: whether an operator wants these blocks to be read again. Each is then compared with a second copy,
+        is_rescan: whether these blocks belong to a rescan. Each is then compared with a second copy,
             and no index is searched, because a node that served wrong blocks may have a wrong index.
     """
 
@@ -128,7 +128,7 @@ def next_history_read(
     Args:
         unread: the unread blocks, in ascending order.
         failures: failed attempts at the newest of them.
-        rescan: those of them that an operator wants to be read again, in ascending order.
+        rescan: those of them that belong to a rescan, in ascending order.
     """
     if not unread:
         return None

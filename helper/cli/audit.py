@@ -107,7 +107,7 @@ def audit(
     """Check the result of a finished round from public data.
 
     Reads all blocks of the vote from the nodes in [chain] endpoints, the archive or an evidence file, and recomputes
-    what anyone can: reveals and their proofs, sums, partial decryptions, totals, the commitment tree and the round id.
+    all public data: reveals and their proofs, sums, partial decryptions, totals, the commitment tree and the round id.
     Each check is passed, failed or not checked (docs/audit.md). Exit code 0: all passed, 1: at least one failed, 3: at
     least one was not checked.
 

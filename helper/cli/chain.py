@@ -69,7 +69,7 @@ def _follow(api: OperatorApi, response: dict[str, Any]) -> dict[str, Any]:
             time.sleep(POLL_SECONDS)
             response = api.get("/chain/rescan")
             if response["source"] == "file":
-                fail("the helper has stopped; it continues when it starts", ExitCode.UNREACHABLE)
+                fail("the helper has stopped; the rescan continues when it starts again", ExitCode.UNREACHABLE)
     except KeyboardInterrupt:
         print_message("the helper continues in the background; `svote-helper chain rescan` shows the progress")
         raise

@@ -23,7 +23,7 @@ from helper.errors import HelperError
 app = typer.Typer()
 
 NODE_SECONDS: Final = 10.0
-"""Seconds until the nodes must be usable. At first, their newest block is of the round's end, in the future."""
+"""Seconds until the nodes must be usable. Their newest block is initially in the future, at the round's end."""
 
 
 class Circuit(StrEnum):
@@ -95,7 +95,7 @@ async def audit_finished_round(chain: Mapping[str, Any], round_id: bytes) -> dic
         chain: the chain's ready line.
         round_id: 32 bytes.
     """
-    from helper.audit.auditor import audit_round  # noqa: PLC0415 - the help loads no native code
+    from helper.audit.auditor import audit_round  # noqa: PLC0415 - `--help` must not load native code
     from helper.audit.nodes import NodeSource  # noqa: PLC0415
     from helper.chain.node_pool import NodePool, create_nodes  # noqa: PLC0415
     from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415

@@ -90,9 +90,10 @@ class HelperSection(Section):
     )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
-        description="Addresses or networks of your reverse proxies. Their idle connections are not closed to make room "
-        "for others. For requests from these proxies only, and only for registrations of validators and with [server] "
-        "limit_by_address, the client address is taken from X-Forwarded-For or Forwarded. It is kept only in memory.",
+        description="Addresses or networks of your reverse proxies. Their idle connections are not closed when the "
+        "connection limit is reached. Only requests from these proxies can set the client address by X-Forwarded-For "
+        "or Forwarded. It is used only for registrations of validators and with [server] limit_by_address, and is "
+        "kept only in memory.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,
@@ -155,10 +156,10 @@ class ServerSection(Section):
     )
     limit_by_address: Switch = Field(
         False,
-        description="Limit connections and refused requests of each client address, for a helper that faces the "
-        "Internet without a proxy: one address may then hold a quarter of all connections. The price: wallets that "
-        "share an address, as behind a Tor exit or a mobile network, share its limits, and addresses are kept in "
-        "memory. By default, limits apply to the behavior of each connection.",
+        description="Limit connections and refused requests per client address, for a helper that is exposed to the "
+        "Internet without a proxy. One address can then use at most a quarter of all connections. Disadvantages: "
+        "wallets that share an address, as behind a Tor exit or in a mobile network, share its limits, and addresses "
+        "are kept in memory. By default, limits apply to each connection separately.",
     )
 
 
@@ -272,7 +273,7 @@ class ProverSection(Section):
     nice: IntegerField = Field(10, ge=0, le=19, description="Niceness of prover processes (0-19).")
     require_verified: Switch = Field(
         False,
-        description="Start provers only if their native module is the one of a signed release. Requires "
+        description="Start provers only if their native module matches a signed release. Requires "
         "release_manifest and allowed_signers.",
     )
     release_manifest: Text = Field(
@@ -281,8 +282,8 @@ class ProverSection(Section):
     )
     allowed_signers: Text = Field(
         "",
-        description="Path of a file with the keys that may sign a release (ssh-keygen(1), ALLOWED SIGNERS). It must "
-        "not come from the release.",
+        description="Path of a file with the keys that may sign a release (ssh-keygen(1), ALLOWED SIGNERS). Obtain "
+        "it independently of the release.",
     )
 
 
@@ -391,7 +392,7 @@ class S3Section(Section):
 
 
 class ArchiveSection(Section):
-    """Archive of all reveals of the chain, and of what an audit of a round needs, in an object store."""
+    """Archive of all reveals of the chain, and of the data for audits, in an object store."""
 
     place: BucketUrl = Field(
         "",

@@ -161,11 +161,11 @@ def evaluate_open_files(limits: list[int], needed: int, *, raised: bool) -> Chec
 
 
 def evaluate_accept_queue(limit: int | None, needed: int) -> CheckResult:
-    """Check that the kernel keeps enough connections that wait to be accepted.
+    """Check that the kernel's accept queue is long enough.
 
     Args:
         limit: net.core.somaxconn of this machine; None if unknown.
-        needed: maximum number of connections that the service lets wait.
+        needed: listen backlog of the service.
     """
     measured = {"limit": limit, "needed": needed}
     if limit is None:
@@ -173,11 +173,11 @@ def evaluate_accept_queue(limit: int | None, needed: int) -> CheckResult:
     if limit < needed:
         return warn(
             "accept queue",
-            f"the kernel lets {limit} connections wait, {needed} are needed when many wallets connect at once",
+            f"the kernel queues at most {limit} connections, {needed} are needed when many wallets connect at once",
             f"sysctl -w net.core.somaxconn={needed}, also in /etc/sysctl.d/, and restart the helper.",
             **measured,
         )
-    return ok("accept queue", f"the kernel lets {limit} connections wait, {needed} are needed", **measured)
+    return ok("accept queue", f"the kernel queues at most {limit} connections, {needed} are needed", **measured)
 
 
 def evaluate_memory(available: int | None, slots: int, *, running: bool) -> CheckResult:

@@ -48,10 +48,10 @@ async def check_onion_service(address: str, proxy: str, clock: Clock, *, seconds
         return fail(_SUBJECT, f"{address} is not reachable: {problem}", _TOR_ADVICE)
     took = clock.monotonic() - started_at
     if not is_helper:
-        advice = "Check that HiddenServicePort in the torrc leads to [server] unix_socket."
+        advice = "Check that HiddenServicePort in the torrc points to [server] unix_socket."
         return fail(_SUBJECT, f"{address} is published, but does not reach a helper (HTTP {status})", advice)
     if status != 200:
-        advice = "See the other checks: the helper is not ready, or has paused."
+        advice = "See the other checks: the helper is not ready or is paused."
         return warn(_SUBJECT, f"{address} is published, but the helper responds HTTP {status}", advice)
     return ok(_SUBJECT, f"{address} is published and reaches a helper, in {took:.1f} s", seconds=round(took, 2))
 

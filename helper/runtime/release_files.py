@@ -4,8 +4,8 @@
 and `SHA256SUMS.sig` is its signature by `ssh-keygen -Y sign`. The keys that may sign are in an allowed signers file
 (ssh-keygen(1)), which comes from the operator and not from the release.
 
-This detects a wrong, mixed or damaged installation. It is no protection against a user who can write the installed
-files, because that user can replace this module too.
+This detects a wrong, mixed or damaged installation. It does not protect against a user who can write the installed
+files, because that user can also replace this module.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def read_release(manifest: Path, allowed_signers: Path | None) -> Release:
     except ValueError as error:
         raise ReleaseError(f"{sums_path} is invalid: {error}") from error
     if listed.get(MANIFEST_NAME) != sha256(content).hexdigest():
-        raise ReleaseError(f"{manifest} is not the one that {sums_path} lists", advice=_READ_AGAIN)
+        raise ReleaseError(f"{manifest} does not match the hash in {sums_path}", advice=_READ_AGAIN)
     try:
         value = orjson.loads(content)
         if value["schema"] != MANIFEST_SCHEMA:
@@ -149,7 +149,7 @@ def compare_installed(release: Release, directory: Path) -> InstalledFiles:
 
 @dataclass(frozen=True, slots=True)
 class NativeModuleCheck:
-    """Checks that the native module is the one of a release.
+    """Checks that the native module matches a release.
 
     Attributes:
         path: the file that a prover loads.
@@ -167,10 +167,10 @@ class NativeModuleCheck:
         return cls(path, release.files.get(name))
 
     def check(self) -> None:
-        """Raise ReleaseError unless the file is the one of the release."""
+        """Raise ReleaseError unless the file matches the release."""
         if self.digest is None or hash_file(self.path) != self.digest:
             raise ReleaseError(
-                f"the native module {self.path} is not the one of the signed release",
+                f"the native module {self.path} does not match the signed release",
                 advice="Install the wheel of the release again, and set [prover] release_manifest to its release.json. "
                 "`svote-helper version --verify` lists all files that differ.",
             )
@@ -187,7 +187,7 @@ def _verify_signature(content: bytes, signature: Path, allowed_signers: Path) ->
             return principal
     raise ReleaseError(
         f"{signature} is not a signature of {SUMS_NAME} by a key in {allowed_signers}",
-        advice="Compare the key in the allowed signers file with the one that the publisher announces. "
+        advice="Compare the key in the allowed signers file with the key that the publisher announces. "
         "Do not use files whose signature is not valid.",
     )
 
@@ -195,7 +195,7 @@ def _verify_signature(content: bytes, signature: Path, allowed_signers: Path) ->
 def _ssh_keygen(action: str, *arguments: str, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(  # noqa: S603 - the arguments are paths from the settings, without a shell
-            ["ssh-keygen", "-Y", action, *arguments],  # noqa: S607 - where it is depends on the system
+            ["ssh-keygen", "-Y", action, *arguments],  # noqa: S607 - its location depends on the system
             input=content,
             capture_output=True,
             check=False,

@@ -32,7 +32,7 @@ REPLIES: Final = {
     0xF6: "the onion address is invalid",
     0xF7: "the introduction timed out",
 }
-"""Failures by reply code. Tor sends those from 0xF0 on a port with `ExtendedErrors` (proposal 304)."""
+"""Failures by reply code. Tor sends codes from 0xF0 only on a port with `ExtendedErrors` (proposal 304)."""
 
 
 class SocksError(Exception):

@@ -418,7 +418,7 @@ class BoundedProtocol(HttpConnection):
         return bool(self._request_deadline) or (self._is_in_head and not self.is_answering)
 
     def _evict(self) -> None:
-        """Close the connection, because others need its memory or its place; respond 429 to an incomplete request."""
+        """Close the connection, because others need its memory or slot; respond 429 to an incomplete request."""
         if not self._is_in_head:
             self._reject(_RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many slow requests; retry later"))
         elif self._unreported_bytes:

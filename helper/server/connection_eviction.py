@@ -2,7 +2,7 @@
 
 A connection is judged by its progress only, never by its address: many wallets share the address of a Tor exit or of a
 mobile network. Progress is measured from the latest `PROGRESS_BYTES` that the client has sent. A client that sends a
-byte per second makes none, and one that sends a share over a slow link makes some several times per second.
+byte per second makes none. A client that sends a share over a slow link makes progress several times per second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ConnectionProgress:
     """Progress of the client of one connection.
 
     Args:
-        is_waiting: returns whether the connection waits for its client, and no request is being answered.
+        is_waiting: returns whether the connection waits for its client, and no response is pending.
         evict: closes the connection.
 
     Attributes:
@@ -88,7 +88,7 @@ class ConnectionEvictor:
         progress.is_waiting, progress.evict = _return_false, _do_nothing
 
     def add_pending(self, progress: ConnectionProgress, size: int, now: float) -> None:
-        """Count bytes of a request that is still incomplete; close the slowest such connections if it is too much."""
+        """Count bytes of a request that is still incomplete; close the slowest of these connections above the limit."""
         if progress in self._members:
             progress.add_bytes(size, now)
             self._pending_bytes += size
@@ -111,7 +111,7 @@ class ConnectionEvictor:
             Whether there is room for the new connection.
         """
         if excess <= len(self._closing):
-            return True  # a connection ends only some time after its close
+            return True  # a closed connection ends with a delay
         if now < self._next_scan_at:
             return False
         latest = now - self._min_seconds

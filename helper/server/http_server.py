@@ -110,7 +110,7 @@ def listen_unix(
         path: the socket's file.
         name: what the socket is, for errors.
         setting: the setting of the path, for the advice.
-        mode: mode of the file: who may connect.
+        mode: mode of the file, which determines the users that may connect.
 
     Raises:
         HelperError: the path cannot be used, or another process listens on it.
@@ -178,7 +178,7 @@ def _restore_mode(path: Path, mode: int) -> None:
 
 
 def _require_unused(path: Path) -> None:
-    """Raise _SocketInUseError if a process listens on a socket. A full accept queue is also a proof of that."""
+    """Raise _SocketInUseError if a process listens on a socket. A full accept queue counts as listening."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         with contextlib.suppress(BlockingIOError):

@@ -1,8 +1,8 @@
 """Rate limits on refused requests, for helpers that limit by address: token buckets and their middleware.
 
-With `[server] limit_by_address` a refused request costs its client a token; an accepted one is free. A flood of invalid
-requests thus empties the client's bucket, whereas sixteen shares posted together cost nothing. A posted share that is
-larger than any real share costs a token per additional 16 KiB, even if it is accepted (`ShareSubmission`). A client
+With `[server] limit_by_address`, a refused request consumes a token; an accepted one is free. A flood of invalid
+requests thus empties the client's bucket, whereas sixteen shares posted together consume none. A posted share that is
+larger than any real share consumes a token per additional 16 KiB, even if it is accepted (`ShareSubmission`). A client
 with an empty bucket gets 429 with `Retry-After` before its request body is read. Clients and buckets are not logged or
 stored.
 

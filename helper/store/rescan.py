@@ -1,4 +1,4 @@
-"""The latest rescan: blocks that an operator wants to be read again, and what was found in them. Pure."""
+"""The latest rescan: blocks to read again at the operator's request, and the result. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rescan:
     """State of the latest rescan.
 
     Attributes:
-        number: ascending; a read that began under another number does not count.
+        number: ascending; reads for another number are ignored.
         requested: the blocks to read.
         unread: those of them that are not read yet.
         pruned: those of them that could not be read, because every node has pruned them.

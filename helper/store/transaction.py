@@ -204,7 +204,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def force_sync(self) -> None:
-        """Write something that changes nothing, so that the commit waits for the disk."""
+        """Write to the log without changing data, so that the commit waits for the disk."""
 
     # ------------------------------------------------------------------ coordination of hosts; by default there is one
 

@@ -2,7 +2,7 @@
 
 Method. Each wallet posts a share over a new connection, as over Tor: it sends nothing for up to 2 s after the
 connection is open, then sends the request at 20 to 100 kB/s. Of all clients, 1 % are hostile
-(`shared_address_attack`): they hold slow connections, more than the server permits, send bytes that are no HTTP, and
+(`shared_address_attack`): they hold slow connections, more than the server permits, send bytes that are not HTTP, and
 flood the helper with invalid shares. A wallet that is refused or disconnected posts the share again after Retry-After.
 Then one wallet posts 128 shares at once, each over a new connection.
 

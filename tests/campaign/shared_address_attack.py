@@ -1,8 +1,8 @@
 """Hostile clients with the wallets' address: `python -m tests.campaign.shared_address_attack PORT SECONDS CLIENTS`.
 
-A third of the clients hold slow connections, a third send bytes that are no HTTP, a third flood the helper with invalid
-shares, half of them over kept-alive connections. Prints counts as JSON: connections that the server closed before their
-time limit, and responses by status.
+A third of the clients hold slow connections, a third send bytes that are not HTTP, a third flood the helper with
+invalid shares, half of them over kept-alive connections. Prints counts as JSON: connections that the server closed
+before their time limit, and responses by status.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tests.support.process import find_free_port
 TOR, TOR_GENCERT = "tor", "tor-gencert"
 AUTHORITY_COUNT = 3
 RELAY_COUNT = 4
-"""Relays that are not authorities. A circuit to an onion service has up to four relays beside the guard."""
+"""Relays that are not authorities. A circuit to an onion service has up to four relays in addition to the guard."""
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
@@ -85,7 +85,7 @@ class TorProcess:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     async def stop(self) -> None:
-        """Stop the process and wait for its end."""
+        """Stop the process and wait until it has ended."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -150,7 +150,7 @@ class TorNetwork:
             for process in relays:
                 process.start()
             await self._wait_for_consensus(relays)
-            # Started later: a client without a consensus asks for one ever less often.
+            # Started later: a client without a consensus requests one with increasing delays.
             client.start()
             await client.wait_for_log("Bootstrapped 100%")
 

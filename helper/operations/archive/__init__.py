@@ -1,4 +1,4 @@
-"""Archive in an object store: proof bundles, and what an audit of a round needs.
+"""Archive in an object store: proof bundles, and the data for audits.
 
 It contains all confirmed reveals of the chain, so that it does not show which of them this helper sent.
 
@@ -15,7 +15,7 @@ Objects:
     ROUND/index/FIRST-LAST.jsonl    reveals in these blocks: height, transaction, nullifier, hash of the bundle
     blocks/CHAIN/FIRST-LAST.jsonl   all these blocks: time, hashes of the reveals, other voting transactions
     progress/CHAIN.json             the first part of the chain that is not archived
-    ROUND/documents/NUMBER.zlib     what nodes report about a finished round, in pieces
+    ROUND/documents/NUMBER.zlib     nodes' data about a finished round, in pieces
     rounds/ROUND.json               manifest of these documents
     audits/ROUND.json               result of the audit of a finished round
 

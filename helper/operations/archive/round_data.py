@@ -21,7 +21,7 @@ MAX_DOCUMENTS_BYTES: Final = 1 << 28
 PIECE_BYTES: Final = 8 << 20
 """Maximum bytes of a piece of the compressed documents. A bucket does not read objects of more than 16 MiB."""
 BLOCKS_BYTES: Final = 4 << 20
-"""Bytes after which the blocks of a part continue in another object. A single block can have 7 MB."""
+"""Bytes after which the blocks of a part continue in another object. A single block can take 7 MB."""
 
 _ADVICE: Final = "Audit the nodes instead, without --archive."
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

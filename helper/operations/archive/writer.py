@@ -50,7 +50,7 @@ BATCH_BLOCKS: Final = 8
 BATCH_PAUSE_SECONDS: Final = 0.05
 """Seconds between two batches, so that a long backlog does not delay the service."""
 UNKNOWN_RESULT_BLOCKS: Final = PART_BLOCKS
-"""Age of a block, in blocks, from which a transaction without a known result is written as such."""
+"""Age of a block, in blocks, from which a transaction is archived even if its result is unknown."""
 PRUNED_TIMEOUT_SECONDS: Final = 3600.0
 """Seconds after which a block is skipped if the reachable nodes have pruned it and the others stay unreachable."""
 

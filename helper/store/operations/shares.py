@@ -82,7 +82,7 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
         outcomes.append(outcome)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
     if not rows and EnqueueResult.DUPLICATE in outcomes:
-        # Otherwise the response to a known share would come sooner than that to a new one, by the time of a sync.
+        # Otherwise known shares would get their responses faster than new ones, by the time of a sync.
         tx.force_sync()
     for row, message in messages:
         restore_message(tx, row, message)

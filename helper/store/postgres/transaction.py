@@ -140,7 +140,7 @@ class PostgresTransaction(Transaction):
         """Do nothing: another host changed the row since the query, or an operator must run REINDEX."""
 
     def force_sync(self) -> None:
-        """Write a message to the WAL that no one reads."""
+        """Write an unused message to the WAL."""
         self.fetch_all("force_sync")
 
     # ------------------------------------------------------------------ coordination of hosts

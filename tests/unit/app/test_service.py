@@ -273,5 +273,5 @@ async def test_service_with_require_verified_starts_only_with_the_native_module_
     with pytest.raises(ReleaseError, match="not a signature"):
         Service(config, prover_command=("false",))
     sign_sums(release.manifest.parent, release.key)
-    with pytest.raises(ReleaseError, match=r"_native.*is not the one of the signed release"):
+    with pytest.raises(ReleaseError, match=r"_native.*does not match the signed release"):
         Service(config, prover_command=("false",))

@@ -271,7 +271,7 @@ async def test_self_test_of_one_circuit_estimates_the_other(
 @pytest.mark.anyio
 async def test_worker_whose_native_module_is_not_verified_is_not_started() -> None:
     spawned: list[WorkerCommand] = []
-    checks = iter([ReleaseError("not the one of the signed release"), None])
+    checks = iter([ReleaseError("does not match the signed release"), None])
     refused = asyncio.Event()
 
     def check() -> None:
@@ -295,7 +295,7 @@ async def test_worker_whose_native_module_is_not_verified_is_not_started() -> No
             await pool.wait_ready()
     assert len(spawned) == 1
     assert [log["reason"] for log in logs if log["event"] == "prover_start_failed"] == [
-        "not the one of the signed release"
+        "does not match the signed release"
     ]
     runner.cancel()
     await asyncio.gather(runner, return_exceptions=True)
