@@ -246,7 +246,7 @@ class Listeners:
 
     def _create_gateway(self, node_pool: NodePool) -> Gateway:
         limits, timeout = GatewayLimits(), self._config.chain.timeout_seconds
-        proxy = GatewayProxy(node_pool, timeout=timeout, connections=limits.max_concurrent)
+        proxy = GatewayProxy(node_pool, timeout=timeout, connections=limits.max_connections)
         return Gateway(proxy, identify_client=self._limiter.identify_request, limits=limits)
 
 

@@ -97,13 +97,12 @@ class BoundedProtocol(HttpConnection):
         self._evictor = evictor
         self._turns = turns
         self._client: bytes | None = None
-        self._progress = ConnectionProgress(self.is_waiting_for_client, self._evict)
+        self._progress = ConnectionProgress(self._is_evictable, self._evict)
         # deadline of the current request, or of the wait for the first request
         self._request_deadline = Deadline(self.loop, self._on_request_deadline)
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
         self._stall_timer = StallTimer(self.loop, limits.stalled_seconds)
         self._stalled_since: float | None = None  # since when the client leaves a response unread, in loop time
-        self.waiting_since = 0.0  # start of the current request, or of the wait for it
         self._is_in_head = True  # or between two requests
         self._head_bytes_left = limits.max_head_bytes
         self._headers_left = limits.max_headers
@@ -140,11 +139,12 @@ class BoundedProtocol(HttpConnection):
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_CONNECTIONS)
         else:
             self._start_request_deadline()
+            if self._limiter is not None:
+                self._evictor.add(self._progress, self.loop.time())
 
     def _identify_client(self, limiter: RefusalLimiter) -> int:
         """Identify the client; return how many connections it has, or 0 if they are not limited."""
         self._progress.is_kept_idle = limiter.is_trusted_proxy(self.peer_address)
-        self._evictor.add(self._progress, self.loop.time())
         self._client = limiter.identify_connection(self.peer_address)
         if self._client is None:
             return 0
@@ -179,7 +179,7 @@ class BoundedProtocol(HttpConnection):
         else:
             self._unparsed += data
             self._parse_unparsed()
-        if self._request_deadline:  # the request is incomplete
+        if self._request_deadline and self._discardable_bytes is None:  # the request is incomplete
             self._evictor.add_pending(self._progress, len(data), self.loop.time())
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
@@ -190,6 +190,7 @@ class BoundedProtocol(HttpConnection):
         """
         if self._last_response is None:
             if not self.is_answering or self.is_body_incomplete:
+                self._watch_unsent()  # the transport closes once they are sent
                 return False
             self.close_after_response()
             self._is_last_request = True
@@ -210,6 +211,7 @@ class BoundedProtocol(HttpConnection):
         """Stop the stall timer: the client is reading again."""
         super().resume_writing()
         self._stall_timer.stop()
+        self._stalled_since = None
 
     # ------------------------------------------------------------------ parser events
 
@@ -273,7 +275,7 @@ class BoundedProtocol(HttpConnection):
             self.share_body(COMPLETE_BODY_KEY, SMALL_BODY_BYTES)
         elif self._is_last_request:
             # The response was complete before the request, so `on_response_complete` did neither of these.
-            self.transport.close()
+            self._close()
         else:
             self._set_idle_deadline(self.keep_alive_seconds)
 
@@ -289,8 +291,9 @@ class BoundedProtocol(HttpConnection):
     def on_response_complete(self) -> None:
         """Start the next request of the pipeline, or the timer for the unread request body."""
         super().on_response_complete()
+        self._watch_unsent()
         if not self.transport.is_closing():
-            self._progress.progressed_at, self._progress.is_idle = self.loop.time(), self._is_in_head
+            self._progress.started_at, self._progress.is_idle = self.loop.time(), self._is_in_head
             if self.pipelined:
                 self._idle_deadline.clear()
                 self._turns.append(self._start_pipelined)
@@ -304,7 +307,7 @@ class BoundedProtocol(HttpConnection):
             return
         if self.expects_continue:
             # After a final response the client may omit the announced body, so the next bytes are ambiguous.
-            self.transport.close()
+            self._close()
             return
         self._discardable_bytes = DRAIN_BYTES
         self._start_request_deadline(self.limits.head_seconds if self.is_kept_alive else LINGER_SECONDS)
@@ -390,9 +393,9 @@ class BoundedProtocol(HttpConnection):
     def _start_request_deadline(self, seconds: float | None = None) -> None:
         """Wait for `seconds` from now, by default for a head."""
         if not self.transport.is_closing():
-            self.waiting_since = self.loop.time()
+            self._progress.started_at = self.loop.time()
             seconds = self.limits.head_seconds if seconds is None else seconds
-            self._request_deadline.set(self.waiting_since + seconds)
+            self._request_deadline.set(self._progress.started_at + seconds)
 
     def _on_request_deadline(self) -> None:
         if self.pipelined or (self._is_in_head and self.is_answering):
@@ -401,31 +404,46 @@ class BoundedProtocol(HttpConnection):
             seconds = f"{self.limits.head_seconds:g}"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"request headers timed out after {seconds} s")
         else:
-            self.transport.close()
+            self._close()
 
     def _set_idle_deadline(self, seconds: float) -> None:
         self._idle_deadline.set(self.loop.time() + seconds)
 
     def _on_idle_deadline(self) -> None:
-        self.transport.close()
+        self._close()
 
     # ------------------------------------------------------------------ number of connections
 
-    def is_waiting_for_client(self) -> bool:
-        """Whether the connection is idle or its request incomplete, and no request is being answered."""
-        if self.transport.is_closing():
+    def _is_evictable(self) -> bool:
+        """Whether only the client delays this connection: no request is being answered."""
+        if self.transport.get_write_buffer_size():
+            return self.loop.time() - self._progress.started_at >= self.limits.stalled_seconds
+        if self.transport.is_closing() or self._is_last_request or self.pipelined:
             return False
-        return bool(self._request_deadline) or (self._is_in_head and not self.is_answering)
+        return not (self._is_in_head and self.is_answering)
 
     def _evict(self) -> None:
-        """Close the connection, because others need its memory or slot; respond 429 to an incomplete request."""
-        if not self._is_in_head:
+        """Close the connection, because others need its place or its memory; respond 429 to an incomplete request."""
+        if self.transport.get_write_buffer_size() or self._is_last_request or self._discardable_bytes is not None:
+            self.transport.abort()
+        elif not self._is_in_head:
             self._reject(_RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many slow requests; retry later"))
-        elif self._unreported_bytes:
+        elif self._unreported_bytes and not self.is_answering:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_CONNECTIONS)
         else:
-            # Abort, because close() would hold the connection until the write buffer is empty.
             self.transport.abort()
+
+    # ------------------------------------------------------------------ close
+
+    def _close(self) -> None:
+        """Close the connection once all bytes are sent."""
+        self.transport.close()
+        self._watch_unsent()
+
+    def _watch_unsent(self) -> None:
+        """Start the stall timer if the client has not read everything. Without it, a close could take forever."""
+        if self.transport.get_write_buffer_size():
+            self._stall_timer.start(self.transport)
 
     # ------------------------------------------------------------------ refusals
 
@@ -434,7 +452,7 @@ class BoundedProtocol(HttpConnection):
         if self.transport.is_closing():
             return
         self.transport.write(self._record_refusal(status, message))
-        self.transport.close()
+        self._close()
 
     def _reject(self, refusal: _RefusedError) -> None:
         """Refuse the request being parsed, after the responses to earlier requests, and stop parsing."""
@@ -443,7 +461,7 @@ class BoundedProtocol(HttpConnection):
         response = self._record_refusal(refusal.status, refusal.message)
         self._is_last_request = True
         if not self._is_in_head and not self.drop_request():
-            self.transport.close()
+            self._close()
         elif not self.is_running:
             self._send_last_response(response)
         else:
@@ -453,6 +471,7 @@ class BoundedProtocol(HttpConnection):
     def _record_refusal(self, status: HTTPStatus, message: str) -> bytes:
         """Count a refusal and return the response."""
         self._request_deadline.clear()
+        self._evictor.clear_pending(self._progress)
         self._count_refusal(status)
         body = orjson.dumps(error_body(message))
         retry_after = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
@@ -486,7 +505,7 @@ class BoundedProtocol(HttpConnection):
         if self._discardable_bytes is not None:
             self._discardable_bytes -= size
             if self._discardable_bytes < 0:
-                self.transport.close()
+                self._close()
 
 
 def _limit_unsent(connections: Iterable[BoundedProtocol], limit: int) -> None:

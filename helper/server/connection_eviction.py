@@ -1,83 +1,78 @@
 """Closes the slowest connections when there are too many, or when incomplete requests hold too much memory.
 
-A connection is judged by its progress only, never by its address: many wallets share the address of a Tor exit or of a
-mobile network. Progress is measured from the latest `PROGRESS_BYTES` that the client has sent. A client that sends a
-byte per second makes none. A client that sends a share over a slow link makes progress several times per second.
+A connection is judged by what its client does, never by its address: many wallets share the address of a Tor exit or of
+a mobile network. The slowest connection is the one that has received the fewest bytes of its request per second since
+the request, or the wait for it, began. A wallet over Tor may send nothing for about two seconds and then sends a share
+at 20 kB/s or more, so no connection is closed in its first seconds.
 """
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-PROGRESS_BYTES: Final = 512
-"""Bytes that count as progress; the growth that `BodyReader` requires of a small body."""
+IDLE_SECONDS: Final = 1.0
+"""Seconds from which an idle connection may be closed: a wallet that posts several shares sends the next one sooner."""
+MAX_CLOSING: Final = 128
+"""Connections above the limit while others are being closed, which may take a second: half of the reserved files."""
 MAX_PENDING_BYTES: Final = 48 << 20
 """Maximum bytes of all incomplete requests. Less than `BodyReader` permits, so that slow bodies do not exhaust that."""
+MIN_EVICTED_BYTES: Final = 16 << 10
+"""An incomplete request of at most this size, such as a share, is not closed to free memory."""
 _FREED_FRACTION: Final = 1 / 16
 """Fraction of `MAX_PENDING_BYTES` that is freed at once."""
-_CLOSED_FRACTION: Final = 1 / 64
-"""Fraction of the connections that are closed at once, because finding the slowest takes about a millisecond."""
 _SCAN_SECONDS: Final = 0.05
-"""Seconds until the connections are examined again after none could be closed."""
+"""Minimum seconds between two scans of all connections, each of which takes a few milliseconds."""
 
 
 class ConnectionProgress:
     """Progress of the client of one connection.
 
     Args:
-        is_waiting: returns whether the connection waits for its client, and no response is pending.
+        is_evictable: returns whether the connection may be closed if it is slow.
         evict: closes the connection.
 
     Attributes:
-        progressed_at: time of the latest progress, of the latest response, or of the connection; event loop time.
+        started_at: time of the connection, of the start of the request, or of the latest response; event loop time.
         pending_bytes: received bytes of a request that is incomplete; 0 if it arrived in one piece.
         is_idle: whether the client has received a response and has sent nothing since.
         is_kept_idle: whether the connection is not closed while it is idle, because it is a proxy's: a request that it
             sends at that moment would be lost.
     """
 
-    __slots__ = ("_unmarked_bytes", "evict", "is_idle", "is_kept_idle", "is_waiting", "pending_bytes", "progressed_at")
+    __slots__ = ("evict", "is_evictable", "is_idle", "is_kept_idle", "pending_bytes", "started_at")
 
-    def __init__(self, is_waiting: Callable[[], bool], evict: Callable[[], None]) -> None:
-        self.is_waiting = is_waiting
+    def __init__(self, is_evictable: Callable[[], bool], evict: Callable[[], None]) -> None:
+        self.is_evictable = is_evictable
         self.evict = evict
-        self.progressed_at = 0.0
+        self.started_at = 0.0
         self.pending_bytes = 0
         self.is_idle = False
         self.is_kept_idle = False
-        self._unmarked_bytes = 0
-
-    def add_bytes(self, size: int, now: float) -> None:
-        """Count bytes of an incomplete request."""
-        self.pending_bytes += size
-        self._unmarked_bytes += size
-        if self._unmarked_bytes >= PROGRESS_BYTES:
-            self._unmarked_bytes = 0
-            self.progressed_at = now
 
 
 class ConnectionEvictor:
     """The connections of a listener that may be closed under pressure.
 
     Args:
-        min_seconds: a connection whose latest progress is more recent is not closed to make room. A new client over
-            Tor sends nothing for the first second or two, so this is only a lower bound: the slowest are closed first.
+        grace_seconds: a connection whose request, or the wait for it, began more recently is not closed to make room.
         max_pending_bytes: maximum bytes of all incomplete requests.
     """
 
-    def __init__(self, min_seconds: float, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
-        self._min_seconds = min_seconds
+    def __init__(self, grace_seconds: float, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._grace_seconds = grace_seconds
         self._max_pending_bytes = max_pending_bytes
         self._members: set[ConnectionProgress] = set()
         self._closing: set[ConnectionProgress] = set()
+        self._victims: deque[tuple[ConnectionProgress, float]] = deque()  # of the latest scan, the slowest first
         self._pending_bytes = 0
         self._next_scan_at = 0.0
+        self._next_memory_scan_at = 0.0
 
     def add(self, progress: ConnectionProgress, now: float) -> None:
         """Add a new connection."""
-        progress.progressed_at = now
+        progress.started_at = now
         self._members.add(progress)
 
     def discard(self, progress: ConnectionProgress) -> None:
@@ -85,15 +80,15 @@ class ConnectionEvictor:
         self._members.discard(progress)
         self._closing.discard(progress)
         self.clear_pending(progress)
-        progress.is_waiting, progress.evict = _return_false, _do_nothing
+        progress.is_evictable, progress.evict = _return_false, _do_nothing
 
     def add_pending(self, progress: ConnectionProgress, size: int, now: float) -> None:
-        """Count bytes of a request that is still incomplete; close the slowest of these connections above the limit."""
+        """Count bytes of a request that is still incomplete; close the largest ones if all are too large."""
         if progress in self._members:
-            progress.add_bytes(size, now)
+            progress.pending_bytes += size
             self._pending_bytes += size
-            if self._pending_bytes > self._max_pending_bytes:
-                self._free_memory()
+            if self._pending_bytes > self._max_pending_bytes and now >= self._next_memory_scan_at:
+                self._free_memory(now)
 
     def clear_pending(self, progress: ConnectionProgress) -> None:
         """Stop counting the bytes of a request: it is complete, or it was dropped."""
@@ -101,7 +96,7 @@ class ConnectionEvictor:
         progress.pending_bytes = 0
 
     def make_room(self, excess: int, now: float) -> bool:
-        """Close the connections whose clients have made no progress for the longest time, idle ones first.
+        """Close the slowest connections, idle ones first, as many as necessary.
 
         Args:
             excess: number of open connections above the limit, the new one included.
@@ -110,35 +105,47 @@ class ConnectionEvictor:
         Returns:
             Whether there is room for the new connection.
         """
-        if excess <= len(self._closing):
-            return True  # a closed connection ends with a delay
-        if now < self._next_scan_at:
+        if excess > MAX_CLOSING:
             return False
-        latest = now - self._min_seconds
-        slow = [
-            each
-            for each in self._members
-            if each.progressed_at <= latest
-            if not (each.is_idle and each.is_kept_idle)
-            if each not in self._closing and each.is_waiting()
-        ]
-        if not slow:
-            self._next_scan_at = now + _SCAN_SECONDS
-            return False
-        count = max(1, int(len(self._members) * _CLOSED_FRACTION))
-        for progress in heapq.nsmallest(count, slow, key=lambda each: (not each.is_idle, each.progressed_at)):
-            self._close(progress)
-        return excess <= len(self._closing)
+        while excess > len(self._closing):  # a connection ends only some time after its close
+            if not self._victims:
+                if now < self._next_scan_at:
+                    return False
+                self._next_scan_at = now + _SCAN_SECONDS
+                self._find_victims(now)
+                if not self._victims:
+                    return False
+            progress, started_at = self._victims.popleft()
+            if progress.started_at == started_at and self._is_slow(progress, now):
+                self._close(progress)
+        return True
 
-    def _free_memory(self) -> None:
-        """Close connections, the slowest first, until a part of the memory is free."""
+    def _find_victims(self, now: float) -> None:
+        def slowness(progress: ConnectionProgress) -> tuple[bool, float, float]:
+            seconds = now - progress.started_at
+            return not progress.is_idle, progress.pending_bytes / seconds if seconds else 0.0, progress.started_at
+
+        slow = sorted((each for each in self._members if self._is_slow(each, now)), key=slowness)
+        self._victims = deque((each, each.started_at) for each in slow)
+
+    def _is_slow(self, progress: ConnectionProgress, now: float) -> bool:
+        if progress in self._closing or (progress.is_idle and progress.is_kept_idle):
+            return False
+        limit = min(IDLE_SECONDS, self._grace_seconds) if progress.is_idle else self._grace_seconds
+        return now - progress.started_at >= limit and progress.is_evictable()
+
+    def _free_memory(self, now: float) -> None:
+        """Close connections, the one that holds the most first, until a part of the memory is free."""
         wanted = self._max_pending_bytes * (1 - _FREED_FRACTION)
-        holders = sorted((each for each in self._members if each.pending_bytes), key=lambda each: each.progressed_at)
-        for progress in holders:
+        holders = [
+            each for each in self._members if each.pending_bytes > MIN_EVICTED_BYTES and each not in self._closing
+        ]
+        for progress in sorted(holders, key=lambda each: each.pending_bytes, reverse=True):
             if self._pending_bytes <= wanted:
                 return
             self.clear_pending(progress)
             self._close(progress)
+        self._next_memory_scan_at = now + _SCAN_SECONDS
 
     def _close(self, progress: ConnectionProgress) -> None:
         self._closing.add(progress)

@@ -47,7 +47,8 @@ class ConnectionLimits:
         max_headers: number of headers and trailers of one request.
         max_connections: concurrent connections. For one more, the server closes the slowest, or refuses the new one.
         max_connections_per_client: concurrent connections of one client, if clients are identified by address.
-        eviction_seconds: a connection whose client has made progress within this time is not closed for a new one.
+        eviction_seconds: a connection whose request, or the wait for it, began within this time is not closed for a new
+            one. Allows for a wallet over Tor that sends nothing at first.
     """
 
     head_seconds: float = 8.5
@@ -58,4 +59,4 @@ class ConnectionLimits:
     max_headers: int = 100
     max_connections: int = 4096
     max_connections_per_client: int = 1024
-    eviction_seconds: float = 1.0
+    eviction_seconds: float = 4.0

@@ -81,7 +81,8 @@ class StallTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.WriteTransport) -> None:
-        """Start the timer."""
+        """Start the timer, or restart it."""
+        self.stop()
         self._timer = self._loop.call_later(self._seconds, self._check, transport, transport.get_write_buffer_size())
 
     def stop(self) -> None:
@@ -91,9 +92,11 @@ class StallTimer:
             self._timer = None
 
     def _check(self, transport: asyncio.WriteTransport, before: int) -> None:
-        if transport.get_write_buffer_size() >= before:
+        self._timer = None
+        unsent = transport.get_write_buffer_size()
+        if unsent >= before:
             transport.abort()  # close() would wait until the client has read all data
-        else:
+        elif unsent:
             self.start(transport)
 
 

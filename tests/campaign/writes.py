@@ -224,8 +224,8 @@ async def _run_kill(env: KillEnvironment, index: int, point: KillPoint, statisti
         try:
             if await _wait_for_kill(env, helper, index, point):
                 statistics.killed += 1
-                if not await _restarts_cleanly(helper):
-                    statistics.not_started.append("{} {}".format(*point))
+                if (problem := await _find_restart_problem(helper)) is not None:
+                    statistics.not_started.append("{} {}".format(*point) + f" ({problem})")
                     return
             else:
                 statistics.survived += 1
@@ -248,14 +248,14 @@ async def _run_kill(env: KillEnvironment, index: int, point: KillPoint, statisti
         statistics.corrupt_databases.append(f"{point}: {result}")
 
 
-async def _restarts_cleanly(helper: HelperProcess) -> bool:
-    """Return whether the helper restarts without intervention."""
+async def _find_restart_problem(helper: HelperProcess) -> str | None:
+    """Restart the helper without intervention. Return why it does not listen, None if it does."""
     helper.spawn()
     try:
         await helper.wait_until_listening()
-    except AssertionError:
-        return False
-    return True
+    except AssertionError as error:
+        return str(error)
+    return None
 
 
 async def _wait_for_kill(env: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:

@@ -506,7 +506,12 @@ async def test_gateway_length_of_chunked_response_is_ignored(http: httpx.AsyncCl
 
 
 async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:
-    limits: dict[str, Any] = {"max_concurrent": 4, "max_concurrent_per_client": 2, "chunk_seconds": 60}
+    limits: dict[str, Any] = {
+        "max_concurrent": 4,
+        "max_concurrent_per_client": 2,
+        "max_streams": 4,
+        "chunk_seconds": 60,
+    }
     async with run_node(write_small) as node, run_gateway(node.url, **limits) as (base, gateway):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
@@ -518,36 +523,35 @@ async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http
         await wait_until(lambda: gateway.active_count == 0)
 
 
-@pytest.mark.parametrize(("stalled_seconds", "status"), [(0.0, 200), (60.0, 429)])
-async def test_gateway_full_with_one_slot_each_aborts_only_stalled_reads(
-    http: httpx.AsyncClient, stalled_seconds: float, status: int
-) -> None:
+async def test_gateway_stalled_reads_hold_no_slot_and_the_longest_is_aborted(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, max_concurrent=2, chunk_seconds=60, stalled_seconds=stalled_seconds, slow_seconds=60) as (
-            base,
-            gateway,
-        ),
+        run_gateway(node.url, max_concurrent=1, max_streams=3, chunk_seconds=60) as (base, gateway),
     ):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
-        async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
-            await wait_until(lambda: endless.stalled == 2)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == status
-            left = 1 if status == 200 else 2
-            await wait_until(lambda: endless.stalled == gateway.active_count == left)
+        async with contextlib.AsyncExitStack() as stack:
+            for stalled in (1, 2):
+                await stack.enter_async_context(open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2"))
+                await wait_until(lambda expected=stalled: endless.stalled == expected)  # type: ignore[misc]
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
+            assert endless.stalled == gateway.active_count == 2
+            await stack.enter_async_context(open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.3"))
+            await wait_until(lambda: endless.stalled == 3)
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
+            await wait_until(lambda: endless.stalled == gateway.active_count == 2)
         await wait_until(lambda: gateway.active_count == 0)
 
 
-async def test_gateway_full_with_one_slot_each_aborts_slow_reads(http: httpx.AsyncClient) -> None:
+async def test_gateway_full_with_one_slot_each_refuses_another_client(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, max_concurrent=2, slow_seconds=0) as (base, gateway),
+        run_gateway(node.url, timeout=60, max_concurrent=2) as (base, gateway),
     ):
         node.writers_by_path[UNREAD] = write_nothing
         async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
             await wait_until(lambda: len(node.requests) == 2)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            await wait_until(lambda: gateway.active_count == 1)
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 429
+            assert gateway.active_count == 2
         await wait_until(lambda: gateway.active_count == 0)
 
 

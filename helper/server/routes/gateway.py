@@ -7,8 +7,8 @@ and sends no requests of its own.
 
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
-the request has ended. Responses are streamed. When no slot is free, a GET whose client does not read its response, or a
-slow one, is aborted (`Gateway._free_slot`).
+the request has ended. Responses are streamed. A GET whose response has begun holds no slot. The number of these is
+limited too: the response that has waited longest for its client is aborted.
 """
 
 from __future__ import annotations
@@ -100,8 +100,7 @@ class GatewayLimits:
         leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
-        stalled_seconds: a request whose client has not read for this long may be aborted for another one.
-        slow_seconds: the same for a request that has lasted this long, if none is stalled.
+        max_streams: maximum responses to GETs that are being streamed. They hold no slot.
     """
 
     max_concurrent: int = 128
@@ -110,8 +109,12 @@ class GatewayLimits:
     leaves_seconds: float = 60.0
     response_seconds: float = 300.0
     chunk_seconds: float = 10.0
-    stalled_seconds: float = 0.5
-    slow_seconds: float = 2.0
+    max_streams: int = 128
+
+    @property
+    def max_connections(self) -> int:
+        """Maximum number of connections to each node."""
+        return self.max_concurrent + self.max_streams
 
 
 class Gateway:
@@ -150,7 +153,7 @@ class Gateway:
 
     @property
     def active_count(self) -> int:
-        """Number of requests that hold a slot."""
+        """Number of requests in progress."""
         return sum(map(len, self._active.values()))
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +186,8 @@ class Gateway:
         """
         if client is not None and len(self._active.get(client, ())) >= self._limits.max_concurrent_per_client:
             raise HTTPException(429, "too many concurrent requests to the chain; retry later")
-        if self.active_count >= self._limits.max_concurrent and not self._free_slot(client):
+        self._abort_slowest_stream()
+        if self._count_busy() >= self._limits.max_concurrent and not self._free_slot(client):
             raise HTTPException(429, "too many concurrent requests to the chain; retry later")
         self._active[client].add(forwarding)
         try:
@@ -196,37 +200,37 @@ class Gateway:
         if not self._active[client]:
             del self._active[client]
 
+    def _abort_slowest_stream(self) -> None:
+        """If too many responses are streamed, abort the one that has waited longest for its client, or the oldest."""
+        streams = [(client, each) for client, requests in self._active.items() for each in requests if each.is_streamed]
+        if len(streams) >= self._limits.max_streams:
+            client, worst = min(
+                streams, key=lambda pair: (pair[1].stalled_since is None, pair[1].stalled_since or pair[1].started_at)
+            )
+            worst.abort()
+            self._release_slot(client, worst)  # immediately, because the task ends only after the connection
+
     def _free_slot(self, client: bytes | None) -> bool:
         """Free a slot for a request of `client`; return whether that was possible.
 
-        Aborts the GET that has waited longest for its client to read, or a slow one if none waits. If one client has
-        more slots than the others, one of its GETs is aborted. A POST is never aborted, because its sender could not
-        tell whether the transaction was sent.
+        Aborts the oldest GET of the client with the most slots. Aborts none if `client` would then hold as many slots.
+        A POST is never aborted, because its sender could not tell whether the transaction was sent.
         """
-        # None is not one client: a trusted proxy, or a unix socket.
+        # None is not one client: clients are not identified, or it is a trusted proxy or a unix socket.
         busiest = max((other for other in self._active if other is not None), key=self._count_slots, default=None)
-        reads: list[tuple[bytes | None, _ForwardedRequest]]
-        if busiest is not None and self._count_slots(busiest) > self._count_slots(client) + 1:
-            reads = [(busiest, each) for each in self._active[busiest] if each.method == "GET"]
-        else:
-            now = anyio.current_time()
-            stalled_until, started_until = now - self._limits.stalled_seconds, now - self._limits.slow_seconds
-            reads = [
-                (other, each)
-                for other, requests in self._active.items()
-                for each in requests
-                if each.method == "GET"
-                if each.started_at <= started_until
-                or (each.stalled_since is not None and each.stalled_since <= stalled_until)
-            ]
+        if busiest is None or self._count_slots(busiest) <= self._count_slots(client) + 1:
+            return False
+        reads = [each for each in self._active[busiest] if each.method == "GET"]
         if not reads:
             return False
-        other, worst = min(
-            reads, key=lambda read: (read[1].stalled_since is None, read[1].stalled_since or read[1].started_at)
-        )
-        worst.abort()
-        self._release_slot(other, worst)  # immediately, because the task ends only after the connection
+        oldest = min(reads, key=lambda read: read.started_at)
+        oldest.abort()
+        self._release_slot(busiest, oldest)
         return True
+
+    def _count_busy(self) -> int:
+        """Number of requests that hold a slot: those whose nodes have not responded yet, and all POSTs."""
+        return sum(not each.is_streamed for requests in self._active.values() for each in requests)
 
     def _count_slots(self, client: bytes | None) -> int:
         return len(self._active.get(client, ()))
@@ -268,6 +272,11 @@ class _ForwardedRequest:
         self.method: str = scope["method"]
         self.started_at = anyio.current_time()
         self.stalled_since: float | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the response to a GET has begun."""
+        return self.method == "GET" and self._has_response_started
 
     async def run(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
         """Forward until the response is complete, the client disconnects, or a time limit is reached."""

@@ -2,113 +2,139 @@
 
 from __future__ import annotations
 
-from helper.server.connection_eviction import PROGRESS_BYTES, ConnectionEvictor, ConnectionProgress
+from helper.server.connection_eviction import (
+    IDLE_SECONDS,
+    MAX_CLOSING,
+    MIN_EVICTED_BYTES,
+    ConnectionEvictor,
+    ConnectionProgress,
+)
+
+GRACE_SECONDS = 4.0
+MAX_PENDING_BYTES = 100_000
 
 
 class Connections:
     """Connections of one listener, by name."""
 
-    def __init__(self, *, min_seconds: float = 1.0, max_pending_bytes: int = 1000) -> None:
-        self.evictor = ConnectionEvictor(min_seconds, max_pending_bytes)
+    def __init__(self) -> None:
+        self.evictor = ConnectionEvictor(GRACE_SECONDS, MAX_PENDING_BYTES)
         self.evicted: list[str] = []
-        self.being_answered: set[str] = set()
+        self.not_evictable: set[str] = set()
         self.progress: dict[str, ConnectionProgress] = {}
 
-    def open(self, name: str, now: float) -> None:
+    def open(self, name: str, now: float) -> ConnectionProgress:
         """Open a connection."""
-
-        def evict() -> None:
-            self.evicted.append(name)
-
-        self.progress[name] = ConnectionProgress(lambda: name not in self.being_answered, evict)
-        self.evictor.add(self.progress[name], now)
+        progress = ConnectionProgress(lambda: name not in self.not_evictable, lambda: self.evicted.append(name))
+        self.progress[name] = progress
+        self.evictor.add(progress, now)
+        return progress
 
     def receive(self, name: str, size: int, now: float) -> None:
         """Receive a part of a request."""
         self.evictor.add_pending(self.progress[name], size, now)
 
 
-def test_make_room_closes_connection_without_progress_first() -> None:
-    connections = Connections(max_pending_bytes=10_000)
-    for name in ("dripping", "sending"):
+def test_make_room_closes_connection_with_fewest_bytes_per_second() -> None:
+    connections = Connections()
+    for name in ("sending", "dripping"):
         connections.open(name, 0)
-    for second in range(1, 6):
-        connections.receive("dripping", PROGRESS_BYTES // 10, second)
-        connections.receive("sending", PROGRESS_BYTES, second)
-    assert connections.evictor.make_room(1, 7)
+    connections.receive("dripping", 2_000, 4.9)  # progress a moment ago does not protect it
+    connections.receive("sending", 20_000, 1)
+    assert connections.evictor.make_room(1, 5)
     assert connections.evicted == ["dripping"]
+    assert connections.evictor.make_room(2, 5.1)
+    assert connections.evicted == ["dripping", "sending"]
 
 
 def test_make_room_closes_idle_connection_before_slow_one() -> None:
     connections = Connections()
     connections.open("silent", 0)
-    connections.open("idle", 5)
-    connections.progress["idle"].is_idle = True
+    connections.open("idle", 8).is_idle = True
     assert connections.evictor.make_room(1, 10)
     assert connections.evicted == ["idle"]
 
 
+def test_make_room_spares_new_and_answered_connections() -> None:
+    connections = Connections()
+    connections.open("answered", 0)
+    connections.not_evictable.add("answered")
+    connections.open("new", 10 - GRACE_SECONDS + 0.1)
+    connections.open("idle", 10 - IDLE_SECONDS + 0.1).is_idle = True
+    assert not connections.evictor.make_room(1, 10)
+    assert connections.evicted == []
+
+
 def test_make_room_spares_idle_connection_of_proxy() -> None:
     connections = Connections()
-    connections.open("proxy", 0)
-    connections.progress["proxy"].is_kept_idle = True
-    connections.progress["proxy"].is_idle = True
+    proxy = connections.open("proxy", 0)
+    proxy.is_kept_idle = proxy.is_idle = True
     assert not connections.evictor.make_room(1, 10)
-    connections.progress["proxy"].is_idle = False
+    proxy.is_idle = False
     assert connections.evictor.make_room(1, 11)
     assert connections.evicted == ["proxy"], "its request is slow"
 
 
-def test_make_room_spares_recent_and_answered_connections() -> None:
-    connections = Connections()
-    connections.open("answered", 0)
-    connections.being_answered.add("answered")
-    connections.open("recent", 9.5)
-    assert not connections.evictor.make_room(1, 10)
-    assert connections.evicted == []
-
-
 def test_make_room_after_failure_examines_connections_again_later() -> None:
     connections = Connections()
-    connections.open("recent", 9.99)
-    assert not connections.evictor.make_room(1, 10.98)
-    assert not connections.evictor.make_room(1, 11), "examined a moment ago"
-    assert connections.evictor.make_room(1, 11.1)
+    connections.open("new", 10 - GRACE_SECONDS)
+    assert not connections.evictor.make_room(1, 9.99)
+    assert not connections.evictor.make_room(1, 10), "examined a moment ago"
+    assert connections.evictor.make_room(1, 10.1)
 
 
-def test_make_room_of_many_closes_several_for_later_connections() -> None:
+def test_make_room_closes_as_many_as_necessary() -> None:
     connections = Connections()
-    for number in range(128):
-        connections.open(str(number), number / 1000)
-    assert connections.evictor.make_room(1, 10)
+    for number in range(4):
+        connections.open(str(number), number / 10)
     assert connections.evictor.make_room(2, 10)
-    assert connections.evicted == ["0", "1"], "both are closed, but have not ended"
+    assert connections.evicted == ["0", "1"]
+    assert connections.evictor.make_room(2, 10), "both are being closed"
     connections.evictor.discard(connections.progress["0"])
     assert connections.evictor.make_room(1, 10)
     assert connections.evicted == ["0", "1"]
+    connections.progress["2"].started_at = 9.9  # it has sent its request since
     assert connections.evictor.make_room(2, 10)
-    assert connections.evicted == ["0", "1", "2"]
+    assert connections.evicted == ["0", "1", "3"]
 
 
-def test_pending_bytes_above_limit_close_slowest_holders() -> None:
-    connections = Connections(max_pending_bytes=4000)
-    for name in ("silent", "stalled", "sending"):
+def test_make_room_limits_connections_being_closed() -> None:
+    connections = Connections()
+    for number in range(2 * MAX_CLOSING):
+        connections.open(str(number), 0)
+    assert connections.evictor.make_room(MAX_CLOSING, 10)
+    assert not connections.evictor.make_room(MAX_CLOSING + 1, 10)
+    assert len(connections.evicted) == MAX_CLOSING
+
+
+def test_pending_bytes_above_limit_close_largest_request() -> None:
+    connections = Connections()
+    for name in ("share", "body", "vote"):
         connections.open(name, 0)
-    connections.receive("stalled", 2000, 1)
-    connections.receive("sending", 1000, 2)
+    connections.receive("share", MIN_EVICTED_BYTES, 1)
+    connections.receive("body", 60_000, 2)
+    connections.receive("vote", 23_616, 3)
     assert connections.evicted == []
-    connections.receive("sending", 1001, 3)
-    assert connections.evicted == ["stalled"], "the silent connection holds no memory"
+    connections.receive("vote", 1, 4)
+    assert connections.evicted == ["body"]
+
+
+def test_pending_bytes_of_small_requests_close_none() -> None:
+    connections = Connections()
+    for number in range(10):
+        connections.open(str(number), 0)
+        connections.receive(str(number), MIN_EVICTED_BYTES, number)
+    assert connections.evicted == []
 
 
 def test_pending_bytes_of_complete_request_do_not_count() -> None:
-    connections = Connections(max_pending_bytes=4000)
+    connections = Connections()
     for name in ("complete", "closed", "sending"):
         connections.open(name, 0)
-        connections.receive(name, 1 if name == "sending" else 1900, 1)
+        connections.receive(name, 1 if name == "sending" else 40_000, 1)
     connections.evictor.clear_pending(connections.progress["complete"])
     connections.evictor.discard(connections.progress["closed"])
-    connections.receive("sending", 3999, 2)
+    connections.receive("sending", 99_999, 2)
     assert connections.evicted == []
     connections.receive("sending", 1, 3)
     assert connections.evicted == ["sending"]

@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 from helper.clock import SystemClock
 from helper.errors import HelperError
 from helper.server.connection import BoundedProtocol
+from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import (
     GROUP_MODE,
@@ -132,6 +133,26 @@ async def test_connections_of_one_client_are_limited() -> None:
             client.writer.close()
 
 
+@pytest.fixture
+def received_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Number of bytes that the server has received of incomplete requests."""
+    sizes: list[int] = []
+    add_pending = ConnectionEvictor.add_pending
+
+    def record(self: ConnectionEvictor, progress: ConnectionProgress, size: int, now: float) -> None:
+        add_pending(self, progress, size, now)
+        sizes.append(size)
+
+    monkeypatch.setattr(ConnectionEvictor, "add_pending", record)
+    return lambda: sum(sizes)
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
 FEW_CONNECTIONS = ConnectionLimits(head_seconds=60, max_connections=2, eviction_seconds=0)
 PARTIAL_BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\no"
 PARTIAL_HEAD = b"GET /hello HTTP/1.1\r\nX: " + b"x" * 600
@@ -142,10 +163,13 @@ PARTIAL_HEAD = b"GET /hello HTTP/1.1\r\nX: " + b"x" * 600
 @pytest.mark.parametrize(
     ("slow", "statuses"), [(b"", []), (PARTIAL_HEAD[:9], [429]), (PARTIAL_BODY, [429])], ids=["silent", "head", "body"]
 )
-async def test_connections_full_closes_slowest(slow: bytes, statuses: list[int]) -> None:
+async def test_connections_full_closes_slowest(
+    slow: bytes, statuses: list[int], received_bytes: Callable[[], int]
+) -> None:
     async with run_server(FEW_CONNECTIONS, RefusalLimiter(FakeClock(), by_address=False)) as port:
         slowest = await RawClient.connect(port, slow)
         faster = await RawClient.connect(port, PARTIAL_HEAD)
+        await wait_until(lambda: received_bytes() == len(slow) + len(PARTIAL_HEAD))
         newest = await RawClient.connect(port)
         assert await newest.request() == b"hello", "it has the address of the other clients"
         response = await slowest.read_rest()
@@ -168,18 +192,45 @@ async def test_connections_full_closes_idle_before_slow() -> None:
             client.writer.close()
 
 
-async def test_connections_full_of_recent_progress_refuses_new_connection() -> None:
+async def test_connections_full_of_recent_requests_refuses_new_connection() -> None:
     limits = replace(FEW_CONNECTIONS, eviction_seconds=60)
     async with run_server(limits, RefusalLimiter(FakeClock(), by_address=False)) as port:
-        clients = [await RawClient.connect(port) for _ in range(2)]
-        for client in clients:
-            assert await client.request() == b"hello"
+        clients = [await RawClient.connect(port, PARTIAL_HEAD) for _ in range(2)]
         refusal = await (await RawClient.connect(port)).read_rest()
         assert parse_error(refusal)[0] == 429
         assert b"retry-after: 2\r\n" in refusal
         for client in clients:
-            assert await client.request() == b"hello"
+            assert await client.request(b"\r\nHost: x\r\n\r\n") == b"hello"
             client.writer.close()
+
+
+async def test_connection_refused_for_its_head_is_not_evicted(received_bytes: Callable[[], int]) -> None:
+    async with run_server(FEW_CONNECTIONS, RefusalLimiter(FakeClock(), by_address=False)) as port:
+        refused = await RawClient.connect(port, b"no HTTP\r\n\r\n")  # stays open for a second after its response
+        slow = await RawClient.connect(port, PARTIAL_BODY)
+        await wait_until(lambda: received_bytes() == len(PARTIAL_BODY))
+        newest = await RawClient.connect(port)
+        assert await newest.request() == b"hello"
+        assert parse_error(await refused.read_rest())[0] == 400
+        assert parse_error(await slow.read_rest())[0] == 429
+        newest.writer.close()
+
+
+async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = asyncio.Event()
+    connection_lost = BoundedProtocol.connection_lost
+
+    def note_lost(self: BoundedProtocol, exc: Exception | None) -> None:
+        connection_lost(self, exc)
+        lost.set()
+
+    monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
+    monkeypatch.setattr(BoundedProtocol, "pause_writing", lambda _: None)  # as for a response of less than 64 KiB
+    async with run_server(ConnectionLimits(head_seconds=60, stalled_seconds=0.2)) as port:
+        client = await connect_stalled(port)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await lost.wait()
+        client.close()
 
 
 async def test_connection_refused_before_request_is_charged_and_counted() -> None:
