@@ -210,8 +210,8 @@ class BoundedProtocol(HttpConnection):
     def resume_writing(self) -> None:
         """Stop the stall timer: the client is reading again."""
         super().resume_writing()
-        self._stall_timer.stop()
         self._stalled_since = None
+        self._watch_unsent()
 
     # ------------------------------------------------------------------ parser events
 
@@ -310,6 +310,7 @@ class BoundedProtocol(HttpConnection):
             self._close()
             return
         self._discardable_bytes = DRAIN_BYTES
+        self._evictor.clear_pending(self._progress)
         self._start_request_deadline(self.limits.head_seconds if self.is_kept_alive else LINGER_SECONDS)
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -399,7 +400,8 @@ class BoundedProtocol(HttpConnection):
 
     def _on_request_deadline(self) -> None:
         if self.pipelined or (self._is_in_head and self.is_answering):
-            self._start_request_deadline()  # reading is paused while an earlier request is being answered
+            # Reading is paused while an earlier request is being answered.
+            self._request_deadline.set(self.loop.time() + self.limits.head_seconds)
         elif self._unreported_bytes and self._is_in_head:
             seconds = f"{self.limits.head_seconds:g}"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"request headers timed out after {seconds} s")
@@ -417,7 +419,9 @@ class BoundedProtocol(HttpConnection):
     def _is_evictable(self) -> bool:
         """Whether only the client delays this connection: no request is being answered."""
         if self.transport.get_write_buffer_size():
-            return self.loop.time() - self._progress.started_at >= self.limits.stalled_seconds
+            # A client that reads a long response resumes writing in between.
+            since = self._stalled_since if self.is_answering else self._stall_timer.started_at
+            return since is not None and self.loop.time() - since >= self.limits.stalled_seconds
         if self.transport.is_closing() or self._is_last_request or self.pipelined:
             return False
         return not (self._is_in_head and self.is_answering)
@@ -441,9 +445,11 @@ class BoundedProtocol(HttpConnection):
         self._watch_unsent()
 
     def _watch_unsent(self) -> None:
-        """Start the stall timer if the client has not read everything. Without it, a close could take forever."""
+        """Run the stall timer while there are unsent bytes. Without it, a close could take forever."""
         if self.transport.get_write_buffer_size():
             self._stall_timer.start(self.transport)
+        else:
+            self._stall_timer.stop()
 
     # ------------------------------------------------------------------ refusals
 

@@ -17,11 +17,16 @@ IDLE_SECONDS: Final = 1.0
 MAX_CLOSING: Final = 128
 """Connections above the limit while others are being closed, which may take a second: half of the reserved files."""
 MAX_PENDING_BYTES: Final = 48 << 20
-"""Maximum bytes of all incomplete requests. Less than `BodyReader` permits, so that slow bodies do not exhaust that."""
-MIN_EVICTED_BYTES: Final = 16 << 10
-"""An incomplete request of at most this size, such as a share, is not closed to free memory."""
+"""Maximum bytes of all incomplete requests, without the first `UNCOUNTED_BYTES` of each.
+
+Less than `BodyReader` permits, so that slow bodies do not exhaust that.
+"""
+UNCOUNTED_BYTES: Final = 16 << 10
+"""Bytes of each request that do not count, so that no share is closed to free memory. Connections limit their sum."""
 _FREED_FRACTION: Final = 1 / 16
 """Fraction of `MAX_PENDING_BYTES` that is freed at once."""
+_MAX_SCAN_AGE_SECONDS: Final = 0.5
+"""Seconds until the result of a scan is discarded."""
 _SCAN_SECONDS: Final = 0.05
 """Minimum seconds between two scans of all connections, each of which takes a few milliseconds."""
 
@@ -64,10 +69,10 @@ class ConnectionEvictor:
         self._grace_seconds = grace_seconds
         self._max_pending_bytes = max_pending_bytes
         self._members: set[ConnectionProgress] = set()
-        self._closing: set[ConnectionProgress] = set()
+        self._closing: dict[ConnectionProgress, None] = {}  # in order
         self._victims: deque[tuple[ConnectionProgress, float]] = deque()  # of the latest scan, the slowest first
         self._pending_bytes = 0
-        self._next_scan_at = 0.0
+        self._scanned_at = self._next_scan_at = 0.0
         self._next_memory_scan_at = 0.0
 
     def add(self, progress: ConnectionProgress, now: float) -> None:
@@ -78,21 +83,22 @@ class ConnectionEvictor:
     def discard(self, progress: ConnectionProgress) -> None:
         """Remove a closed connection, and drop the references to it."""
         self._members.discard(progress)
-        self._closing.discard(progress)
+        self._closing.pop(progress, None)
         self.clear_pending(progress)
         progress.is_evictable, progress.evict = _return_false, _do_nothing
 
     def add_pending(self, progress: ConnectionProgress, size: int, now: float) -> None:
         """Count bytes of a request that is still incomplete; close the largest ones if all are too large."""
         if progress in self._members:
+            before = _counted_bytes(progress)
             progress.pending_bytes += size
-            self._pending_bytes += size
+            self._pending_bytes += _counted_bytes(progress) - before
             if self._pending_bytes > self._max_pending_bytes and now >= self._next_memory_scan_at:
                 self._free_memory(now)
 
     def clear_pending(self, progress: ConnectionProgress) -> None:
         """Stop counting the bytes of a request: it is complete, or it was dropped."""
-        self._pending_bytes -= progress.pending_bytes
+        self._pending_bytes -= _counted_bytes(progress)
         progress.pending_bytes = 0
 
     def make_room(self, excess: int, now: float) -> bool:
@@ -106,12 +112,16 @@ class ConnectionEvictor:
             Whether there is room for the new connection.
         """
         if excess > MAX_CLOSING:
+            if self._closing:
+                next(iter(self._closing)).evict()  # again: it has had time for its response, and is aborted now
             return False
+        if now - self._scanned_at > _MAX_SCAN_AGE_SECONDS:
+            self._victims.clear()
         while excess > len(self._closing):  # a connection ends only some time after its close
             if not self._victims:
                 if now < self._next_scan_at:
                     return False
-                self._next_scan_at = now + _SCAN_SECONDS
+                self._scanned_at, self._next_scan_at = now, now + _SCAN_SECONDS
                 self._find_victims(now)
                 if not self._victims:
                     return False
@@ -138,7 +148,7 @@ class ConnectionEvictor:
         """Close connections, the one that holds the most first, until a part of the memory is free."""
         wanted = self._max_pending_bytes * (1 - _FREED_FRACTION)
         holders = [
-            each for each in self._members if each.pending_bytes > MIN_EVICTED_BYTES and each not in self._closing
+            each for each in self._members if _counted_bytes(each) and each not in self._closing and each.is_evictable()
         ]
         for progress in sorted(holders, key=lambda each: each.pending_bytes, reverse=True):
             if self._pending_bytes <= wanted:
@@ -148,8 +158,12 @@ class ConnectionEvictor:
         self._next_memory_scan_at = now + _SCAN_SECONDS
 
     def _close(self, progress: ConnectionProgress) -> None:
-        self._closing.add(progress)
+        self._closing[progress] = None
         progress.evict()
+
+
+def _counted_bytes(progress: ConnectionProgress) -> int:
+    return max(0, progress.pending_bytes - UNCOUNTED_BYTES)
 
 
 def _return_false() -> bool:

@@ -73,20 +73,28 @@ class StallTimer:
     Args:
         loop: the event loop.
         seconds: maximum seconds for which the client may read nothing.
+
+    Attributes:
+        started_at: since when there are unsent bytes, in event loop time; None if there are none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
+        self.started_at: float | None = None
 
     def start(self, transport: asyncio.WriteTransport) -> None:
-        """Start the timer, or restart it."""
-        self.stop()
-        self._timer = self._loop.call_later(self._seconds, self._check, transport, transport.get_write_buffer_size())
+        """Start the timer, unless it runs."""
+        if self._timer is None:
+            if self.started_at is None:
+                self.started_at = self._loop.time()
+            unsent = transport.get_write_buffer_size()
+            self._timer = self._loop.call_later(self._seconds, self._check, transport, unsent)
 
     def stop(self) -> None:
         """Stop the timer."""
+        self.started_at = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -94,9 +102,11 @@ class StallTimer:
     def _check(self, transport: asyncio.WriteTransport, before: int) -> None:
         self._timer = None
         unsent = transport.get_write_buffer_size()
-        if unsent >= before:
+        if not unsent:
+            self.started_at = None
+        elif unsent >= before:
             transport.abort()  # close() would wait until the client has read all data
-        elif unsent:
+        else:
             self.start(transport)
 
 

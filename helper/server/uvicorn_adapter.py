@@ -277,6 +277,7 @@ class HttpConnection(HttpToolsProtocol):
             cycle.on_response = _do_nothing
         else:
             cycle.disconnected = True
+            cycle.waiting_for_100_continue = False
             cycle.message_event.set()
         return True
 

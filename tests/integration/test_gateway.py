@@ -555,6 +555,20 @@ async def test_gateway_full_with_one_slot_each_refuses_another_client(http: http
         await wait_until(lambda: gateway.active_count == 0)
 
 
+async def test_gateway_full_of_slow_reads_aborts_one_for_a_post(http: httpx.AsyncClient) -> None:
+    async with (
+        run_node(write_small) as node,
+        run_gateway(node.url, timeout=60, max_concurrent=2, slow_seconds=0) as (base, gateway),
+    ):
+        node.writers_by_path[UNREAD] = write_nothing
+        async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
+            await wait_until(lambda: len(node.requests) == 2)
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 429
+            assert (await http.post(f"{base}{API_PREFIX}/cast-vote", json={"some": "vote"})).status_code == 200
+            await wait_until(lambda: gateway.active_count == 1)
+        await wait_until(lambda: gateway.active_count == 0)
+
+
 async def test_gateway_full_of_pending_reads_frees_the_oldest_for_another_client(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,

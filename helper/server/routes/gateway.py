@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -101,6 +101,7 @@ class GatewayLimits:
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
         max_streams: maximum responses to GETs that are being streamed. They hold no slot.
+        slow_seconds: a GET without a response for this long may be aborted for a POST.
     """
 
     max_concurrent: int = 128
@@ -110,6 +111,7 @@ class GatewayLimits:
     response_seconds: float = 300.0
     chunk_seconds: float = 10.0
     max_streams: int = 128
+    slow_seconds: float = 2.0
 
     @property
     def max_connections(self) -> int:
@@ -184,10 +186,13 @@ class Gateway:
         Raises:
             HTTPException: 429 when this client is at its limit, or no slot is free and none can be freed.
         """
-        if client is not None and len(self._active.get(client, ())) >= self._limits.max_concurrent_per_client:
+        if client is not None and self._count_slots(client) >= self._limits.max_concurrent_per_client:
             raise HTTPException(429, "too many concurrent requests to the chain; retry later")
         self._abort_slowest_stream()
-        if self._count_busy() >= self._limits.max_concurrent and not self._free_slot(client):
+        is_post = forwarding.method == "POST"
+        if self._count_busy() >= self._limits.max_concurrent and not (
+            self._free_slot(client) or (is_post and self._abort_slow_read())
+        ):
             raise HTTPException(429, "too many concurrent requests to the chain; retry later")
         self._active[client].add(forwarding)
         try:
@@ -220,12 +225,26 @@ class Gateway:
         busiest = max((other for other in self._active if other is not None), key=self._count_slots, default=None)
         if busiest is None or self._count_slots(busiest) <= self._count_slots(client) + 1:
             return False
-        reads = [each for each in self._active[busiest] if each.method == "GET"]
+        return self._abort_oldest_read([(busiest, each) for each in self._active[busiest]])
+
+    def _abort_slow_read(self) -> bool:
+        """Abort the oldest GET whose node has not responded for `slow_seconds`; return whether there was one."""
+        started_until = anyio.current_time() - self._limits.slow_seconds
+        return self._abort_oldest_read(
+            (client, each)
+            for client, requests in self._active.items()
+            for each in requests
+            if each.started_at <= started_until
+        )
+
+    def _abort_oldest_read(self, requests: Iterable[tuple[bytes | None, _ForwardedRequest]]) -> bool:
+        """Abort the oldest GET that holds a slot; return whether there was one."""
+        reads = [(client, each) for client, each in requests if each.method == "GET" and not each.is_streamed]
         if not reads:
             return False
-        oldest = min(reads, key=lambda read: read.started_at)
+        client, oldest = min(reads, key=lambda pair: pair[1].started_at)
         oldest.abort()
-        self._release_slot(busiest, oldest)
+        self._release_slot(client, oldest)
         return True
 
     def _count_busy(self) -> int:
@@ -233,7 +252,7 @@ class Gateway:
         return sum(not each.is_streamed for requests in self._active.values() for each in requests)
 
     def _count_slots(self, client: bytes | None) -> int:
-        return len(self._active.get(client, ()))
+        return sum(not each.is_streamed for each in self._active.get(client, ()))
 
 
 class _GatewayRoute(ApiRoute):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helper.server.connection_eviction import (
     IDLE_SECONDS,
     MAX_CLOSING,
-    MIN_EVICTED_BYTES,
+    UNCOUNTED_BYTES,
     ConnectionEvictor,
     ConnectionProgress,
 )
@@ -104,26 +104,48 @@ def test_make_room_limits_connections_being_closed() -> None:
         connections.open(str(number), 0)
     assert connections.evictor.make_room(MAX_CLOSING, 10)
     assert not connections.evictor.make_room(MAX_CLOSING + 1, 10)
-    assert len(connections.evicted) == MAX_CLOSING
+    assert len(set(connections.evicted)) == MAX_CLOSING
+
+
+def test_make_room_at_limit_aborts_connection_that_is_closing() -> None:
+    connections = Connections()
+    connections.open("lingering", 0)
+    assert connections.evictor.make_room(1, 10)
+    assert not connections.evictor.make_room(MAX_CLOSING + 1, 10)
+    assert connections.evicted == ["lingering", "lingering"]
+
+
+def test_make_room_forgets_an_old_scan() -> None:
+    connections = Connections()
+    for number in range(2):
+        connections.open(str(number), number)
+    assert connections.evictor.make_room(1, 10)
+    connections.open("idle", 11).is_idle = True
+    assert connections.evictor.make_room(2, 13)
+    assert connections.evicted == ["0", "idle"]
 
 
 def test_pending_bytes_above_limit_close_largest_request() -> None:
     connections = Connections()
-    for name in ("share", "body", "vote"):
+    for name in ("share", "body", "vote", "answered"):
         connections.open(name, 0)
-    connections.receive("share", MIN_EVICTED_BYTES, 1)
-    connections.receive("body", 60_000, 2)
-    connections.receive("vote", 23_616, 3)
+    connections.receive("share", UNCOUNTED_BYTES, 1)
+    connections.receive("body", UNCOUNTED_BYTES + 35_000, 2)
+    connections.receive("answered", UNCOUNTED_BYTES + 40_000, 2)
+    connections.not_evictable.add("answered")
+    connections.receive("vote", UNCOUNTED_BYTES + 25_000, 3)
     assert connections.evicted == []
     connections.receive("vote", 1, 4)
     assert connections.evicted == ["body"]
 
 
-def test_pending_bytes_of_small_requests_close_none() -> None:
+def test_pending_bytes_of_small_requests_do_not_count() -> None:
     connections = Connections()
     for number in range(10):
         connections.open(str(number), 0)
-        connections.receive(str(number), MIN_EVICTED_BYTES, number)
+        connections.receive(str(number), UNCOUNTED_BYTES, number)
+    connections.open("vote", 0)
+    connections.receive("vote", UNCOUNTED_BYTES + MAX_PENDING_BYTES, 11)
     assert connections.evicted == []
 
 
@@ -131,10 +153,10 @@ def test_pending_bytes_of_complete_request_do_not_count() -> None:
     connections = Connections()
     for name in ("complete", "closed", "sending"):
         connections.open(name, 0)
-        connections.receive(name, 1 if name == "sending" else 40_000, 1)
+        connections.receive(name, UNCOUNTED_BYTES if name == "sending" else UNCOUNTED_BYTES + 40_000, 1)
     connections.evictor.clear_pending(connections.progress["complete"])
     connections.evictor.discard(connections.progress["closed"])
-    connections.receive("sending", 99_999, 2)
+    connections.receive("sending", MAX_PENDING_BYTES, 2)
     assert connections.evicted == []
     connections.receive("sending", 1, 3)
     assert connections.evicted == ["sending"]

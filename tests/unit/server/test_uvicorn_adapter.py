@@ -90,6 +90,7 @@ CONNECTION_ATTRIBUTES: dict[str, type] = {
 
 CYCLE_ATTRIBUTES: dict[str, object] = {
     "disconnected": False,
+    "waiting_for_100_continue": False,
     "keep_alive": True,
     "more_body": True,
     "response_started": False,
