@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -121,7 +120,7 @@ def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
         Path(places[name]).mkdir(parents=True)
     sign_release(dist, Path(places[SIGNERS_FOLDER]))
     (tmp_path / "places.json").write_text(json.dumps(places))
-    rest, rpc = find_two_free_ports(), find_two_free_ports()
+    rest, rpc = find_free_port(2), find_free_port(2)
     ports = {"8090": find_free_port(), "11317": rest, "11318": rest + 1, "36657": rpc, "36658": rpc + 1}
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -201,12 +200,3 @@ def test_operations_page_commands_work(machine: DocumentedMachine) -> None:
                 machine.repeat_until(by_name["see", block.name], succeeds=False)
                 machine.run_block(by_name["fix", block.name])
                 machine.repeat_until(healthy, succeeds=True)
-
-
-def find_two_free_ports() -> int:
-    """Return the first of two consecutive free ports."""
-    while True:
-        port = find_free_port()
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port + 1))
-            return port

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_FREE_PORT = 15_000
+"""Above the default ports of the service and of the programs that tests start."""
 TIMEOUT_SECONDS = 60.0
 """Default timeout of a wait, in seconds."""
 
@@ -100,11 +104,19 @@ class ChildProcess:
             ) from None
 
 
-def find_free_port() -> int:
-    """Return a free port, for a service that restarts at the same address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def find_free_port(count: int = 1) -> int:
+    """Return the first of consecutive free ports, for services that listen later or restart at the same address.
+
+    The kernel takes no port below its range of local ports for an outgoing connection, so no other test can get one
+    before the service listens.
+    """
+    end = int(LOCAL_PORT_RANGE.read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(LOWEST_FREE_PORT, end - count)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for number in range(count):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port + number))
+            return port
 
 
 async def wait_until_gone(pids: Sequence[int], seconds: float = 10.0) -> None:
