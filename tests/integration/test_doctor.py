@@ -61,7 +61,7 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
             assert results["chain"].level is Level.OK, "the other node is usable"
 
         strict = tmp_path / "strict.toml"
-        strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 2"))
+        strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 1"))
         await chain.set_faults(stale=10_000)  # The node serves its first block, from the start of the tests.
         report = await run_doctor(strict, {}, SystemClock(), skip_proof=True)
         await chain.clear_faults()
