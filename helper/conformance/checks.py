@@ -36,7 +36,7 @@ class Check:
 
     Attributes:
         id: stable identifier, `TOPIC-NNN`.
-        name: what the helper must or should do, in a few outcomes.
+        name: what the helper must or should do, in a few words.
         source: the clause that requires it.
         level: whether a failure fails the run.
         run: runs the check.

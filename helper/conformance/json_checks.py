@@ -10,7 +10,7 @@ from typing import Final
 
 from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import SHARES_PATH, Headers, Reply
-from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
+from helper.conformance.raw_http import ConnectionEnded, RawConnection, encode_chunks, open_raw
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH
@@ -242,14 +242,19 @@ async def _(session: Session) -> str:
     return f"POST of 2 MiB in chunks → {reply}"
 
 
+async def _read_response(connection: RawConnection) -> Reply | None:
+    """The response; None if the helper closed the connection before reading everything, which can lose it."""
+    try:
+        return await connection.response()
+    except ConnectionEnded:
+        return None
+
+
 @checks.must("SIZE-002", "Content-Length 1 GiB is refused before the body is sent", _LIMIT)
 async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(b"{}", length=1 << 30))
-        try:
-            reply: Reply | None = await connection.response()
-        except ConnectionEnded:
-            reply = None
+        reply = await _read_response(connection)
     require(reply is None or reply.status in _TOO_LARGE, f"POST with Content-Length 1 GiB → {reply}")
     return f"POST with Content-Length 1 GiB → {reply or 'closed'}"
 
@@ -274,11 +279,7 @@ async def _(session: Session) -> str:
     content = _share_json(session.template, session.far_time()).ljust(8 * _MAX_BYTES)
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(content))
-        try:
-            reply: Reply | None = await connection.response()
-        except ConnectionEnded:
-            # The helper may close before reading everything, so the response can be lost.
-            reply = None
+        reply = await _read_response(connection)
     require(reply is None or reply.status in _TOO_LARGE, f"POST of 8 MiB → {reply}")
     return f"POST of 8 MiB → {reply or 'closed'}"
 

@@ -31,23 +31,30 @@ import orjson
 from devnet import ballot
 from devnet.ballot import Ballot
 from helper.observability.stats import percentile
+from helper.server.connection_limits import ConnectionLimits
 from tests.campaign import promise_check
 from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, SHARES_PATH, RawRequest
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory
+from tests.campaign.process_monitor import open_files, peak_memory_mb, reset_peak_memory
 from tests.campaign.promise_check import ShareLedger
+from tests.campaign.shared_address_attack import CONNECTIONS_PER_SLOW_CLIENT
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
 
 ROUND_SECONDS = 3600
 DUE_SECONDS = 20
 """Seconds until the shares are due; in the full form the helper proves some of them during the attack."""
+SLOW_FRACTION = 0.9
+"""Fraction of the attack's connections that are open when the wallets begin."""
+MAX_CONNECTIONS = ConnectionLimits().max_connections
 MAX_DELAY_SECONDS = 2.0
 MIN_BYTES_PER_SECOND, MAX_BYTES_PER_SECOND = 20_000, 100_000
 SEGMENT_BYTES = 1400
 WALLETS_PER_SECOND = 200
 HOSTILE_FRACTION = 0.01
 MAX_REFUSED_FRACTION = 0.01
+ATTACK_SECONDS = 8.0
+"""Seconds that the attack lasts longer than the wallets post, for its start."""
 MAX_RETRY_SECONDS = 30.0
 MAX_ADDED_SECONDS = 2.0
 MAX_MEMORY_MB = 300
@@ -115,8 +122,9 @@ class LinkedWallets:
             try:
                 await asyncio.sleep(self._rng.random() * MAX_DELAY_SECONDS)
                 for start in range(0, len(data), SEGMENT_BYTES):
+                    if start:
+                        await asyncio.sleep(pause)
                     writer.write(data[start : start + SEGMENT_BYTES])
-                    await asyncio.sleep(pause)
                 sent_at = time.monotonic()
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 self.added_seconds.append(time.monotonic() - sent_at)
@@ -152,12 +160,15 @@ async def _post_under_attack(
 ) -> None:
     count = len(votes) * ballot.SHARE_COUNT
     seconds = count / WALLETS_PER_SECOND
-    port = urlsplit(helper.url).port
-    command = [sys.executable, "-m", "tests.campaign.shared_address_attack", str(port), str(seconds + 5), str(hostile)]
+    arguments = map(str, (urlsplit(helper.url).port, seconds + ATTACK_SECONDS, hostile))
+    command = [sys.executable, "-m", "tests.campaign.shared_address_attack", *arguments]
+    slow_connections = hostile // 3 * CONNECTIONS_PER_SLOW_CLIENT
     reset_peak_memory(helper.pid)
     attack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        await asyncio.sleep(4)  # the attack starts, and fills the connections
+        async with helper.timeout("has the attack's slow connections"):
+            while open_files(helper.pid) < SLOW_FRACTION * min(MAX_CONNECTIONS, slow_connections):
+                await asyncio.sleep(0.05)
         await wallets.post_all(votes, unix_time_in(DUE_SECONDS), seconds)
         output, _ = await asyncio.to_thread(attack.communicate)
     finally:

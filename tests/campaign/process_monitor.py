@@ -135,3 +135,8 @@ def peak_memory_mb(pid: int) -> float:
     """Return the peak resident memory of a process since the last reset, in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) / 1000
+
+
+def open_files(pid: int) -> int:
+    """Return the number of open files and sockets of a process."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
