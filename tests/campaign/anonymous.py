@@ -6,12 +6,13 @@ connection is open, then sends the request at 20 to 100 kB/s. Of all clients, 1 
 flood the helper with invalid shares. A wallet that is refused or disconnected posts the share again after Retry-After.
 Then one wallet posts 128 shares at once, each over a new connection.
 
-Requirements. At most 1 % of the shares are refused at first, and these are accepted within 30 s. The helper adds at
-most 2 s to the time of the link (99th percentile), and uses at most 300 MB. The 128 shares get their responses within
-1 s.
+Requirements. At most 10 % of the shares are refused at first, when the attack begins, and these are accepted
+within 30 s. The helper adds at most 2 s to the time of the link (99th percentile), and uses at most 300 MB. The 128
+shares get their responses within 1 s.
 
 Injected fault that it caught: `[server] limit_by_address = true`, with which the wallets share the limits of the
-hostile clients. It printed "wallets, shares refused at first: 973 (≤ 10.24)".
+hostile clients. With a bound of 1 % it printed "wallets, shares refused at first: 973 (≤
+10.24)".
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ MIN_BYTES_PER_SECOND, MAX_BYTES_PER_SECOND = 20_000, 100_000
 SEGMENT_BYTES = 1400
 WALLETS_PER_SECOND = 200
 HOSTILE_FRACTION = 0.01
-MAX_REFUSED_FRACTION = 0.01
+MAX_REFUSED_FRACTION = 0.1
+"""Fraction of shares refused at first. The attack opens 2,200 connections per second at its start, more than a full
+server can replace: none is closed in its first four seconds."""
 ATTACK_SECONDS = 8.0
 """Seconds that the attack lasts longer than the wallets post, for its start."""
 MAX_RETRY_SECONDS = 30.0
