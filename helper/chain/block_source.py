@@ -43,6 +43,7 @@ class BlockSource:
         self._quorum = quorum
         self._uses_backoff = uses_backoff
         self._compares_empty = compares_empty
+        self._lacks_second_copy = False  # since a block waited for one in vain
 
     async def fetch(self, height: int, *, always_try_rest: bool = False) -> BlockResults | None:
         """Fetch the counted reveals of a block.
@@ -90,7 +91,9 @@ class BlockSource:
             if (agreed := self._find_agreed_copy(copies, height)) is not None:
                 return agreed
         if copies:
-            others_pruned = set(self._node_pool.in_sync_nodes) <= {copied for copied, _ in copies} | pruned.keys()
+            # A node that has pruned a block reports its lowest one. Other errors may be temporary.
+            without_block = {node for node, error in pruned.items() if (error.lowest_height or 0) > height}
+            others_pruned = set(self._node_pool.in_sync_nodes) <= {copied for copied, _ in copies} | without_block
             return self._check_single_copy(copies, height, others_pruned=others_pruned)
         return (
             None if is_pending else _raise_reason(height, list(pruned.values()), last_error, has_response=has_response)
@@ -125,6 +128,7 @@ class BlockSource:
         if not any(other is not node and set(copy.reveals) == set(newest.reveals) for other, copy in copies[:-1]):
             return None
         self._quorum.note_agreement(height)
+        self._lacks_second_copy = False
         agreeing = {other for other, copy in copies if set(copy.reveals) == set(newest.reveals)}
         for other in {other for other, _ in copies} - agreeing:
             self._node_pool.record_error(
@@ -142,15 +146,18 @@ class BlockSource:
         Args:
             copies: the copies of one node, or copies that differ.
             height: height of the block.
-            others_pruned: whether all other nodes in sync have pruned it. A block without reveals then waits for none.
+            others_pruned: whether all other nodes in sync have pruned it. A block without reveals then waits for none,
+                nor does it after an earlier block has waited in vain: nodes that fail for one old block fail for many.
         """
         names = sorted({node.name for node, _ in copies})
         if len(names) > 1:
             self._quorum.note_dispute(height, ", ".join(names))
             raise BlockDisputedError(f"block {height}: {', '.join(names)} report different reveals")
-        is_harmless = others_pruned and not copies[0][1].reveals
-        if not is_harmless and not self._quorum.accept_single_copy(height):
-            raise SecondCopyMissingError(f"block {height}: no second node has reported its reveals yet")
+        is_harmless = (others_pruned or self._lacks_second_copy) and not copies[0][1].reveals
+        if not is_harmless:
+            if not self._quorum.accept_single_copy(height):
+                raise SecondCopyMissingError(f"block {height}: no second node has reported its reveals yet")
+            self._lacks_second_copy = self._quorum.needs_two_copies
         return copies[0][1]
 
     async def _fetch_by_rest(self, node: Node, height: int) -> BlockResults | None:

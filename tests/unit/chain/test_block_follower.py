@@ -908,16 +908,39 @@ async def test_rescan_of_pruned_blocks_reports_them_and_reads_the_others(rpc: bo
     assert env.follower.stalled_height is None
 
 
-async def test_rescan_waits_for_a_second_copy_of_an_empty_block() -> None:
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(500, content=b"<html>"),
+        json_response(500, {"code": 13, "message": "internal error", "details": []}),
+        json_response(404, {"code": 5, "message": "no route", "details": []}),
+    ],
+)
+async def test_rescan_waits_for_a_second_copy_of_an_empty_block(response: httpx.Response) -> None:
     env = NodePairEnvironment(rpc=False)
     await env.follow()
-    env.others[0].faults["/blocks/100"] = lambda _: httpx.Response(500, content=b"<html>")
+    env.others[0].faults["/blocks/100"] = lambda _: response
     await env.store.begin_rescan(100)
     await env.follow_for(int(SECOND_COPY_WAIT_SECONDS) - 1)
     assert env.store.rescan is not None
     assert env.store.rescan.left == 1
     env.others[0].faults.clear()
     await env.follow_for(1)
+    assert env.store.rescan.left == 0
+
+
+async def test_rescan_waits_once_for_a_node_that_returns_no_old_blocks() -> None:
+    env = NodePairEnvironment(rpc=False)
+    add_to_all(env, 40, 1)
+    await env.follow()
+    env.others[0].faults["/blocks/"] = lambda request: (
+        env.others[0]._block(100) if request.url.path.endswith("latest") else httpx.Response(500, content=b"<html>")
+    )
+    await env.store.begin_rescan(30)
+    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS) + 10)
+    assert env.store.rescan is not None
+    assert env.store.rescan.unread == ((30, 40),), "a block with a reveal waits by itself"
+    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS) + 2)
     assert env.store.rescan.left == 0
 
 
