@@ -78,6 +78,7 @@ async def audit_round(
     round_id: bytes,
     *,
     signed_ea_pk: bytes | None = None,
+    valid_proofs: set[bytes] | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Audit:
     """Run all checks of a round.
@@ -86,6 +87,7 @@ async def audit_round(
         source: the data; untrusted.
         round_id: 32 bytes.
         signed_ea_pk: the election key in a signed published configuration, None without one.
+        valid_proofs: ids of proofs that were verified before (`reveal_checks.proof_id`).
         on_progress: called after each block.
 
     Raises:
@@ -98,18 +100,24 @@ async def audit_round(
         raise NotFound(f"no such round: {error}", advice="List the rounds with `svote-helper rounds`.") from None
     except InvalidResponse as error:
         raise AuditError(str(error)) from None
-    return await _Auditor(source, round_id, facts, on_progress).run(signed_ea_pk)
+    return await _Auditor(source, round_id, facts, valid_proofs, on_progress).run(signed_ea_pk)
 
 
 class _Auditor:
     """The state of one audit."""
 
     def __init__(
-        self, source: AuditSource, round_id: bytes, facts: RoundFacts, on_progress: Callable[[Progress], None]
+        self,
+        source: AuditSource,
+        round_id: bytes,
+        facts: RoundFacts,
+        valid_proofs: set[bytes] | None,
+        on_progress: Callable[[Progress], None],
     ) -> None:
         self._source = source
         self._round_id = round_id
         self._facts = facts
+        self._valid_proofs = valid_proofs
         self._on_progress = on_progress
         self._findings = {check_id: Findings() for check_id in CHECKS}
         self._tally_transactions = TallyTransactions()
@@ -134,7 +142,7 @@ class _Auditor:
         )
         summary = await self._load(sources.SUMMARY, docs.parse_summary, ("A1", "C6"))
         tree = await self._load_tree()
-        reveals = RevealChecks(facts, tree.roots if tree else None, findings)
+        reveals = RevealChecks(facts, tree.roots if tree else None, findings, self._valid_proofs)
         try:
             await self._read_blocks(tree, reveals, summary or {}, has_result=bool(results))
         finally:

@@ -63,6 +63,11 @@ class BlockCache:
         for block in self._read():
             self._next_height = block.height + 1
 
+    @property
+    def next_height(self) -> int:
+        """The height after the last stored block, 0 without one."""
+        return self._next_height
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -74,7 +79,7 @@ class BlockCache:
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
         """Iterate over the stored blocks from a height on, then over further ones of the source, which are stored."""
         height = first
-        for block in self._read():
+        for block in self._read() if first < self._next_height else ():
             if block.height >= first:
                 yield block
                 height = block.height + 1
@@ -82,12 +87,6 @@ class BlockCache:
             async for block in blocks:
                 self._append(block)
                 yield block
-
-    async def read_ahead(self, first: int) -> None:
-        """Store all blocks that the source has, from a height on."""
-        async with aclosing(self._source.blocks(max(first, self._next_height))) as blocks:
-            async for block in blocks:
-                self._append(block)
 
     def _read(self) -> Iterator[AuditBlock]:
         """Iterate over the stored blocks, which follow each other. Removes anything after the last complete one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Final
 
 import anyio
@@ -23,6 +24,11 @@ _EMPTY_SUM: Final = bytes(64)
 _CIPHERTEXT_BYTES: Final = 64
 
 
+def proof_id(message: RevealMessage, root: bytes) -> bytes:
+    """Identify a proof with all its public inputs: 32 bytes, the SHA-256 of the transaction and the tree root."""
+    return sha256(message.to_tx() + root).digest()
+
+
 class RevealChecks:
     """The counted reveals of a round.
 
@@ -30,6 +36,7 @@ class RevealChecks:
         facts: the round.
         roots: the recomputed root of each height that appended leaves; None if the tree could not be rebuilt.
         findings: findings of all checks by id.
+        valid_proofs: ids of proofs that are known to be valid (`proof_id`); those found to be valid are added.
 
     Attributes:
         counts: number of reveals per option.
@@ -37,10 +44,17 @@ class RevealChecks:
         verified: number of reveals whose proof was checked.
     """
 
-    def __init__(self, facts: RoundFacts, roots: Mapping[int, bytes] | None, findings: Mapping[str, Findings]) -> None:
+    def __init__(
+        self,
+        facts: RoundFacts,
+        roots: Mapping[int, bytes] | None,
+        findings: Mapping[str, Findings],
+        valid_proofs: set[bytes] | None = None,
+    ) -> None:
         self._facts = facts
         self._roots = roots
         self._findings = findings
+        self._valid_proofs = valid_proofs
         self._nullifiers: set[bytes] = set()
         self._pending: list[tuple[str, RevealMessage]] = []
         self._batch: asyncio.Task[None] | None = None
@@ -117,7 +131,7 @@ class RevealChecks:
         findings = self._findings["A3"]
         if self._roots is None:
             return
-        items: dict[str, list[tuple[str, bytes, Statement]]] = {}
+        items: dict[str, list[tuple[str, RevealMessage, Statement]]] = {}
         for where, message in pending:
             findings.count += 1
             circuit = self._circuits.get(len(message.proof))
@@ -128,15 +142,17 @@ class RevealChecks:
                 findings.add_problem(f"{where}: no tree root at its anchor {message.anchor_height}")
             elif len(message.enc_share) != _CIPHERTEXT_BYTES:
                 findings.add_problem(f"{where}: the ciphertext has {len(message.enc_share)} bytes")
-            else:
+            elif not self._valid_proofs or proof_id(message, root) not in self._valid_proofs:
                 statement = get_generation(circuit).create_statement(message, root)
                 assert isinstance(statement, Statement)
-                items.setdefault(circuit, []).append((where, message.proof, statement))
+                items.setdefault(circuit, []).append((where, message, statement))
         for circuit, of_circuit in items.items():
-            reasons = proofs.verify_each(circuit, [(proof, statement) for _, proof, statement in of_circuit])
-            for (where, _, _), reason in zip(of_circuit, reasons, strict=True):
+            reasons = proofs.verify_each(circuit, [(message.proof, statement) for _, message, statement in of_circuit])
+            for (where, message, statement), reason in zip(of_circuit, reasons, strict=True):
                 if reason is not None:
                     findings.add_problem(f"{where}: {reason}")
+                elif self._valid_proofs is not None:
+                    self._valid_proofs.add(proof_id(message, statement.root))
 
     def _add_sums(self, pending: list[tuple[str, RevealMessage]]) -> None:
         ciphertexts: dict[Option, list[bytes]] = {}

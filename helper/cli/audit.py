@@ -17,22 +17,18 @@ import typer
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
-from helper.errors import ChainUnavailable, ConfigError, NotFound
+from helper.errors import ConfigError, NotFound
 from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
     from helper.audit.auditor import Audit, Progress
     from helper.audit.block_cache import BlockCache
-    from helper.audit.nodes import NodeSource
     from helper.audit.source import AuditSource
     from helper.chain.node_pool import NodePool
     from helper.chain.read_only_pool import ReadOnlyNodePool
     from helper.object_store.bucket import Bucket
 
 app = typer.Typer()
-
-FOLLOW_SECONDS: Final = 5.0
-"""Seconds between two reads of new blocks with `--follow`."""
 
 PROBE_SECONDS: Final = 5.0
 """Seconds between two checks of the nodes."""
@@ -58,6 +54,15 @@ class _Request:
     cache: Path | None
     follow: bool
     archive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The data of a round. `valid_proofs` has the ids of the proofs that were verified while the round ran."""
+
+    source: AuditSource
+    round_id: bytes
+    valid_proofs: set[bytes] | None = None
 
 
 @app.command()
@@ -89,7 +94,7 @@ def audit(
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Read blocks until the round is finalized, then audit it.")
+        bool, typer.Option("--follow", help="Read and verify reveals until the round is finalized, then audit it.")
     ] = False,
     archive: Annotated[
         bool,
@@ -141,13 +146,17 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
     from helper.audit.report import create_report  # noqa: PLC0415
 
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
-        async with _open_source(config, request) as (source, round_id):
+        async with _open_source(config, request) as opened:
             is_recorded = evidence is not None or report is not None  # hashing takes time too
-            with closing(RecordingSource(source, round_id, evidence)) as recording, _progress() as on_progress:
+            with (
+                closing(RecordingSource(opened.source, opened.round_id, evidence)) as recording,
+                _progress() as on_progress,
+            ):
                 completed = await audit_round(
-                    recording if is_recorded else source,
-                    round_id,
+                    recording if is_recorded else opened.source,
+                    opened.round_id,
                     signed_ea_pk=request.signed_ea_pk,
+                    valid_proofs=opened.valid_proofs,
                     on_progress=on_progress,
                 )
                 recording.finish()
@@ -157,7 +166,7 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[tuple[AuditSource, bytes]]:
+async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[_Opened]:
     from helper.audit.block_cache import BlockCache  # noqa: PLC0415
     from helper.audit.evidence import EvidenceSource  # noqa: PLC0415
     from helper.audit.nodes import NodeSource  # noqa: PLC0415
@@ -172,7 +181,7 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
                 raise NotFound(
                     f"the evidence is of round {stored.round_id.hex()}", advice="Leave ROUND out, or use another file."
                 )
-            yield stored, stored.round_id
+            yield _Opened(stored, stored.round_id)
         finally:
             stored.close()
         return
@@ -184,16 +193,15 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
         round_id = await _find_round(nodes, request.round_text)
         source = NodeSource(readers, round_id)
         if request.cache is None and not request.follow:
-            yield source, round_id
+            yield _Opened(source, round_id)
             return
         with _cache_file(request.cache) as path, closing(BlockCache(source, path, round_id)) as cache:
-            if request.follow:
-                await _wait_until_finalized(cache, source)
-            yield cache, round_id
+            valid_proofs = await _follow(readers, cache, round_id) if request.follow else None
+            yield _Opened(cache, round_id, valid_proofs)
 
 
 @asynccontextmanager
-async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[tuple[AuditSource, bytes]]:
+async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[_Opened]:
     """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
     from helper.audit.archive_source import ArchiveSource, open_archived_round  # noqa: PLC0415
     from helper.audit.nodes import NodeSource  # noqa: PLC0415
@@ -207,10 +215,11 @@ async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[
     round_id = _match_round(text, {folder for folder in folders if parse_round_directory(folder) is not None})
     archived = await read_finished_round(bucket, round_id)
     if archived is not None:
-        yield await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id
+        yield _Opened(await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id)
         return
     async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
-        yield ArchiveSource(bucket, circuit_infos(), round_id, NodeSource(readers, round_id)), round_id
+        source = NodeSource(readers, round_id)
+        yield _Opened(ArchiveSource(bucket, circuit_infos(), round_id, source), round_id)
 
 
 def _open_archive(config: Path | None) -> Bucket:
@@ -276,23 +285,18 @@ def _cache_file(path: Path | None) -> Iterator[Path]:
             yield real
 
 
-async def _wait_until_finalized(cache: BlockCache, source: NodeSource) -> None:
-    """Read blocks into the cache until the round is finalized."""
-    from helper.audit.documents import FINALIZED, parse_round_facts  # noqa: PLC0415
-    from helper.audit.source import ROUND, DataMissing  # noqa: PLC0415
+async def _follow(nodes: ReadOnlyNodePool, cache: BlockCache, round_id: bytes) -> set[bytes]:
+    """Read blocks into the cache until the round is finalized. Returns the ids of the proofs found to be valid."""
+    from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from helper.audit.round_follower import RoundFollower  # noqa: PLC0415
+    from helper.audit.source import DataMissing  # noqa: PLC0415
 
-    while True:
-        try:
-            # read before the blocks: all blocks of a finalized round exist
-            facts = parse_round_facts(await source.document(ROUND))
-            await cache.read_ahead(facts.created_at_height)
-            if facts.status == FINALIZED:
-                return
-        except ChainUnavailable as error:
-            print_message(f"waiting for a node: {error}")
-        except DataMissing as error:
-            raise NotFound(f"the round cannot be followed: {error}", advice="Use other nodes.") from None
-        await anyio.sleep(FOLLOW_SECONDS)
+    follower = RoundFollower(cache, lambda: NodeSource(nodes, round_id), round_id, print_message)
+    try:
+        await follower.run()
+    except DataMissing as error:
+        raise NotFound(f"the round cannot be followed: {error}", advice="Use other nodes.") from None
+    return follower.valid_proofs
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import zipfile
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +20,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+import proofs
 from helper.audit.verdicts import CHECKS
 from helper.chain import node_pool, read_only_pool
+from helper.chain.reveal_transaction import RevealMessage
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import (
     IndexEntry,
@@ -318,11 +321,9 @@ def test_audit_cache_stores_no_unknown_results(nodes: RecordedNodes, run: Run) -
     assert run(ROUND, "--cache", "blocks.jsonl", code=0) == {}
 
 
-@pytest.mark.parametrize("cache", [(), ("--cache", "blocks.jsonl")])
-def test_audit_follows_a_running_round(
-    nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, cache: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr("helper.cli.audit.FOLLOW_SECONDS", 0.01)
+def let_round_run(nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the round begin with 50 blocks. Each request for it adds blocks, the last one also finalizes it."""
+    monkeypatch.setattr("helper.audit.round_follower.FOLLOW_SECONDS", 0.01)
     monkeypatch.setattr("helper.cli.audit.PROBE_SECONDS", 0.01)
     known, blocks = nodes.source.documents["round"]["round"], nodes.source.block_list
     known["status"], nodes.source.block_list = 1, blocks[:50]
@@ -337,11 +338,64 @@ def test_audit_follows_a_running_round(
         return response
 
     use_transport(monkeypatch, httpx.MockTransport(advance))
+
+
+@pytest.fixture
+def verified(nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """The number of proofs of each verification, and whether the audit had begun (it reads the summary first)."""
+    calls: list[tuple[int, bool]] = []
+    verify = proofs.verify_each
+
+    def verify_each(circuit: str, items: list[tuple[bytes, proofs.Statement]]) -> list[str | None]:
+        calls.append((len(items), any("vote-summary" in path for _, path in nodes.requests)))
+        return verify(circuit, items)
+
+    monkeypatch.setattr(proofs, "verify_each", verify_each)
+    return calls
+
+
+@pytest.mark.parametrize("cache", [(), ("--cache", "blocks.jsonl")])
+def test_audit_follows_a_running_round(
+    nodes: RecordedNodes,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    verified: list[tuple[int, bool]],
+    cache: tuple[str, ...],
+) -> None:
+    let_round_run(nodes, monkeypatch)
     assert run(ROUND, "--follow", *cache, code=0) == {}
     requested = Counter(path for _, path in nodes.requests)
     prefix = "/cosmos/base/tendermint/v1beta1/blocks"
     # each step continues after the last block that was read
     assert {height: requested[f"{prefix}/{height}"] for height in range(135, 287)} == dict.fromkeys(range(135, 287), 1)
+    assert verified == [(16, True)], "few reveals are left to the audit"
+
+
+def test_audit_verifies_new_reveals_of_a_running_round(
+    nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, verified: list[tuple[int, bool]]
+) -> None:
+    monkeypatch.setattr("helper.audit.round_follower.VERIFY_SECONDS", 0.0)
+    let_round_run(nodes, monkeypatch)
+    assert run(ROUND, "--follow", "--cache", "blocks.jsonl", code=0) == {}
+    assert sum(count for count, _ in verified) == 16
+    assert not any(has_begun for _, has_begun in verified)
+    assert run(ROUND, "--cache", "blocks.jsonl", code=0) == {}
+    assert sum(count for count, _ in verified) == 32  # another audit verifies all of them itself
+
+
+def test_audit_reports_a_wrong_reveal_of_a_running_round(
+    nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("helper.audit.round_follower.VERIFY_SECONDS", 0.0)
+    height, at, raw = nodes.source.find(0x04)[3]
+    message = RevealMessage.from_tx(raw)
+    altered = replace(message, proof=message.proof[:-1] + bytes([message.proof[-1] ^ 1]))
+    nodes.source.replace_tx(height, at, altered.to_tx())
+    let_round_run(nodes, monkeypatch)
+    assert run_command("audit", ROUND, "--follow") == 1
+    reported = capsys.readouterr()
+    assert "A3\tfailed\t16" in reported.out
+    assert f"A3 will fail: block {height}, nullifier {message.nullifier.hex()[:16]}" in reported.err
 
 
 # ---------------------------------------------------------------------- archive
