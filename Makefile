@@ -94,7 +94,8 @@ wheel: package ## build dist/ for installation: the wheel, its pinned requiremen
 release: $(VENV)/.deps ## build dist/ from the newest commit, with SBOM, provenance, hashes and signature (KEY=FILE)
 	$(BIN)/python -m scripts.release --dist $(DIST) $(if $(KEY),--key "$(KEY)")
 
-release-check: $(VENV)/.deps ## build a release twice, in two directories, and compare (8 minutes)
+release-check: $(VENV)/.deps ## build a release twice, in two directories and on two days, and compare (8 minutes)
+	@sh scripts/system_packages.sh faketime=faketime
 	$(BIN)/python -m scripts.release --check
 
 # Contents of a container image: the wheel and its pinned requirements.

@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
@@ -45,6 +45,9 @@ BUILD_TYPE: Final = "urn:svote-helper:build:make-release:v1"
 BUILDER: Final = "urn:svote-helper:builder:local"
 """The builder in the provenance: the machine of the signer. There is no hosted builder."""
 LOCK_FILES: Final = ("requirements/dev.txt", "proofs/Cargo.lock", "ui/package-lock.json")
+_OTHER_DAY: Final = "+40d"
+"""Time of the second build of `--check`, relative to now."""
+
 _RECORD: Final = re.compile(r"^[^/]+\.dist-info/RECORD$")
 
 
@@ -122,7 +125,13 @@ def export_sources(commit: Commit, directory: Path) -> None:
 
 
 def build_wheel(
-    commit: Commit, source: Path, target: Path, dist: Path, *, more_environment: Mapping[str, str] | None = None
+    commit: Commit,
+    source: Path,
+    target: Path,
+    dist: Path,
+    *,
+    prefix: Sequence[str] = (),
+    more_environment: Mapping[str, str] | None = None,
 ) -> None:
     """Export the sources and run `make wheel` there.
 
@@ -131,6 +140,7 @@ def build_wheel(
         source: directory for the sources; it is replaced.
         target: directory for compiled Rust code.
         dist: output directory; it is replaced.
+        prefix: a command that runs the build.
         more_environment: added to the environment.
     """
     export_sources(commit, source)
@@ -145,7 +155,7 @@ def build_wheel(
         "CARGO_INCREMENTAL": "0",
         **(more_environment or {}),
     }
-    command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist.resolve()}"]
+    command = [*prefix, "make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist.resolve()}"]
     subprocess.run(command, cwd=source, env=environment, check=True)
 
 
@@ -248,19 +258,27 @@ def sign(dist: Path, key: Path | None) -> None:
 
 
 def check_reproducible(commit: Commit) -> None:
-    """Build twice, in directories of different length, with different times, time zones and umasks, and compare."""
+    """Build twice, in directories of different length, on different days, with different time zones and umasks.
+
+    Raises ReleaseBuildError if the results differ.
+    """
     require_committed(ROOT)
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         hashes: list[str] = []
         manifests: list[dict[str, str]] = []
-        for folder, zone, mask in (("a", "UTC", 0o022), ("another/and/longer/path", "Asia/Kathmandu", 0o077)):
+        builds = (
+            ("a", "UTC", 0o022, ()),
+            ("another/and/longer/path", "Asia/Kathmandu", 0o077, ("faketime", "-f", _OTHER_DAY)),
+        )
+        for folder, zone, mask, prefix in builds:
             directory = Path(name) / folder
             previous = os.umask(mask)
             try:
                 dist = directory / "dist"
                 more = {"TZ": zone, "HOSTNAME": folder}
-                build_wheel(commit, directory / "source", directory / "target", dist, more_environment=more)
-                write_descriptions(directory / "source", dist, commit)
+                source, target = directory / "source", directory / "target"
+                build_wheel(commit, source, target, dist, prefix=prefix, more_environment=more)
+                write_descriptions(source, dist, commit)
             finally:
                 os.umask(previous)
             hashes.append((dist / SUMS_NAME).read_text())
