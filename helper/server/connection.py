@@ -245,7 +245,13 @@ class BoundedProtocol(HttpConnection):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request: its head is complete."""
+        """Start the request: its head is complete.
+
+        Raises:
+            _RefusedError: `Host` is missing or repeated (RFC 9112, section 3.2).
+        """
+        if not self.has_valid_host:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "headers: exactly one Host is required")
         super().on_headers_complete()
         self._is_in_head, self._unreported_bytes = False, 0
         self._body_bytes = self._body_pieces = 0

@@ -232,6 +232,12 @@ class HttpConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------ the request parsed last
 
     @property
+    def has_valid_host(self) -> bool:
+        """Whether the head has one `Host`. HTTP/1.0 does not require it (RFC 9112, section 3.2)."""
+        count = [name for name, _ in self.headers].count(b"host")
+        return count == 1 or (count == 0 and self.parser.get_http_version() == "1.0")
+
+    @property
     def is_answering(self) -> bool:
         """Whether there is a request, complete or not, whose response is incomplete."""
         return self.cycle is not None and not self.cycle.response_complete

@@ -255,7 +255,9 @@ async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int])
     count = 5000
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port)
-        client.writer.write(b"GET /x HTTP/1.1\r\n\r\n" * count + HELLO_REQUEST[:-2] + b"Connection: close\r\n\r\n")
+        client.writer.write(
+            b"GET /x HTTP/1.1\r\nHost:\r\n\r\n" * count + HELLO_REQUEST[:-2] + b"Connection: close\r\n\r\n"
+        )
         response = await client.read_rest()
     assert response.count(b"HTTP/1.1 404 Not Found\r\n") == count
     assert response_bodies(response) == [b"hello"]
@@ -369,7 +371,10 @@ class FakeTransport(asyncio.Transport):
         self.is_closed = True
 
 
-@pytest.mark.parametrize("request_head", [HELLO_REQUEST, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n"])
+MANY_HEADERS = b"GET /hello HTTP/1.1\r\nHost:\r\n" + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n"
+
+
+@pytest.mark.parametrize("request_head", [HELLO_REQUEST, MANY_HEADERS])
 async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: bytes) -> None:
     server = create_server(add_middleware([]), LIMITS)
     server.config.load()
@@ -579,8 +584,28 @@ async def test_each_request_may_have_the_maximum_number_of_headers() -> None:
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port)
         for _ in range(2):
-            assert await client.request(b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n") == b"hello"
+            assert await client.request(MANY_HEADERS) == b"hello"
         client.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"HTTP/1.1\r\n", 400),
+        (b"HTTP/1.1\r\nHost: x\r\nhost: x\r\n", 400),
+        (b"HTTP/1.0\r\nHost: x\r\nHost: y\r\n", 400),
+        (b"HTTP/1.0\r\n", 200),
+        (b"HTTP/1.1\r\nHost:\r\nConnection: close\r\n", 200),
+    ],
+)
+async def test_http_1_1_requires_one_host(head: bytes, status: int) -> None:
+    async with run_server(LIMITS) as port:
+        response = await exchange(port, [b"GET /hello " + head + b"\r\n"])
+    if status == 200:
+        assert response_bodies(response) == [b"hello"]
+    else:
+        code, error = parse_error(response)
+        assert (code, error["error"]) == (400, "headers: exactly one Host is required")
 
 
 TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
