@@ -379,7 +379,7 @@ class _Auditor:
             return
         findings = self._findings["E"]
         findings.count = len(heads)
-        if len(heads) < 2:
+        if len({head.node for head in heads}) < 2:
             findings.add_missing("fewer than two nodes reported it, so the audit depends on a single node")
         if any(head.height <= self._last_height or not head.block_id or not head.app_hash for head in heads):
             findings.add_missing("the nodes did not report a block after the last one that was read")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from helper.audit.transactions import PartialEntry
 from helper.chain.json_fields import Fields
 from helper.chain.models import LeafBlock, parse_leaves
+from helper.errors import InvalidResponse
 
 FINALIZED = 3
 """Status of a round whose result is final."""
 
 Option = tuple[int, int]
 """A proposal id and an option index."""
+
+_MAX_UINT32 = 2**32 - 1
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,6 @@ class RoundFacts:
         titles: title of each proposal, and labels of its options by index.
         indices: index of each listed ceremony validator by address.
         commitments: the combined commitments of the key ceremony.
-        stripped: whether validators were removed after the ceremony.
     """
 
     round_id: bytes
@@ -57,14 +64,13 @@ class RoundFacts:
     threshold: int
     commitments: tuple[bytes, ...]
     contributions: tuple[DkgContribution, ...]
-    stripped: bool
     timed_out: bool
 
 
 def parse_round_facts(document: object) -> RoundFacts:
     """Parse `GET round/{id}`. Raises `InvalidResponse`."""
     fields = Fields(document, "response").child("round")
-    proposals = fields.children("proposals")
+    titles = _index(fields.children("proposals"), _parse_proposal)
     validators = fields.children("ceremony_validators")
     return RoundFacts(
         round_id=fields.base64_bytes("vote_round_id", 32),
@@ -77,20 +83,11 @@ def parse_round_facts(document: object) -> RoundFacts:
         nullifier_imt_root=fields.base64_bytes("nullifier_imt_root", 32),
         nc_root=fields.base64_bytes("nc_root", 32),
         ea_pk=fields.decode("ea_pk", fields.text("ea_pk"), None),
-        options={
-            proposal.uint("id", maximum=2**31): tuple(
-                option.uint("index", maximum=2**31) for option in proposal.children("options")
-            )
-            for proposal in proposals
-        },
-        titles={
-            proposal.uint("id", maximum=2**31): (
-                proposal.text("title"),
-                {option.uint("index", maximum=2**31): option.text("label") for option in proposal.children("options")},
-            )
-            for proposal in proposals
-        },
-        indices={entry.text("validator_address"): entry.uint("shamir_index", maximum=2**32) for entry in validators},
+        options={proposal_id: tuple(labels) for proposal_id, (_, labels) in titles.items()},
+        titles=titles,
+        indices=_index(
+            validators, lambda entry: (entry.text("validator_address"), entry.uint("shamir_index", maximum=_MAX_UINT32))
+        ),
         threshold=fields.uint("threshold", maximum=2**32),
         commitments=_points(fields, "feldman_commitments"),
         contributions=tuple(
@@ -99,9 +96,26 @@ def parse_round_facts(document: object) -> RoundFacts:
             )
             for entry in fields.children("dkg_contributions")
         ),
-        stripped=any(isinstance(line, str) and "stripped" in line for line in fields.items("ceremony_log")),
         timed_out=fields.boolean("tally_timed_out"),
     )
+
+
+def _parse_proposal(fields: Fields) -> tuple[int, tuple[str, dict[int, str]]]:
+    labels = _index(
+        fields.children("options"), lambda option: (option.uint("index", maximum=2**31), option.text("label"))
+    )
+    return fields.uint("id", maximum=2**31), (fields.text("title"), labels)
+
+
+def _index(entries: Iterable[Fields], parse: Callable[[Fields], tuple[K, V]]) -> dict[K, V]:
+    """Parse entries to keys and values. An entry that is listed twice is an error: readers may see either one."""
+    values: dict[K, V] = {}
+    for entry in entries:
+        key, value = parse(entry)
+        if key in values:
+            raise InvalidResponse(f"{entry.path}: listed twice")
+        values[key] = value
+    return values
 
 
 def _points(fields: Fields, name: str) -> tuple[bytes, ...]:
@@ -118,6 +132,8 @@ def parse_sums(document: object, proposal_id: int) -> dict[Option, bytes]:
     for name in tally.names():
         if not (name.isascii() and name.isdigit() and len(name) <= 10):
             raise tally.invalid_field(name, "expected the number of an option")
+        if (proposal_id, int(name)) in sums:  # `1` and `01`
+            raise tally.invalid_field(name, "listed twice")
         sums[proposal_id, int(name)] = tally.base64_bytes(name, 64)
     return sums
 
@@ -143,13 +159,18 @@ class OptionSummary:
 
 def parse_summary(document: object) -> dict[Option, OptionSummary]:
     """Parse `GET vote-summary/{id}`. Raises `InvalidResponse`."""
-    return {
-        (proposal.uint("id", maximum=2**32), option.uint("index", maximum=2**32)): OptionSummary(
-            option.uint("ballot_count"), option.uint("total_value")
+
+    def parse_options(proposal: Fields) -> tuple[int, dict[int, OptionSummary]]:
+        return proposal.uint("id", maximum=2**32), _index(
+            proposal.children("options"),
+            lambda option: (
+                option.uint("index", maximum=2**32),
+                OptionSummary(option.uint("ballot_count"), option.uint("total_value")),
+            ),
         )
-        for proposal in Fields(document, "response").children("proposals")
-        for option in proposal.children("options")
-    }
+
+    proposals = _index(Fields(document, "response").children("proposals"), parse_options)
+    return {(proposal_id, index): entry for proposal_id, of in proposals.items() for index, entry in of.items()}
 
 
 def parse_partials(document: object) -> dict[int, list[PartialEntry]]:
@@ -174,10 +195,10 @@ def parse_leaf_blocks(document: object) -> list[LeafBlock]:
 
 def parse_roots(document: object) -> dict[int, bytes]:
     """Parse the roots by height. Raises `InvalidResponse`."""
-    return {
-        entry.uint("height", maximum=2**62): entry.base64_bytes("root", 32)
-        for entry in Fields(document, "response").children("roots")
-    }
+    return _index(
+        Fields(document, "response").children("roots"),
+        lambda entry: (entry.uint("height", maximum=2**62), entry.base64_bytes("root", 32)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -558,6 +558,8 @@ async def test_audit_one_node_is_not_a_comparison() -> None:
     source.documents["heads"] = heads(("a", "A", "S"))
     result = await audit(source)
     assert "E" in of_verdict(result, Verdict.NOT_CHECKED)
+    source.documents["heads"] = heads(("a", "A", "S"), ("a", "A", "S"))
+    assert "E" in of_verdict(await audit(source), Verdict.NOT_CHECKED)
     source.documents["heads"]["heads"] = heads(("a", "A", "S"), ("b", "A", "S"))["heads"]
     for entry in source.documents["heads"]["heads"]:
         entry["height"] = 286  # its app hash is from before the last block that was read
@@ -589,6 +591,53 @@ async def test_audit_malformed_document_is_never_passed(name: str, document: obj
     result = await audit(source)
     assert result.result.verdict is not Verdict.PASSED
     assert name.partition("/")[0] in {"heads", "partials"} or len(of_verdict(result, Verdict.NOT_CHECKED)) > 1
+
+
+def list_twice(*path: str | int) -> Callable[[MemorySource], None]:
+    """List a wrong entry first. Only one of the two is right, and a reader may see the other one."""
+
+    def change(source: MemorySource) -> None:
+        entries: Any = source.documents
+        for step in path:
+            entries = entries[step]
+        wrong = {**entries[0], **{name: value + 1 for name, value in entries[0].items() if name == "total_value"}}
+        entries.insert(0, wrong)
+
+    return change
+
+
+def list_sum_twice(source: MemorySource) -> None:
+    tally = source.documents["tally/1"]["tally"]
+    source.documents["tally/1"]["tally"] = {"01": b64encode(bytes(64)).decode(), **tally}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (list_twice("summary", "proposals"), {"A1", "C6"}),
+        (list_twice("summary", "proposals", 0, "options"), {"A1", "C6"}),
+        (list_twice("roots", "roots"), {"D2"}),
+        (list_sum_twice, {"B1", "B2"}),
+    ],
+)
+async def test_audit_entry_listed_twice_is_not_checked(
+    change: Callable[[MemorySource], None], expected: set[str]
+) -> None:
+    source = threshold_round()
+    change(source)
+    result = await audit(source)
+    assert of_verdict(result, Verdict.NOT_CHECKED) == expected | {"E"}
+    assert all("listed twice" in why(result, check_id) for check_id in expected)
+
+
+@pytest.mark.parametrize(
+    "path", [("proposals",), ("proposals", 0, "options"), ("ceremony_validators",)], ids=lambda path: path[-1]
+)
+async def test_audit_round_with_an_entry_listed_twice_is_an_error(path: tuple[str | int, ...]) -> None:
+    source = threshold_round()
+    list_twice(*ROUND, *path)(source)
+    with pytest.raises(AuditError, match="listed twice"):
+        await audit(source)
 
 
 async def test_audit_key_without_threshold_uses_proofs_of_decryption() -> None:
