@@ -20,8 +20,11 @@ from helper.chain.transaction_tags import (
 )
 from helper.errors import AuditError, ChainResponseError
 
-_VARINT, _LENGTH_DELIMITED = 0, 2
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
 _MAX_VARINT_BYTES: Final = 10
+_MAX_UINT32: Final = 2**32 - 1
+_MAX_UINT64: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +103,41 @@ Message = Delegation | Cast | Batch | RevealMessage | PartialDecryption | Tally 
 
 
 class _Fields:
-    """The fields of a protobuf message by number.
+    """The fields of a protobuf message by number, as the chain reads them.
+
+    Unknown fields of any kind are ignored. Otherwise anyone could send a vote that the chain counts and audits cannot
+    read.
 
     Raises:
-        AuditError: the bytes are not a protobuf message of varints and byte strings.
+        AuditError: the bytes are not a protobuf message.
     """
 
     def __init__(self, data: bytes) -> None:
-        self._values: dict[int, list[int | bytes]] = {}
+        self._values: dict[int, list[int | bytes | None]] = {}
         at = 0
         while at < len(data):
             key, at = _read_varint(data, at)
-            if key & 7 == _VARINT:
+            kind = key & 7
+            value: int | bytes | None = None
+            if kind == _VARINT:
                 value, at = _read_varint(data, at)
-                self._values.setdefault(key >> 3, []).append(value)
-            elif key & 7 == _LENGTH_DELIMITED:
+            elif kind == _LENGTH_DELIMITED:
                 length, at = _read_varint(data, at)
-                if length > len(data) - at:
-                    raise AuditError("transaction: truncated")
-                self._values.setdefault(key >> 3, []).append(data[at : at + length])
-                at += length
+                value, at = data[at : at + length], at + length
+            elif kind in _FIXED_BYTES:
+                at += _FIXED_BYTES[kind]
             else:
                 raise AuditError("transaction: unknown wire type")
+            if at > len(data):
+                raise AuditError("transaction: truncated")
+            self._values.setdefault(key >> 3, []).append(value)
 
-    def number(self, number: int) -> int:
-        """The last value of an integer field, 0 if absent."""
+    def number(self, number: int, *, maximum: int = _MAX_UINT32) -> int:
+        """The last value of an integer field, 0 if absent. Higher bits than those of `maximum` are ignored."""
         value = self._values.get(number, [0])[-1]
         if not isinstance(value, int):
             raise AuditError(f"transaction: field {number} is not an integer")
-        return value
+        return value & maximum
 
     def repeated(self, number: int) -> tuple[bytes, ...]:
         """All values of a bytes field."""
@@ -192,7 +201,10 @@ def _decode_tally(body: bytes) -> Tally:
     entries = (_Fields(entry) for entry in fields.repeated(3))
     return Tally(
         fields.data(1, 32),
-        tuple(TallyEntry(entry.number(1), entry.number(2), entry.number(3), entry.data(4)) for entry in entries),
+        tuple(
+            TallyEntry(entry.number(1), entry.number(2), entry.number(3, maximum=_MAX_UINT64), entry.data(4))
+            for entry in entries
+        ),
     )
 
 
@@ -221,6 +233,8 @@ def decode(raw: bytes, round_id: bytes) -> Message | None:
     Raises:
         AuditError: the encoding is not known.
     """
+    if not is_of_round(raw, round_id):
+        return None
     tag, body = raw[0], raw[1:]
     if tag in (CAST_BATCH, DELEGATE_BATCH):
         return Batch()
