@@ -141,11 +141,12 @@ async def archive_documents(
         height: the archive is complete up to this block, which is after the round's tally.
 
     Raises:
-        AuditError: the nodes do not report the round as finalized.
+        AuditError: the round cannot be read or stored.
         ChainUnavailable: no node responded.
         BucketError: the object store is unreachable.
     """
     document = await nodes.document(sources.ROUND)
+    sources.encode_document(document)
     facts = parse_round_facts(document)
     if facts.status != FINALIZED:
         raise ChainUnavailable("the node does not report the round as finalized")
@@ -154,7 +155,9 @@ async def archive_documents(
     for name in _document_names(facts, height):
         key = _HEADS if sources.parse_heads_name(name) is not None else name
         try:
-            documents[key] = await nodes.document(name)
+            stored = await nodes.document(name)
+            sources.encode_document(stored)
+            documents[key] = stored
         except DataMissing as error:
             missing[key] = str(error)
     documents[sources.ROUND] = document

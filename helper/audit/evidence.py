@@ -17,8 +17,16 @@ from typing import IO, Final, cast
 
 import orjson
 
-from helper.audit.source import MAX_LINE_BYTES, AuditBlock, AuditSource, DataMissing, decode_block, encode_block
-from helper.chain.json_fields import Fields
+from helper.audit.source import (
+    MAX_LINE_BYTES,
+    AuditBlock,
+    AuditSource,
+    DataMissing,
+    decode_block,
+    encode_block,
+    encode_document,
+)
+from helper.chain.json_fields import Fields, limit_stored_values
 from helper.errors import AuditError, InvalidResponse
 
 FORMAT: Final = "svote-helper round evidence"
@@ -32,6 +40,7 @@ MAX_DOCUMENTS_BYTES: Final = 1 << 28
 
 _MAX_MANIFEST_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others can need gigabytes of memory
 _ZIP_ERRORS: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -61,7 +70,7 @@ class RecordingSource:
         self._source = source
         self._round_id = round_id
         self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) if file is not None else None
-        self._documents: dict[str, object] = {}
+        self._documents: dict[str, orjson.Fragment] = {}
         self._missing: dict[str, str] = {}
         self._blocks_hash = sha256()
         self.has_all_blocks = source.has_all_blocks
@@ -71,10 +80,10 @@ class RecordingSource:
         """Return a document of the source."""
         try:
             document = await self._source.document(name)
+            self._documents[name] = orjson.Fragment(encode_document(document))
         except DataMissing as error:
             self._missing[name] = str(error)
             raise
-        self._documents[name] = document
         return document
 
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
@@ -146,6 +155,8 @@ class EvidenceSource:
         with _zip_errors("evidence"):
             if sorted(self._zip.namelist()) != [BLOCKS, DOCUMENTS, MANIFEST]:
                 raise AuditError(f"an evidence file contains exactly {BLOCKS}, {DOCUMENTS} and {MANIFEST}")
+            if any(member.compress_type not in _METHODS for member in self._zip.infolist()):
+                raise AuditError("an evidence file is compressed with deflate")
             manifest = Fields(orjson.loads(self._read(MANIFEST, _MAX_MANIFEST_BYTES)), MANIFEST)
             if manifest.text("format") != FORMAT or manifest.uint("version") != VERSION:
                 raise AuditError("not an evidence file, or one of a newer version")
@@ -156,6 +167,7 @@ class EvidenceSource:
             self._blocks_hash = manifest.child("sha256").hex_bytes(BLOCKS)
             documents = self._read(DOCUMENTS, MAX_DOCUMENTS_BYTES)
             _check_hash(DOCUMENTS, sha256(documents).digest(), manifest.child("sha256").hex_bytes(DOCUMENTS))
+            limit_stored_values(documents, DOCUMENTS)
             self._documents = Fields(orjson.loads(documents), DOCUMENTS)
 
     def close(self) -> None:

@@ -89,6 +89,18 @@ class AuditSource(Protocol):
         """
 
 
+def encode_document(document: object) -> bytes:
+    """Encode a document as JSON.
+
+    Raises:
+        DataMissing: it cannot be stored, because its values are nested too deeply.
+    """
+    try:
+        return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:
+        raise DataMissing("its values are nested too deeply") from None
+
+
 def encode_block(block: AuditBlock) -> bytes:
     """Encode a block as one line of JSON."""
     txs = [{"tx": b64encode(tx.raw).decode(), "code": tx.code} for tx in block.txs]

@@ -23,6 +23,8 @@ MAX_CONTAINERS = 100_000
 
 _UNCHECKED_BYTES = 1 << 16  # responses up to this many bytes may have values of any size
 _MIN_BYTES_PER_VALUE = 6  # minimum mean bytes per value in a longer response; nodes' responses have 12 or more
+_MIN_BYTES_PER_STORED_VALUE = 8  # the same for stored documents, which are larger
+_MIN_BYTES_PER_CONTAINER = 40  # a block with one leaf takes 90 bytes and has two
 
 
 def loads(body: bytes, source: str) -> object:
@@ -34,15 +36,28 @@ def loads(body: bytes, source: str) -> object:
     Raises:
         InvalidResponse: the body is not JSON, or has too many values.
     """
-    if len(body) > _UNCHECKED_BYTES:
-        containers = body.count(b"{") + body.count(b"[")
-        if containers > MAX_CONTAINERS or containers + body.count(b",") > len(body) // _MIN_BYTES_PER_VALUE:
-            raise InvalidResponse(f"{source}: response contains too many values for its size ({len(body)} bytes)")
+    _limit_values(body, source, MAX_CONTAINERS, _MIN_BYTES_PER_VALUE)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         kind = "HTML" if body.lstrip()[:1] == b"<" else "empty" if not body.strip() else "not valid JSON"
         raise InvalidResponse(f"{source}: the response is {kind}") from None
+
+
+def limit_stored_values(body: bytes, source: str) -> None:
+    """Check that the stored JSON of many responses does not consist of tiny values, as `loads` does for one.
+
+    Raises:
+        InvalidResponse: it has too many values.
+    """
+    _limit_values(body, source, MAX_CONTAINERS + len(body) // _MIN_BYTES_PER_CONTAINER, _MIN_BYTES_PER_STORED_VALUE)
+
+
+def _limit_values(body: bytes, source: str, max_containers: int, min_bytes: int) -> None:
+    if len(body) > _UNCHECKED_BYTES:
+        containers = body.count(b"{") + body.count(b"[")
+        if containers > max_containers or containers + body.count(b",") > len(body) // min_bytes:
+            raise InvalidResponse(f"{source}: response contains too many values for its size ({len(body)} bytes)")
 
 
 class Fields:

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from helper.chain.json_fields import limit_stored_values
 from helper.chain.reveal_history import HistoryBlock
-from helper.errors import ProofBundleError
+from helper.errors import InvalidResponse, ProofBundleError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -167,7 +168,11 @@ def unpack_documents(pieces: Sequence[bytes], digest: str) -> dict[str, Any]:
         raise ProofBundleError("the archive's documents of the round are not readable", advice=_ADVICE) from None
     if not unpacker.eof or sha256(content).hexdigest() != digest:
         raise ProofBundleError("the archive's documents of the round do not match their hash", advice=_ADVICE)
-    documents: Any = orjson.loads(content)
+    try:
+        limit_stored_values(content, "documents")
+        documents: Any = orjson.loads(content)
+    except (InvalidResponse, orjson.JSONDecodeError):
+        documents = None
     if not isinstance(documents, dict):
         raise ProofBundleError("the archive's documents of the round are not readable", advice=_ADVICE)
     return documents

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
@@ -255,3 +257,17 @@ def test_progress_of_format_1_is_readable() -> None:
     old = b'{"format":"svote-helper archive progress 1","chain_id":"c","next_part":7}'
     assert Progress.from_bytes(old).next_part == 7
     assert b"progress 2" in Progress(chain_id="c", next_part=7).to_bytes()
+
+
+async def test_archive_documents_leaves_out_a_deeply_nested_one() -> None:
+    source = agreed_round()
+    for _ in range(300):
+        source.documents["summary"]["x"] = [source.documents["summary"].get("x")]
+    result = await audit(await archive_round(source), source.round_id)
+    assert of_verdict(result, Verdict.NOT_CHECKED) == {"A1", "C6"}
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[" + b",".join([b"[]"] * 50_000) + b"]"])
+def test_unpack_documents_refuses_other_content(content: bytes) -> None:
+    with pytest.raises(ProofBundleError, match="not readable"):
+        round_data.unpack_documents([zlib.compress(content)], sha256(content).hexdigest())

@@ -222,6 +222,11 @@ def repack(name: str, changes: dict[str, Callable[[bytes], bytes]], *, fix_hashe
         ({"manifest.json": lambda _: b"[]"}, False, "expected an object"),
         ({"documents.json": lambda _: b"{"}, True, "not readable"),
         ({"documents.json": lambda _: b"[]"}, True, "expected an object"),
+        (
+            {"documents.json": lambda text: text[:-1] + b',"x":[' + b",".join([b"[]"] * 50_000) + b"]}"},
+            True,
+            "too many values",
+        ),
         ({"blocks.jsonl": lambda _: b"{\n"}, True, "not readable"),
         ({"blocks.jsonl": lambda _: b'{"height":135,"time":"1"}\n'}, True, "expected a number"),
         ({"blocks.jsonl": lambda _: b'{"height":135,"time":1,"txs":[{"tx":"?"}]}\n'}, True, "expected base64"),
@@ -259,6 +264,39 @@ def test_evidence_truncated_is_refused(nodes: RecordedNodes, run: Run, capsys: p
         Path("cut.zip").write_bytes(content[:length])
         assert run_command("audit", "--from", "cut.zip") == 1
         assert "not readable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_evidence_of_another_compression_is_refused(
+    nodes: RecordedNodes, run: Run, capsys: pytest.CaptureFixture[str], method: int
+) -> None:
+    Path("evidence.zip").write_bytes(evidence_bytes(nodes, run))
+    with zipfile.ZipFile("evidence.zip") as old, zipfile.ZipFile("other.zip", "w", method) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    assert run_command("audit", "--from", "other.zip") == 1
+    assert "compressed with deflate" in capsys.readouterr().err
+
+
+def test_evidence_with_transactions_of_no_round_passes(nodes: RecordedNodes, run: Run) -> None:
+    Path("evidence.zip").write_bytes(evidence_bytes(nodes, run))
+    txs = b'"txs":[{"tx":"","code":0},{"tx":"CQ==","code":0},{"tx":"Bg==","code":0}]}\n'
+    repack("evidence.zip", {"blocks.jsonl": lambda text: text.replace(b'"txs":[]}\n', txs, 1)})
+    assert run("--from", "evidence.zip", code=0) == {}
+
+
+def nest(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_evidence_of_deeply_nested_document_is_not_checked(nodes: RecordedNodes, run: Run) -> None:
+    nodes.source.documents["summary"]["x"] = nest(300)
+    reasons = run(ROUND, "--evidence", "evidence.zip", "--report", "report.html", code=3)
+    assert reasons["C6 not_checked"] == "summary: its values are nested too deeply"
+    assert run("--from", "evidence.zip", code=3) == reasons
 
 
 # ---------------------------------------------------------------------- cache and follow
