@@ -37,6 +37,7 @@ _WINDOW: Final = 8
 """Blocks that are read concurrently; the next ones are read while the previous ones are checked."""
 
 _CONCURRENT_REQUESTS: Final = 8
+_MAX_STORED_PARTIALS: Final = 10_000  # requests, one each; a chain has tens of validators and options
 _HEAD_ATTEMPTS: Final = 10
 _HEAD_SECONDS: Final = 1.0
 
@@ -90,6 +91,8 @@ class NodeSource:
     async def _read_stored_partials(self) -> object | None:
         """The partial decryptions in the store of a node with RPC: chains before v1 do not serve them otherwise."""
         facts = parse_round_facts(await self.document(sources.ROUND))
+        if len(facts.indices) * sum(len(options) for options in facts.options.values()) > _MAX_STORED_PARTIALS:
+            return None
         keys = [
             (index, proposal_id, decision)
             for proposal_id, options in facts.options.items()
@@ -183,14 +186,13 @@ class NodeSource:
         """
         await self._node_pool.probe_all()  # a round that was reported as finalized has its tally in a block
         last = self._node_pool.newest_height
-        windows = [range(start, min(start + _WINDOW, last + 1)) for start in range(first, last + 1, _WINDOW)]
-        reading = asyncio.create_task(self._read_window(windows[0])) if windows else None
+        reading: asyncio.Task[list[AuditBlock]] | None = None
         try:
-            for following in [*windows[1:], None]:
-                if reading is None:
-                    return
-                window = await reading
-                reading = None if following is None else asyncio.create_task(self._read_window(following))
+            # not as a list: a node may report any height
+            for start in range(first, last + 1 + _WINDOW, _WINDOW):
+                window = [] if reading is None else await reading
+                heights = range(start, min(start + _WINDOW, last + 1))
+                reading = asyncio.create_task(self._read_window(heights))
                 for block in window:
                     yield block
         finally:

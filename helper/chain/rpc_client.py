@@ -86,7 +86,7 @@ class RpcClient(NodeHttp):
             return await self._call(
                 "/block_results",
                 {"height": str(height)},
-                lambda result: [tx.uint("code", maximum=2**32) for tx in result.children("txs_results")],
+                lambda result: _parse_codes(result, height),
                 limit=BLOCK_LIMIT_BYTES,
             )
         except _RpcError:
@@ -202,9 +202,18 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
     return head, sync.boolean("catching_up")
 
 
-def _parse_height_results(result: Fields, height: int) -> BlockResults:
+def _parse_codes(result: Fields, height: int) -> list[int]:
+    _check_height(result, height)
+    return [tx.uint("code", maximum=2**32) for tx in result.children("txs_results")]
+
+
+def _check_height(result: Fields, height: int) -> None:
     if result.uint("height") != height:
         raise InvalidResponse(f"block_results: height {result.uint('height')} was returned for {height}")
+
+
+def _parse_height_results(result: Fields, height: int) -> BlockResults:
+    _check_height(result, height)
     return BlockResults(height, [spent for tx in result.children("txs_results") for spent in _parse_reveals(tx)])
 
 

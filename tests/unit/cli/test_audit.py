@@ -119,6 +119,32 @@ def test_audit_failing_rpc_falls_back_to_rest(nodes: RecordedNodes, run: Run) ->
     assert any("/tx/" in path for _, path in nodes.requests)
 
 
+def test_audit_results_of_another_block_fall_back_to_rest(nodes: RecordedNodes, run: Run) -> None:
+    Path("helper.toml").write_text(ONE_NODE)
+    results = {"height": "134", "txs_results": [{"code": 5}]}
+    nodes.faults["rpc.test", "/block_results"] = httpx.Response(200, json={"result": results})
+    assert list(run(ROUND, code=3)) == ["E not_checked"]
+    assert any("/tx/" in path for _, path in nodes.requests)
+
+
+def test_audit_of_implausibly_many_validators_reads_no_stored_partials(nodes: RecordedNodes, run: Run) -> None:
+    """A key in the store exists for each validator and option."""
+    Path("helper.toml").write_text(ONE_NODE)
+    validators = nodes.source.documents["round"]["round"]["ceremony_validators"]
+    validators += [{"validator_address": f"v{index}", "shamir_index": index} for index in range(4, 6000)]
+    assert "C2 not_checked" in run(ROUND, code=3)
+    assert not any(path == "/abci_query" for _, path in nodes.requests)
+
+
+def test_audit_index_of_a_validator_above_32_bits_is_an_error(
+    nodes: RecordedNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("helper.toml").write_text(ONE_NODE)
+    nodes.source.documents["round"]["round"]["ceremony_validators"][0]["shamir_index"] = 2**32
+    assert run_command("audit", ROUND) == 1
+    assert "shamir_index: 4294967296 is out of range" in capsys.readouterr().err
+
+
 def test_audit_nodes_with_different_states_fails(nodes: RecordedNodes, run: Run) -> None:
     header = {"chain_id": "svote-1", "height": "287", "time": "2026-11-23T09:31:25Z", "app_hash": "b3RoZXI="}
     path = "/cosmos/base/tendermint/v1beta1/blocks/287"
