@@ -154,11 +154,16 @@ class _Auditor:
             if not self._findings["A5"].missing:  # not all votes are known
                 self._votes.finish(reveals.counts)
         else:
-            self._require_published_reveals(reveals, summary or {})
+            self._require_published_reveals(reveals, summary)
         if facts.status == docs.FINALIZED:
             self._check_counts(reveals, summary)
             await self._check_sums(reveals)
-        tally_checks.check_contributions(facts, self._tally_transactions.contributions, findings["C2"])
+        tally_checks.check_contributions(
+            facts,
+            self._tally_transactions.contributions,
+            findings["C2"],
+            all_read=self._source.has_all_blocks and not findings["A2"].missing,
+        )
         if facts.status == docs.FINALIZED and not facts.timed_out:
             await self._check_results(reveals, results, summary)
         await self._check_heads()
@@ -303,8 +308,11 @@ class _Auditor:
         if facts.round_id != self._round_id or self._round_id not in hashes:
             findings.add_problem("the round id is not the hash of the published fields")
 
-    def _require_published_reveals(self, reveals: RevealChecks, summary: Mapping[Option, OptionSummary]) -> None:
-        """Mark the checks of reveals as not checked if a reveals-only source has fewer than published."""
+    def _require_published_reveals(self, reveals: RevealChecks, summary: Mapping[Option, OptionSummary] | None) -> None:
+        """Mark the checks of reveals as not checked if a reveals-only source may have fewer than published."""
+        if summary is None:
+            self._mark_missing(_NEEDS_ALL_BLOCKS, "the number of published reveals is not known")
+            return
         for option, entry in sorted(summary.items()):
             if reveals.counts[option] < entry.count:
                 self._mark_missing(

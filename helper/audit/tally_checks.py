@@ -74,6 +74,8 @@ def check_key(facts: RoundFacts, signed_ea_pk: bytes | None, findings: Findings)
     if facts.threshold > size:
         findings.add_problem(f"threshold {facts.threshold} for {size} validators")
     indices = list(facts.indices.values())
+    if not indices:
+        findings.add_missing("the round lists no validators")
     if len(set(indices)) < len(indices) or any(not 1 <= index <= size for index in indices):
         findings.add_problem(f"the validator indices {sorted(indices)} are not distinct numbers from 1 to {size}")
 
@@ -84,14 +86,26 @@ def ceremony_size(facts: RoundFacts) -> int:
     return max([len(facts.indices), len(facts.contributions), *sent])
 
 
-def check_contributions(facts: RoundFacts, transactions: Iterable[Contribution], findings: Findings) -> None:
+def check_contributions(
+    facts: RoundFacts, transactions: Iterable[Contribution], findings: Findings, *, all_read: bool
+) -> None:
     """Check that the contributions add up to the commitments (C2).
 
     If validators were removed after the ceremony, the round no longer lists all contributions. The transactions do: the
-    last one of each validator.
+    last one of each validator. If the ceremony was repeated, they may also include validators that only took part
+    before.
+
+    Args:
+        facts: the round.
+        transactions: the contributions in the blocks that were read.
+        findings: findings of C2.
+        all_read: whether all blocks were read.
     """
     if facts.threshold == 0:
         findings.add_missing("the round has no key ceremony")
+        return
+    if not facts.ea_pk:
+        findings.add_missing("the round has no election key yet")
         return
     listed = {entry.creator: entry.commitments for entry in facts.contributions}
     sent = {entry.creator: entry.commitments for entry in transactions}
@@ -103,8 +117,15 @@ def check_contributions(facts: RoundFacts, transactions: Iterable[Contribution],
         )
         return
     findings.count = size
-    if not any(_add_up(entries.values(), facts.commitments) for entries in candidates):
+    valid = [entries for entries in candidates if _add_up(entries.values(), facts.commitments)]
+    if (all_read and len(sent) == size and sent not in valid) or (
+        not valid and any(len(entries) == size for entries in candidates)
+    ):
         findings.add_problem("the contributions do not add up to the commitments of the key")
+    elif not valid:
+        findings.add_missing(
+            "the ceremony was repeated with other validators, whose contributions cannot be told apart"
+        )
 
 
 def _add_up(contributions: Iterable[tuple[bytes, ...]], commitments: tuple[bytes, ...]) -> bool:

@@ -36,6 +36,8 @@ class TreeChecks:
                 findings["D1"].add_problem(f"published leaves of block {block.height}: {error}")
                 return
             last_height = block.height
+            if not block.leaves:  # the chain has no root for such a block
+                continue
             self._leaves[block.height] = block.leaves
             self.roots[block.height] = tree.root()
 

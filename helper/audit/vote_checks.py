@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+import proofs
 from helper.audit.documents import Option
 from helper.audit.transactions import Cast, Delegation
 from helper.audit.verdicts import Findings
+from proofs import EncodingError
 
 SHARES_PER_VOTE: Final = 16
 """Maximum number of reveals of one cast vote."""
@@ -28,17 +30,21 @@ class VoteChecks:
         """Check that no note was delegated before."""
         self._delegations += 1
         for nullifier in message.nullifiers:
-            self._check_new(self._note_nullifiers, nullifier, f"block {height}: a note was delegated before")
+            self._check_new(self._note_nullifiers, nullifier, f"block {height}", "a note was delegated before")
 
     def add_cast(self, message: Cast, height: int) -> None:
         """Check that the authority note was not spent before."""
         self._casts[message.proposal_id] += 1
-        self._check_new(self._nullifiers, message.nullifier, f"block {height}: an authority note was spent before")
+        self._check_new(self._nullifiers, message.nullifier, f"block {height}", "an authority note was spent before")
 
-    def _check_new(self, seen_nullifiers: set[bytes], nullifier: bytes, problem: str) -> None:
+    def _check_new(self, seen_nullifiers: set[bytes], nullifier: bytes, where: str, problem: str) -> None:
         self._findings["D4"].count += 1
+        try:
+            proofs.check_encoding("nullifier", nullifier)
+        except EncodingError as error:  # another encoding of the same number would be a different nullifier
+            self._findings["D4"].add_problem(f"{where}: a nullifier is malformed ({error.reason})")
         if nullifier in seen_nullifiers:
-            self._findings["D4"].add_problem(problem)
+            self._findings["D4"].add_problem(f"{where}: {problem}")
         seen_nullifiers.add(nullifier)
 
     def finish(self, counts: Mapping[Option, int]) -> None:

@@ -12,8 +12,11 @@ import pytest
 
 import proofs
 from helper.audit.auditor import Audit, Progress, audit_round
+from helper.audit.documents import parse_round_facts
 from helper.audit.source import AuditTx
-from helper.audit.verdicts import CHECKS, Verdict
+from helper.audit.tally_checks import check_contributions
+from helper.audit.transactions import Contribution, decode
+from helper.audit.verdicts import CHECKS, Findings, Verdict
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import AuditError, NotFound
 from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round
@@ -211,6 +214,47 @@ async def test_audit_altered_contribution_fails_c2() -> None:
     assert "C2" in of_verdict(await audit(source), Verdict.FAILED)
 
 
+def test_check_contributions_of_a_repeated_ceremony_with_other_validators() -> None:
+    """A validator that contributed to the first attempt only, and one that was removed after the second."""
+    source = threshold_round()
+    known = source.documents["round"]["round"]
+    known["ceremony_validators"].pop(0)
+    known["dkg_contributions"].pop()
+    facts = parse_round_facts(source.documents["round"])
+    sent = [decode(raw, source.round_id) for _, _, raw in source.find(0x0E)]
+    contributions = [message for message in sent if isinstance(message, Contribution)]
+
+    def verdict(*before: Contribution) -> Verdict:
+        findings = Findings()
+        check_contributions(facts, [*before, *contributions], findings, all_read=True)
+        return findings.result("C2").verdict
+
+    assert verdict() is Verdict.PASSED
+    assert verdict(contributions[0]) is Verdict.PASSED
+    assert verdict(replace(contributions[0], creator="another")) is Verdict.NOT_CHECKED
+
+
+def forge_contributions(source: MemorySource) -> None:
+    """Publish commitments that match the listed contributions, but not those in the transactions."""
+    known = source.documents["round"]["round"]
+    listed = [entry["feldman_commitments"] for entry in known["dkg_contributions"]]
+    listed[0][1] = listed[0][0]
+    known["feldman_commitments"][1] = b64encode(proofs.sum_points([b64decode(c[1]) for c in listed])).decode()
+
+
+def spend_non_canonical_nullifier(source: MemorySource) -> None:
+    height, at, raw = source.find(0x03)[0]
+    start = raw.index(b"\x0a\x20") + 2
+    source.replace_tx(height, at, raw[:start] + b"\xff" * 32 + raw[start + 32 :])
+
+
+def anchor_in_block_without_leaves(source: MemorySource) -> None:
+    """A root exists only for blocks that append leaves."""
+    source.documents["leaves"]["blocks"].append({"height": 163, "start_index": 3, "leaves": []})
+    for height, at, raw in source.find(0x04):
+        source.replace_tx(height, at, replace(RevealMessage.from_tx(raw), anchor_height=163).to_tx())
+
+
 # ---------------------------------------------------------------------- other frauds
 
 
@@ -357,6 +401,9 @@ FRAUDS: dict[str, tuple[Callable[[MemorySource], None], set[str]]] = {
     "partial decryptions before the end": (move(0x0D, 250), {"C7"}),
     "a tally before the end": (move(0x05, 250), {"C7"}),
     "two tallies": (lambda source: insert(source, 286, source.find(0x05)[0][2]), {"C6"}),
+    "contributions are forged": (forge_contributions, {"C2", "C3"}),
+    "a nullifier is not canonical": (spend_non_canonical_nullifier, {"D4"}),
+    "an anchor is a block without leaves": (anchor_in_block_without_leaves, {"A3"}),
     "nodes report different blocks": (differing_heads(1), {"E"}),
     "nodes report different states": (differing_heads(2), {"E"}),
 }
@@ -411,6 +458,21 @@ async def test_audit_missing_document_is_not_checked(document: str, expected: se
     result = await audit(source)
     assert of_verdict(result, Verdict.FAILED) == set()
     assert expected | {"E"} == of_verdict(result, Verdict.NOT_CHECKED)
+
+
+async def test_audit_of_incomplete_archive_without_summary_is_no_failure() -> None:
+    source = single_key_round()
+    del source.documents["summary"]
+    source.block_list.pop()
+    result = await audit(source)
+    assert of_verdict(result, Verdict.FAILED) == set()
+    assert of_verdict(result, Verdict.PASSED) <= {"C1", "C2", "C5", "D2", "D3"}
+
+
+async def test_audit_round_without_validators_is_not_checked() -> None:
+    source = threshold_round()
+    del source.documents["round"]["round"]["ceremony_validators"]
+    assert "C1" in of_verdict(await audit(source), Verdict.NOT_CHECKED)
 
 
 ALL_BLOCKS = {"A1", "A2", "A3", "A4", "A5", "B1", "B2", "C3", "C4", "C6", "C7", "D1", "D4"}
