@@ -37,6 +37,7 @@ import proofs
 from devnet import ballot, tx
 from devnet.ceremony import Ceremony, address
 from helper.audit import source as sources
+from helper.audit.documents import digest_unbound_fields, parse_round_facts
 from helper.audit.evidence import RecordingSource
 from helper.audit.reveal_checks import BATCH_REVEALS
 from helper.audit.source import AuditBlock, AuditTx, DataMissing
@@ -151,8 +152,7 @@ class LargeRound:
         options = [{"index": index, "label": label} for index, label in enumerate(("Support", "Oppose"))]
         count = len(self.items) * self._repeats
         summary = [{**options[0]}, {**options[1], "ballot_count": count, "total_value": self.total}]
-        head = {"height": 0, "block_id": "A", "app_hash": "S"}
-        return {
+        documents: dict[str, object] = {
             sources.ROUND: {
                 "round": {
                     "vote_round_id": round_id,
@@ -174,8 +174,14 @@ class LargeRound:
             sources.RESULTS: {"results": [{"vote_round_id": round_id, **totals, "total_value": self.total}]},
             sources.SUMMARY: {"proposals": [{"id": OPTION[0], "options": summary}]},
             sources.tally_document(OPTION[0]): {"tally": {str(OPTION[1]): b64(self._sum())}},
-            "heads": {"heads": [{**head, "node": name, "height": 2**40} for name in ("one", "two")]},
         }
+        head = {
+            "height": 2**40,
+            "block_id": "A",
+            "app_hash": "S",
+            "round": digest_unbound_fields(parse_round_facts(documents[sources.ROUND])),
+        }
+        return {**documents, "heads": {"heads": [{**head, "node": name} for name in ("one", "two")]}}
 
     def _sum(self) -> bytes:
         ciphertexts = [statement.c1 + statement.c2 for _, _, statement in self.items]

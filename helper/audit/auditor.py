@@ -378,7 +378,7 @@ class _Auditor:
             findings["C7"].add_problem(problem)
 
     async def _check_heads(self) -> None:
-        """Compare the block and state that several nodes report (E)."""
+        """Compare block, state and round that several nodes report (E)."""
         if not self._last_height:
             self._findings["E"].add_missing("no block was read")
             return
@@ -393,3 +393,7 @@ class _Auditor:
             findings.add_missing("the nodes did not report a block after the last one that was read")
         if len({(head.height, head.block_id, head.app_hash) for head in heads}) > 1:
             findings.add_problem("nodes report different blocks or states: " + ", ".join(head.node for head in heads))
+        if any(not head.round for head in heads):
+            findings.add_missing("the nodes did not report the round's election key, titles and labels")
+        elif {head.round for head in heads} - {docs.digest_unbound_fields(self._facts)}:
+            findings.add_problem("nodes report different election keys, titles or labels of the round")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TypeVar
+
+import orjson
 
 from helper.audit.transactions import PartialEntry
 from helper.chain.json_fields import Fields
@@ -201,14 +204,29 @@ def parse_roots(document: object) -> dict[int, bytes]:
     )
 
 
+def digest_unbound_fields(facts: RoundFacts) -> str:
+    """Return the SHA-256 (hex) of the fields that the round id does not depend on: election key, titles and labels."""
+    proposals = [
+        [proposal_id, title, sorted(labels.items())] for proposal_id, (title, labels) in sorted(facts.titles.items())
+    ]
+    return sha256(orjson.dumps([facts.ea_pk.hex(), proposals])).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class NodeHead:
-    """What one node reports about a block: the block's id and the state before it."""
+    """What one node reports about a block and the round.
+
+    Attributes:
+        block_id: the block's id.
+        app_hash: the state before the block.
+        round: the result of `digest_unbound_fields`; "" if not known.
+    """
 
     node: str
     height: int
     block_id: str
     app_hash: str
+    round: str
 
 
 def parse_heads(document: object) -> list[NodeHead]:
@@ -219,6 +237,7 @@ def parse_heads(document: object) -> list[NodeHead]:
             entry.uint("height", maximum=2**62),
             entry.text("block_id"),
             entry.text("app_hash"),
+            entry.text("round"),
         )
         for entry in Fields(document, "response").children("heads")
     ]

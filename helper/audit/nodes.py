@@ -16,13 +16,14 @@ from typing import Final, TypeVar
 import anyio
 
 from helper.audit import source as sources
-from helper.audit.documents import parse_round_facts
+from helper.audit.documents import digest_unbound_fields, parse_round_facts
 from helper.audit.source import AuditBlock, AuditTx, DataMissing
 from helper.audit.transactions import decode_partial_entry, is_of_round
 from helper.chain.counted_reveals import is_counted
 from helper.chain.json_fields import Fields
 from helper.chain.limited_gather import gather_limited
 from helper.chain.models import Block, LeafBlock
+from helper.chain.node import Node
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
@@ -159,23 +160,31 @@ class NodeSource:
         return [root for root in roots if root is not None]
 
     async def _read_heads(self, height: int) -> list[dict[str, object]]:
-        """What each usable node reports about a block. Waits for it, since it may not exist yet."""
+        """What each usable node reports about a block and the round. Waits for it, since it may not exist yet."""
         heads: list[dict[str, object]] = []
         for attempt in range(_HEAD_ATTEMPTS):
             heads = []
             for node in self._node_pool.usable_nodes:
-                try:
-                    ids = await node.client.block_ids(height)
-                except ChainError:
-                    continue
-                if ids is not None:
-                    heads.append(
-                        {"node": node.name, "height": height, "block_id": ids.block_id, "app_hash": ids.app_hash}
-                    )
+                with suppress(ChainError):
+                    head = await self._read_head(node, height)
+                    heads += [] if head is None else [head]
             if len(heads) == len(self._node_pool.usable_nodes) or attempt == _HEAD_ATTEMPTS - 1:
                 break
             await anyio.sleep(_HEAD_SECONDS)
         return heads
+
+    async def _read_head(self, node: Node, height: int) -> dict[str, object] | None:
+        ids = await node.client.block_ids(height)
+        document = await node.client.query(f"round/{self._round_id.hex()}")
+        if ids is None or document is None:
+            return None
+        return {
+            "node": node.name,
+            "height": height,
+            "block_id": ids.block_id,
+            "app_hash": ids.app_hash,
+            "round": digest_unbound_fields(parse_round_facts(document)),
+        }
 
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
         """Iterate over the blocks up to the newest one. Reads ahead.

@@ -28,7 +28,10 @@ _LIMITS: Final = (
     "Whether the roots of the Zcash snapshot (nc_root, nullifier_imt_root) are right: they are not rebuilt from Zcash.",
     "Whether votes were left out before they reached the chain, by block producers or by helpers.",
     "Whether validators together decrypted single votes. This would break secrecy, but not change the result.",
-    "What question the wallets showed to the voters.",
+    (
+        "What question the wallets showed to the voters. The titles and labels above are those that the nodes report: the "
+        "round id does not depend on them."
+    ),
 )
 _GROUPS: Final = (
     ("A", "The revealed votes"),

@@ -25,7 +25,7 @@ CHECKS: Final = {
     "D2": "the published roots match the leaves",
     "D3": "the round id is the hash of the round's fields",
     "D4": "votes have delegations, and no delegation or vote was used twice",
-    "E": "several nodes report the same block and state",
+    "E": "several nodes report the same block and state, and the same key, titles and labels of the round",
 }
 """What each check shows if it passes, by id, in the order of the report."""
 

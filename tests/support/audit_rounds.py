@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from helper.audit.documents import digest_unbound_fields, parse_round_facts
 from helper.audit.source import AuditBlock, AuditTx, DataMissing
 from helper.audit.transactions import is_of_round
 from helper.chain.reveal_transaction import RevealMessage
@@ -37,6 +38,13 @@ class MemorySource:
         name = "heads" if name.startswith("heads/") else name
         if name not in self.documents:
             raise DataMissing("not served by the node")
+        if (
+            name == "heads"
+            and isinstance(self.documents[name], dict)
+            and isinstance(self.documents[name].get(name), list)
+        ):
+            digest = digest_unbound_fields(parse_round_facts(self.documents["round"]))
+            return {"heads": [{"round": digest, **head} for head in self.documents[name][name]]}
         return self.documents[name]
 
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import re
@@ -151,6 +152,16 @@ def test_audit_nodes_with_different_states_fails(nodes: RecordedNodes, run: Run)
     block = {"block_id": {"hash": b64encode(b"block 287").decode()}, "block": {"header": header}}
     nodes.faults["two.test", path] = httpx.Response(200, json=block)
     assert run(ROUND, code=1) == {"E failed": "nodes report different blocks or states: one.test:80, two.test:80"}
+
+
+@pytest.mark.parametrize("host", ["one.test", "two.test"])
+def test_audit_node_that_exchanges_the_labels_fails(nodes: RecordedNodes, run: Run, host: str) -> None:
+    """No hash on the chain covers the labels."""
+    document = copy.deepcopy(nodes.source.documents["round"])
+    options = document["round"]["proposals"][0]["options"]
+    options[0]["label"], options[1]["label"] = options[1]["label"], options[0]["label"]
+    nodes.faults[host, f"/shielded-vote/v1/round/{ROUND}"] = httpx.Response(200, json=document)
+    assert run(ROUND, code=1) == {"E failed": "nodes report different election keys, titles or labels of the round"}
 
 
 def test_audit_failed_transaction_does_not_count(nodes: RecordedNodes, run: Run) -> None:
