@@ -20,6 +20,9 @@ FINALIZED = 3
 Option = tuple[int, int]
 """A proposal id and an option index."""
 
+MAX_VALIDATORS = 1000
+"""Limit of a key ceremony. It bounds the time of the checks, which grows with its square; chains have tens."""
+
 _MAX_UINT32 = 2**32 - 1
 
 K = TypeVar("K")
@@ -91,7 +94,7 @@ def parse_round_facts(document: object) -> RoundFacts:
         indices=_index(
             validators, lambda entry: (entry.text("validator_address"), entry.uint("shamir_index", maximum=_MAX_UINT32))
         ),
-        threshold=fields.uint("threshold", maximum=2**32),
+        threshold=fields.uint("threshold", maximum=MAX_VALIDATORS),
         commitments=_points(fields, "feldman_commitments"),
         contributions=tuple(
             DkgContribution(
@@ -134,7 +137,7 @@ def parse_sums(document: object, proposal_id: int) -> dict[Option, bytes]:
     sums: dict[Option, bytes] = {}
     for name in tally.names():
         if not (name.isascii() and name.isdigit() and len(name) <= 10):
-            raise tally.invalid_field(name, "expected the number of an option")
+            raise tally.invalid_field(name[:20], "expected the number of an option")
         if (proposal_id, int(name)) in sums:  # `1` and `01`
             raise tally.invalid_field(name, "listed twice")
         sums[proposal_id, int(name)] = tally.base64_bytes(name, 64)

@@ -29,8 +29,8 @@ _LIMITS: Final = (
     "Whether votes were left out before they reached the chain, by block producers or by helpers.",
     "Whether validators together decrypted single votes. This would break secrecy, but not change the result.",
     (
-        "What question the wallets showed to the voters. The titles and labels above are those that the nodes report: the "
-        "round id does not depend on them."
+        "What question the wallets showed to the voters. The titles and labels above are those that the nodes report: "
+        "the round id does not depend on them."
     ),
 )
 _GROUPS: Final = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import proofs
-from helper.audit.documents import Option, OptionSummary, RoundFacts
+from helper.audit.documents import MAX_VALIDATORS, Option, OptionSummary, RoundFacts
 from helper.audit.transactions import Contribution, PartialDecryption, PartialEntry, Tally
 from helper.audit.verdicts import Findings
 from proofs import EncodingError, Partial
@@ -175,6 +175,10 @@ class PartialChecks:
             for entry in entries:
                 option = (entry.proposal_id, entry.decision)
                 self._partials.setdefault(option, []).append(Partial(index, entry.point, entry.proof))
+        for option, partials in self._partials.items():
+            if len(partials) > MAX_VALIDATORS:
+                findings["C3"].add_problem(f"{_name(option)}: {len(partials)} partial decryptions")
+                del partials[MAX_VALIDATORS:]
 
     def check(self, sums: Mapping[Option, bytes], results: Mapping[Option, int]) -> None:
         """Check all partial decryptions and totals.

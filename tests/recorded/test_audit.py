@@ -475,6 +475,30 @@ async def test_audit_round_without_validators_is_not_checked() -> None:
     assert "C1" in of_verdict(await audit(source), Verdict.NOT_CHECKED)
 
 
+async def test_audit_checks_a_limited_number_of_partial_decryptions() -> None:
+    """A node may list any number; each takes time that grows with the threshold."""
+    source = threshold_round()
+    drop_tag(source, 0x05)
+    other_partials(source)
+    source.documents["partials"]["entries"] *= 1500
+    result = await audit(source)
+    assert "proposal 1, option 1: 1500 partial decryptions" in why(result, "C3")
+    assert next(check.count for check in result.result.checks if check.id == "C3") == 1000
+
+
+async def test_audit_round_with_an_impossible_threshold_is_an_error() -> None:
+    source = threshold_round()
+    source.documents["round"]["round"]["threshold"] = 1001
+    with pytest.raises(AuditError, match="threshold: 1001 is out of range"):
+        await audit(source)
+
+
+async def test_audit_reason_has_only_the_beginning_of_a_long_name() -> None:
+    source = threshold_round()
+    source.documents["tally/1"]["tally"]["1" * 100_000] = ""
+    assert len(why(await audit(source), "B1")) < 100
+
+
 ALL_BLOCKS = {"A1", "A2", "A3", "A4", "A5", "B1", "B2", "C3", "C4", "C6", "C7", "D1", "D4"}
 
 
