@@ -372,6 +372,7 @@ class _Auditor:
             published = await self._load(sources.PARTIALS, docs.parse_partials, ())
             partials = PartialChecks(self._facts, self._tally_transactions, published, findings)
             partials.check(reveals.sums, results)
+        tally_checks.check_labels(self._facts, summary or {}, findings["C6"])
         tally_checks.check_results(results, summary, self._tally_transactions.tallies, reveals.sums, findings["C6"])
         findings["C7"].count = len(self._tally_transactions.partials) + len(self._tally_transactions.tallies)
         for problem in self._tally_transactions.early:

@@ -157,21 +157,24 @@ def parse_results(document: object, round_id: bytes) -> dict[Option, int]:
 
 @dataclass(frozen=True, slots=True)
 class OptionSummary:
-    """Count of reveals and total of one option."""
+    """Count of reveals and total of one option, and the title and label that are shown with them, "" if none."""
 
     count: int
     total: int
+    title: str = ""
+    label: str = ""
 
 
 def parse_summary(document: object) -> dict[Option, OptionSummary]:
     """Parse `GET vote-summary/{id}`. Raises `InvalidResponse`."""
 
     def parse_options(proposal: Fields) -> tuple[int, dict[int, OptionSummary]]:
+        title = proposal.text("title")
         return proposal.uint("id", maximum=2**32), _index(
             proposal.children("options"),
             lambda option: (
                 option.uint("index", maximum=2**32),
-                OptionSummary(option.uint("ballot_count"), option.uint("total_value")),
+                OptionSummary(option.uint("ballot_count"), option.uint("total_value"), title, option.text("label")),
             ),
         )
 

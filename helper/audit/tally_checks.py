@@ -270,6 +270,14 @@ def check_amounts(results: Mapping[Option, int], findings: Findings) -> None:
             findings.add_problem(f"proposal {proposal_id}: {total} ballots are more than the supply of ZEC")
 
 
+def check_labels(facts: RoundFacts, summary: Mapping[Option, OptionSummary], findings: Findings) -> None:
+    """Check that the summary shows the totals with the titles and labels of the round (C6)."""
+    for option, entry in sorted(summary.items()):
+        title, labels = facts.titles.get(option[0], ("", {}))
+        if entry.title not in ("", title) or entry.label not in ("", labels.get(option[1])):
+            findings.add_problem(f"{_name(option)}: the summary has another title or label than the round")
+
+
 def check_results(
     results: Mapping[Option, int],
     summary: Mapping[Option, OptionSummary] | None,

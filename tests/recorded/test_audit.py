@@ -234,6 +234,16 @@ def test_check_contributions_of_a_repeated_ceremony_with_other_validators() -> N
     assert verdict(replace(contributions[0], creator="another")) is Verdict.NOT_CHECKED
 
 
+def exchange_labels(source: MemorySource) -> None:
+    """Show the totals of the summary for the other option."""
+    for options in (proposal["options"] for proposal in source.documents["summary"]["proposals"]):
+        options[0]["label"], options[1]["label"] = options[1]["label"], options[0]["label"]
+
+
+def change_title(source: MemorySource) -> None:
+    source.documents["summary"]["proposals"][0]["title"] = "Proposal B"
+
+
 def forge_contributions(source: MemorySource) -> None:
     """Publish commitments that match the listed contributions, but not those in the transactions."""
     known = source.documents["round"]["round"]
@@ -401,6 +411,8 @@ FRAUDS: dict[str, tuple[Callable[[MemorySource], None], set[str]]] = {
     "partial decryptions before the end": (move(0x0D, 250), {"C7"}),
     "a tally before the end": (move(0x05, 250), {"C7"}),
     "two tallies": (lambda source: insert(source, 286, source.find(0x05)[0][2]), {"C6"}),
+    "labels in the summary are exchanged": (exchange_labels, {"C6"}),
+    "a title in the summary is another": (change_title, {"C6"}),
     "contributions are forged": (forge_contributions, {"C2", "C3"}),
     "a nullifier is not canonical": (spend_non_canonical_nullifier, {"D4"}),
     "an anchor is a block without leaves": (anchor_in_block_without_leaves, {"A3"}),

@@ -157,10 +157,12 @@ def test_audit_nodes_with_different_states_fails(nodes: RecordedNodes, run: Run)
 @pytest.mark.parametrize("host", ["one.test", "two.test"])
 def test_audit_node_that_exchanges_the_labels_fails(nodes: RecordedNodes, run: Run, host: str) -> None:
     """No hash on the chain covers the labels."""
-    document = copy.deepcopy(nodes.source.documents["round"])
-    options = document["round"]["proposals"][0]["options"]
-    options[0]["label"], options[1]["label"] = options[1]["label"], options[0]["label"]
-    nodes.faults[host, f"/shielded-vote/v1/round/{ROUND}"] = httpx.Response(200, json=document)
+    known, summary = copy.deepcopy(nodes.source.documents["round"]), copy.deepcopy(nodes.source.documents["summary"])
+    for proposal in (known["round"]["proposals"][0], summary["proposals"][0]):
+        first, second = proposal["options"]
+        first["label"], second["label"] = second["label"], first["label"]
+    nodes.faults[host, f"/shielded-vote/v1/round/{ROUND}"] = httpx.Response(200, json=known)
+    nodes.faults[host, f"/shielded-vote/v1/vote-summary/{ROUND}"] = httpx.Response(200, json=summary)
     assert run(ROUND, code=1) == {"E failed": "nodes report different election keys, titles or labels of the round"}
 
 
@@ -569,8 +571,8 @@ def test_audit_of_damaged_archive_is_not_checked(
 
 
 def test_report_is_one_page_without_scripts(nodes: RecordedNodes, run: Run) -> None:
-    proposal = nodes.source.documents["round"]["round"]["proposals"][0]
-    proposal["title"] = "<script>alert(1)</script> & more"
+    for shown in (nodes.source.documents["round"]["round"], nodes.source.documents["summary"]):
+        shown["proposals"][0]["title"] = "<script>alert(1)</script> & more"
     run(ROUND, "--report", "report.html", "--evidence", "evidence.zip", code=0)
     page = Path("report.html").read_text()
     assert "<script" not in page
