@@ -36,7 +36,7 @@ class BlockCache:
     def __init__(self, source: AuditSource, path: Path, round_id: bytes) -> None:
         self._source = source
         self._path = path
-        self._next_height = 0
+        self._first_height = self._next_height = 0
         self._file = path.open("ab+")
         try:
             self._open(round_id)
@@ -61,6 +61,7 @@ class BlockCache:
             raise AuditError(f"{self._path} has no blocks of this round")
         self._start = len(header)
         for block in self._read():
+            self._first_height = self._first_height or block.height
             self._next_height = block.height + 1
 
     @property
@@ -77,9 +78,13 @@ class BlockCache:
         return await self._source.document(name)
 
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
-        """Iterate over the stored blocks from a height on, then over further ones of the source, which are stored."""
+        """Iterate over the stored blocks from a height on, then over further ones of the source, which are stored.
+
+        If the first block is before the stored ones, for example because a node had reported another one, all blocks
+        are read from the source.
+        """
         height = first
-        for block in self._read() if first < self._next_height else ():
+        for block in self._read() if self._first_height <= first < self._next_height else ():
             if block.height >= first:
                 yield block
                 height = block.height + 1
@@ -112,4 +117,5 @@ class BlockCache:
         if is_known and self._next_height in (0, block.height):
             self._file.write(encode_block(block))
             self._file.flush()
+            self._first_height = self._first_height or block.height
             self._next_height = block.height + 1

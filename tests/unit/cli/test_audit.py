@@ -374,6 +374,16 @@ def test_audit_cache_drops_an_incomplete_line(nodes: RecordedNodes, run: Run) ->
     assert nodes.source
 
 
+def test_audit_cache_that_begins_too_late_is_not_used(nodes: RecordedNodes, run: Run) -> None:
+    """A node had reported a later block as that of the round's creation."""
+    run(ROUND, "--cache", "blocks.jsonl", code=0)
+    lines = Path("blocks.jsonl").read_bytes().splitlines(keepends=True)
+    Path("blocks.jsonl").write_bytes(b"".join([lines[0], *lines[20:]]))
+    nodes.requests.clear()
+    assert run(ROUND, "--cache", "blocks.jsonl", code=0) == {}
+    assert min(blocks_read(nodes)) == 135
+
+
 def test_audit_cache_of_another_round_is_refused(nodes: RecordedNodes, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("helper.toml").read_bytes()
     assert run_command("audit", ROUND, "--cache", "helper.toml") == 1
