@@ -9,8 +9,10 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 MIN_VERSION: Final = 15
@@ -51,21 +53,37 @@ class Cluster:
     Args:
         owner: owner of the database. Anyone with access to the directory can connect.
         timeout_seconds: timeout in seconds for starting and stopping the server.
+        settings: server settings in addition to the defaults of this class, which they override.
 
     Attributes:
         directory: contains data and socket.
+        settings: as above; a change applies at the next start.
 
     Raises:
         ClusterError: PostgreSQL is not installed.
     """
 
-    def __init__(self, owner: str, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        owner: str,
+        *,
+        timeout_seconds: float = START_TIMEOUT_SECONDS,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         programs = find_binaries()
         if programs is None:
             raise ClusterError(f"PostgreSQL {MIN_VERSION} or newer is not installed (initdb not found)")
         self._programs = programs
         self._owner = owner
         self._timeout_seconds = timeout_seconds
+        self.settings = {
+            "listen_addresses": "",
+            "port": "5432",
+            "fsync": "on",
+            "max_connections": "60",
+            "shared_buffers": "16MB",
+            **settings,
+        }
         self._server_user_name = _server_user()
         # The socket's path must be short, and the server's user must be able to access it.
         self.directory = Path(tempfile.mkdtemp(prefix="pg-"))
@@ -76,7 +94,7 @@ class Cluster:
     @property
     def url(self) -> str:
         """The connection URL."""
-        return f"postgresql://{self._owner}@/postgres?host={self.directory}"
+        return f"postgresql://{self._owner}@/postgres?host={self.directory}&port={self.settings['port']}"
 
     @property
     def data_directory(self) -> Path:
@@ -98,8 +116,8 @@ class Cluster:
             self._process = subprocess.Popen(  # noqa: S603 - an installed program
                 [
                     str(self._programs / "postgres"),
-                    *("-D", str(self.data_directory), "-k", str(self.directory), "-c", "listen_addresses="),
-                    *("-c", "fsync=on", "-c", "max_connections=60", "-c", "shared_buffers=16MB"),
+                    *("-D", str(self.data_directory), "-k", str(self.directory)),
+                    *(f"--{name}={value}" for name, value in self.settings.items()),
                 ],
                 stdout=log,
                 stderr=log,
@@ -132,7 +150,8 @@ class Cluster:
         )
 
     def _is_accepting_connections(self) -> bool:
-        return self.run("pg_isready", "--quiet", "--host", str(self.directory)).returncode == 0
+        address = ("--host", str(self.directory), "--port", self.settings["port"])
+        return self.run("pg_isready", "--quiet", *address).returncode == 0
 
     def _read_log_tail(self) -> str:
         return "\n".join((self.directory / "log").read_text(errors="replace").splitlines()[-10:])

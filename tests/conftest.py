@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.postgres import Cluster
+from tests.support.s3 import CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
 
 RECORDED = Path(__file__).parent / "recorded" / "round"
 
@@ -40,6 +41,23 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def object_store_program() -> tuple[str, ...]:
+    """Command of the object store, empty for moto. A module that repeats tests with another store overrides it."""
+    return ()
+
+
+@pytest.fixture
+async def object_store(
+    object_store_program: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ObjectStoreProcess]:
+    """An object store with an empty bucket; its credentials are in the environment."""
+    for name, value in CREDENTIALS_ENV.items():
+        monkeypatch.setenv(name, value)
+    async with run_object_store(tmp_path, object_store_program) as store:
+        yield store
 
 
 @pytest.fixture(scope="session")

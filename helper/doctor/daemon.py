@@ -25,6 +25,8 @@ ADVICE_BY_CHECK: Final = {
     "store": "If the database was moved or replaced, move the helper's own file back to its path (see the log), "
     "and do not stop the helper before that. Otherwise free space on its disk, and check the kernel log for disk "
     "errors. The helper recovers automatically.",
+    "shared store": "Check whether PostgreSQL is running and whether this host can connect to it, see the check of the "
+    "database and the log. The helper reconnects automatically.",
     "chain": "Fix a node, or add another to [chain] endpoints; see the node checks. The helper recovers automatically.",
     "clock": "Correct this machine's clock and run an NTP service. The helper recovers automatically.",
     "blocks": "Wait while the blocks are read. If no node has them, add one with more history to [chain] endpoints.",
@@ -35,7 +37,7 @@ ADVICE_BY_CHECK: Final = {
     "queue": "Wait a few seconds after a start. If it persists, see the other checks.",
     "sender": "Check that the [sender] lease location is reachable; run only one of two copies of a queue.",
 }
-"""Advice for each of the helper's own health checks, by name."""
+"""Advice for each of the helper's own health checks, by name; `shared store` is the check `store` with PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +197,14 @@ def _query(socket: Path, target: str) -> dict[str, Any]:
     return reported
 
 
-def evaluate_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
-    """Evaluate whether the helper runs and is ready; one result for each failed health check."""
+def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool = False) -> list[CheckResult]:
+    """Evaluate whether the helper runs and is ready; one result for each failed health check.
+
+    Args:
+        daemon: the response of the helper.
+        socket: its control socket.
+        shares_database: whether its queue is in a shared database, according to the settings.
+    """
     if not daemon.is_running:
         return [
             warn(
@@ -208,12 +216,16 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
     if daemon.is_forbidden:
         return [warn("helper", f"running, but {daemon.problem}", "Run doctor as the helper's user.")]
     if daemon.problem is not None:
-        advice = "If it persists, check its log and restart it: the shares are on disk."
+        advice = (
+            "See the check of the database: the helper does not respond while the database is unreachable."
+            if shares_database
+            else "If it persists, check its log and restart it: the shares are on disk."
+        )
         return [fail("helper", f"it accepts connections but does not respond: {daemon.problem}", advice)]
     service = daemon.service
     problems = {check.name: check.problem for check in service.checks if check.problem}
     results = [
-        fail(f"helper: {name}", problem, ADVICE_BY_CHECK.get(name, "See its log."))
+        fail(f"helper: {name}", problem, ADVICE_BY_CHECK.get(_advice_name(name, service), "See its log."))
         for name, problem in problems.items()
     ]
     results += [
@@ -243,6 +255,10 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
         return results
     reported = {"pid": service.pid, "ready": service.ready, "height": service.height}
     return [ok("helper", f"running (pid {service.pid}), ready at height {service.height}", **reported)]
+
+
+def _advice_name(check: str, service: ServiceReport) -> str:
+    return "shared store" if check == "store" and service.shares_database else check
 
 
 def evaluate_sender(daemon: DaemonReport) -> list[CheckResult]:

@@ -1,4 +1,4 @@
-"""Checks SQLite and the database file. Checks file integrity only while no helper runs."""
+"""Checks SQLite, the database file and the shared database. Checks file integrity only while no helper runs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
+from helper.config import Config
 from helper.core.share import ShareState
+from helper.core.time_text import format_time
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError
+from helper.store.factory import check_shared_database as connect_shared_database
 from helper.store.models import DamagedShare, RetryGroup, RoundSummary
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 
 INTEGRITY_CHECK_SECONDS: Final = 4.0
 """Time limit in seconds for SQLite's integrity check."""
+CERTIFICATE_WARNING_SECONDS: Final = 14 * 86_400.0
+"""Seconds before its expiry from which a certificate of the database server is reported."""
 _BUG_SINCE: Final = (3, 7, 0)
 _BUG_FIXED: Final = (3, 51, 3)
 
@@ -103,12 +108,28 @@ def evaluate_missing_file(path: Path, *, running: bool) -> CheckResult:
     return warn("database", f"{path} does not exist yet", advice, path=str(path))
 
 
-def evaluate_shared_database(*, running: bool) -> CheckResult:
-    """Return the result for a queue in a shared database, which only a running helper can check."""
+def check_shared_database(config: Config, *, now: float, running: bool) -> CheckResult:
+    """Connect to the shared database as the helper does, without changes. Blocks.
+
+    Args:
+        config: settings with `[store] url`.
+        now: Unix seconds, for the certificate of the server.
+        running: whether a helper runs on this host.
+    """
     text = "the queue is in a shared database ([store] url)"
-    if running:
-        return ok("database", f"{text}, and this host's helper has it open")
-    return warn("database", text, "Start the helper: it checks the database.")
+    try:
+        expires_at = connect_shared_database(config)
+    except HelperError as error:
+        return fail("database", str(error), error.advice)
+    if expires_at is not None and expires_at < now + CERTIFICATE_WARNING_SECONDS:
+        return warn(
+            "database",
+            f"the certificate of the server expires at {format_time(expires_at)} UTC",
+            "Renew it. No host can connect after that time.",
+            certificate_expires=expires_at,
+        )
+    used = f"{text}, and this host's helper has it open" if running else f"{text}, and this host can connect to it"
+    return ok("database", used, **({} if expires_at is None else {"certificate_expires": expires_at}))
 
 
 def waiting_shares_from_outlook(outlook: Sequence[RoundSummary]) -> list[WaitingShares]:

@@ -98,7 +98,7 @@ class _Doctor:
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
         checks: list[tuple[str, AsyncCheck, float]] = [
             ("sqlite", self._run_in_thread(lambda: [database.evaluate_sqlite(sqlite_version())]), _FILES_SECONDS),
-            ("database", self._check_database, _FILES_SECONDS),
+            ("database", self._check_database, MAX_TOTAL_SECONDS if self.config.store.url else _FILES_SECONDS),
             ("integrity", self._check_integrity, _FILES_SECONDS),
             ("file modes", self._run_in_thread(self._check_modes), _FILES_SECONDS),
             ("fsync", self._run_in_thread(self._check_disk), _FILES_SECONDS),
@@ -169,12 +169,16 @@ class _Doctor:
 
     async def _check_helper(self) -> list[CheckResult]:
         self.daemon = await self._call_in_thread(lambda: daemons.query_daemon(self.config.socket_path))
-        results = daemons.evaluate_daemon(self.daemon, self.config.socket_path)
+        shared = bool(self.config.store.url)
+        results = daemons.evaluate_daemon(self.daemon, self.config.socket_path, shares_database=shared)
         return [*results, *daemons.evaluate_sender(self.daemon), *daemons.evaluate_archive(self.daemon)]
 
     async def _check_database(self) -> list[CheckResult]:
         if self.config.store.url:
-            return [database.evaluate_shared_database(running=self.daemon.is_running)]
+            config, now, running = self.config, self.clock.now(), self.daemon.is_running
+            return [
+                await self._call_in_thread(lambda: database.check_shared_database(config, now=now, running=running))
+            ]
         path, now = self.config.db_path, self.clock.now()
         if not path.exists():
             return [database.evaluate_missing_file(path, running=self.daemon.is_running)]

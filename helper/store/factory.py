@@ -6,12 +6,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from helper.clock import Clock
 from helper.config import Config
 from helper.errors import StoreError
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
+
+if TYPE_CHECKING:
+    from helper.store.postgres.connection import ConnectionSettings
 
 
 def create_store(config: Config, clock: Clock) -> Store:
@@ -50,11 +54,28 @@ def refuse_host_in_use(config: Config) -> None:
     if not config.store.url:
         return
     with require_postgres_packages():
-        from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415 - as above
-        from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415
-    refuse_host_name_in_use(
-        create_connection_settings(config.store.url, schema=config.store.schema_name, host=get_host_name(config))
-    )
+        from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415 - as above
+    refuse_host_name_in_use(_create_connection_settings(config))
+
+
+def check_shared_database(config: Config) -> float | None:
+    """Connect to the shared database as the helper does, without changes. Blocks for up to the time limits in the URL.
+
+    Returns:
+        When the first certificate of its servers expires, in Unix seconds; None for a connection without TLS.
+
+    Raises:
+        StoreError: the URL is not valid, a required package is not installed, or the helper could not use the server.
+    """
+    with require_postgres_packages():
+        from helper.store.postgres.opening import check_connection  # noqa: PLC0415 - as above
+    return check_connection(_create_connection_settings(config))
+
+
+def _create_connection_settings(config: Config) -> ConnectionSettings:
+    from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415 - as above
+
+    return create_connection_settings(config.store.url, schema=config.store.schema_name, host=get_host_name(config))
 
 
 def get_host_name(config: Config) -> str:

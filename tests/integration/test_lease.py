@@ -10,11 +10,9 @@ import httpx
 import pytest
 
 from devnet import ballot
-from helper.lease.s3 import NO_HOLDER
-from helper.lease.s3_record import LeaseRecord
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, unix_time_in
-from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
+from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
 
 pytestmark = pytest.mark.anyio
 
@@ -35,41 +33,32 @@ def host_config(
     return HelperProcess(directory / name, http, chain, program=STAND_IN_PROGRAM, **sections)
 
 
-async def release_lease(store: ObjectStoreProcess) -> None:
-    """Store a released lease, so that the first host does not need to wait."""
-    released = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=LEASE_SECONDS, released=True, written=0)
-    await store.open_bucket_client("queue").put("sender.json", released.to_bytes())
-
-
 async def test_restored_copy_is_refused_until_original_stops(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, object_store: ObjectStoreProcess
 ) -> None:
-    for name, value in CREDENTIALS_ENV.items():
-        monkeypatch.setenv(name, value)
-    async with run_object_store(tmp_path) as store:
-        await release_lease(store)
-        original, copy = (host_config(name, tmp_path, http, chain, store) for name in ("original", "copy"))
-        try:
-            await original.start()
-            await original.wait_until("is ready", lambda facts: facts["ready"])
-            round_id = await chain.open_round()
-            vote = await cast_vote(chain, original, round_id, times=ballot.same_second_times(unix_time_in(60)))
-            assert await original.stop() == 0
-            shutil.copy(original.db, copy.db)
-            await original.start()
-            assert (await original.service_stats())["sends"], "after a clean shutdown the other host does not wait"
+    await put_released_lease(object_store.open_bucket_client("queue"), seconds=LEASE_SECONDS)
+    original, copy = (host_config(name, tmp_path, http, chain, object_store) for name in ("original", "copy"))
+    try:
+        await original.start()
+        await original.wait_until("is ready", lambda facts: facts["ready"])
+        round_id = await chain.open_round()
+        vote = await cast_vote(chain, original, round_id, times=ballot.same_second_times(unix_time_in(60)))
+        assert await original.stop() == 0
+        shutil.copy(original.db, copy.db)
+        await original.start()
+        assert (await original.service_stats())["sends"], "after a clean shutdown the other host does not wait"
 
-            copy.spawn()
-            assert await copy.wait_for_exit() == 1
-            assert "host 'original' holds the sender lease of this queue" in copy.log_tail()
-            assert "copy of the other" in copy.log_tail()
+        copy.spawn()
+        assert await copy.wait_for_exit() == 1
+        assert "host 'original' holds the sender lease of this queue" in copy.log_tail()
+        assert "copy of the other" in copy.log_tail()
 
-            await original.kill()
-            await copy.start()
-            await copy.wait_until("sends", lambda facts: facts["sends"])
-            assert (await copy.service_stats())["sender"] == ""
-            assert len(vote.shares) == copy.query_rows("SELECT count(*) FROM shares")[0][0]
-        finally:
-            for path in (original, copy):
-                if path.process is not None:
-                    await path.kill()
+        await original.kill()
+        await copy.start()
+        await copy.wait_until("sends", lambda facts: facts["sends"])
+        assert (await copy.service_stats())["sender"] == ""
+        assert len(vote.shares) == copy.query_rows("SELECT count(*) FROM shares")[0][0]
+    finally:
+        for path in (original, copy):
+            if path.process is not None:
+                await path.kill()

@@ -16,7 +16,7 @@ from helper.operations.archive.object_names import PART_BLOCKS
 from tests.support.devnet import era_flags
 from tests.support.harness import HelperProcess, cast_vote, run_chain_and_helper
 from tests.support.process import TIMEOUT_SECONDS
-from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
+from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess
 from tests.support.schemas import assert_conforms
 
 ARCHIVE_CONFIG = {"place": f"s3://{BUCKET_NAME}/proofs", "check_seconds": 1}
@@ -53,13 +53,10 @@ def config_without_rpc(helper: HelperProcess) -> Path:
 
 @pytest.mark.anyio
 async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: str
+    tmp_path: Path, object_store: ObjectStoreProcess, era: str
 ) -> None:
-    for variable, text in CREDENTIALS_ENV.items():
-        monkeypatch.setenv(variable, text)
     async with (
-        run_object_store(tmp_path) as store,
-        run_chain_and_helper(tmp_path, *era_flags(era), s3={"endpoint": store.url}, archive=ARCHIVE_CONFIG) as (
+        run_chain_and_helper(tmp_path, *era_flags(era), s3={"endpoint": object_store.url}, archive=ARCHIVE_CONFIG) as (
             chain,
             helper,
         ),
@@ -116,10 +113,10 @@ async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
         height = (await helper.service_stats())["height"]
         await chain.mine(2 * PART_BLOCKS)
         await helper.wait_until("has archived the round", lambda facts: facts["archive"]["through"] >= height)
-        names = await store.open_bucket_client("proofs").list_names(round_id.hex())
+        names = await object_store.open_bucket_client("proofs").list_names(round_id.hex())
         assert f"{round_id.hex()}/{tx_hash}.zip" in names
         assert sum(name.endswith(".zip") for name in names) == 16
-        await check_archived_bundle(tmp_path, store, helper, round_id, nullifier, tx_hash)
+        await check_archived_bundle(tmp_path, object_store, helper, round_id, nullifier, tx_hash)
 
 
 async def check_archived_bundle(

@@ -12,23 +12,20 @@ from devnet import ballot
 from helper.operations.archive.object_names import PART_BLOCKS
 from tests.integration.test_proof_bundle import ARCHIVE_CONFIG, run_command_line
 from tests.support.harness import cast_vote, run_chain_and_helper
-from tests.support.s3 import CREDENTIALS_ENV, run_object_store
+from tests.support.s3 import ObjectStoreProcess
 
 SECONDS = 90
 """Length of the round; the chain's blocks advance to its end, within the permitted clock skew."""
 
 
 @pytest.mark.anyio
-async def test_finished_round_is_archived_and_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, text in CREDENTIALS_ENV.items():
-        monkeypatch.setenv(variable, text)
+async def test_finished_round_is_archived_and_audited(tmp_path: Path, object_store: ObjectStoreProcess) -> None:
     async with (
-        run_object_store(tmp_path) as store,
         run_chain_and_helper(
             tmp_path,
             "--extra-nodes",
             "1",
-            s3={"endpoint": store.url},
+            s3={"endpoint": object_store.url},
             archive=ARCHIVE_CONFIG,
             admin={"db_path": str(tmp_path / "admin.db")},
         ) as (chain, helper),

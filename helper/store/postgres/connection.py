@@ -11,10 +11,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from helper.core.addresses import is_loopback
 from helper.errors import StoreError
+from helper.store.postgres.server_certificate import SYSTEM_AUTHORITIES, find_system_authorities
 
 CONNECT_SECONDS: Final = 5
 IDLE_TRANSACTION_SECONDS: Final = 3.0
 _VERIFIED_SSL_MODES: Final = frozenset({"verify-ca", "verify-full"})
+_PRIMARY: Final = "primary"
+_WRITABLE_SESSIONS: Final = frozenset({"any", "read-write", _PRIMARY})
+"""Values of `target_session_attrs` that may select a primary."""
 _KEEPALIVE: Final = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": 5,
@@ -54,14 +58,23 @@ class ConnectionSettings:
     def to_display_text(self) -> str:
         """Return the URL without the password, and with `hostaddr` if it differs from the host."""
         params = conninfo_to_dict(self.conninfo)
-        user, host, name = params.get("user"), str(params.get("host") or ""), params.get("dbname") or ""
-        port = f":{params['port']}" if params.get("port") else ""
-        address = params.get("hostaddr")
-        if address and address != host:
-            return f"postgresql://{f'{user}@' if user else ''}{host}{port}/{name}?hostaddr={address}"
+        user, name = f"{params['user']}@" if params.get("user") else "", params.get("dbname") or ""
+        host, port, address = (str(params.get(key) or "") for key in ("host", "port", "hostaddr"))
         if host.startswith("/"):  # the directory of a Unix socket
-            return f"postgresql://{f'{user}@' if user else ''}/{name}?host={host}{port and '&port=' + port[1:]}"
-        return f"postgresql://{f'{user}@' if user else ''}{host}{port}/{name}"
+            return f"postgresql://{user}/{name}?host={host}{port and f'&port={port}'}"
+        hosts = host.split(",")
+        ports = port.split(",") if "," in port else [port] * len(hosts)
+        servers = ",".join(
+            f"{server}:{number}" if number else server for server, number in zip(hosts, ports, strict=False)
+        )
+        different_address = address and address != host
+        return f"postgresql://{user}{servers}/{name}{f'?hostaddr={address}' if different_address else ''}"
+
+    @property
+    def connect_seconds(self) -> float:
+        """Time limit of one attempt to connect, which tries all hosts."""
+        params = conninfo_to_dict(self.conninfo)
+        return float(params["connect_timeout"] or CONNECT_SECONDS) * len(_list_hosts(params))
 
     def options(self, *, reading: bool = False) -> dict[str, Any]:
         """Return the keyword arguments for `psycopg.connect`; `reading` makes the connection read-only."""
@@ -110,7 +123,15 @@ def create_connection_settings(
                 advice="Use sslmode=verify-full, or a database on this host.",
             )
         if mode == "verify-full":
-            params.setdefault("sslrootcert", "system")
+            params.setdefault("sslrootcert", SYSTEM_AUTHORITIES)
+    if params.get("sslrootcert") == SYSTEM_AUTHORITIES:
+        if params.setdefault("sslmode", "verify-full") != "verify-full":
+            raise StoreError(  # as in libpq: anyone can get a certificate from these authorities
+                f"sslrootcert={SYSTEM_AUTHORITIES} requires sslmode=verify-full, not sslmode={params['sslmode']}",
+                advice="Use sslmode=verify-full.",
+            )
+        params["sslrootcert"] = find_system_authorities()
+    _require_primary(params)
     for name, value in _KEEPALIVE.items():
         params.setdefault(name, str(value))
     return ConnectionSettings(
@@ -135,6 +156,23 @@ def _resolve_hosts(params: dict[str, Any]) -> None:
             "the database URL must not combine hostaddr with several hosts",
             advice="Use several hosts in host, or one host with its hostaddr.",
         )
+
+
+def _require_primary(params: dict[str, Any]) -> None:
+    """Connect only to a primary, so that with several hosts a standby is skipped until it is promoted.
+
+    `read-write` would also refuse the helper's connections that only read, because their sessions are read-only.
+
+    Raises:
+        StoreError: the URL selects a standby.
+    """
+    selected = params.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS") or "any"
+    if selected not in _WRITABLE_SESSIONS:
+        raise StoreError(
+            f"target_session_attrs={selected} selects a standby, but the helper writes",
+            advice="Remove it from the database URL: the helper connects to the primary among its hosts.",
+        )
+    params["target_session_attrs"] = _PRIMARY
 
 
 def _list_hosts(params: dict[str, Any]) -> list[str]:

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import psycopg
 from psycopg_pool import PoolTimeout
 
 from helper.errors import StoreError, StoreFull, StoreUnreachable
+from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED
 
 _RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
 """Conflicts with another host: serialization failure, deadlock, duplicate row, purged round, lock timeout."""
 _FULL: Final = frozenset({"53100", "53000"})
+_FAILED_ATTEMPT: Final = re.compile(r"^- host: .*?: (?:connection failed: )?(connection to server .*)$", re.MULTILINE)
+"""Line of psycopg's message for each host, if all of several hosts failed."""
+_CERTIFICATE_ADVICE: Final = (
+    "Renew the certificate of the server, or set sslrootcert in the database URL to the file of its authority. The "
+    "helper reconnects automatically."
+)
+_NAME_ADVICE: Final = (
+    "Use a name that the certificate contains as the host of the database URL; hostaddr=ADDRESS can specify its "
+    "address."
+)
+_LOGIN_ADVICE: Final = (
+    "Correct the user and the password: in [store] url or url_file, or in ~/.pgpass of the user of the service."
+)
+_ADVICE: Final = (
+    (CERTIFICATE_REFUSED, _CERTIFICATE_ADVICE),
+    ("does not match host name", _NAME_ADVICE),
+    ("does not support SSL", "Set ssl = on on the server, and install a certificate that this host can verify."),
+    ("root certificate file", "Set sslrootcert in the database URL to the file of the server's authority."),
+    ("password authentication failed", _LOGIN_ADVICE),
+    ("no password supplied", _LOGIN_ADVICE),
+    ("no pg_hba.conf entry", "Add a line for this user, database and address to pg_hba.conf on the server."),
+    ("hot standby mode", "Promote the standby, or add the primary to the hosts of the database URL."),
+)
+"""Advice by a part of libpq's message."""
 
 
 def is_retryable(error: BaseException) -> bool:
@@ -29,7 +55,9 @@ def is_connection_lost(error: BaseException) -> bool:
 def translate(error: BaseException) -> BaseException:
     """Return the `StoreError` for a PostgreSQL error, and any other error unchanged."""
     if isinstance(error, PoolTimeout) or is_connection_lost(error):
-        return StoreUnreachable(f"the database is unreachable: {_first_line(error)}")
+        reason = _connection_error(error)
+        advice = next((advice for part, advice in _ADVICE if part in reason), None)
+        return StoreUnreachable(f"the database is unreachable: {reason}", advice=advice)
     if not isinstance(error, psycopg.Error):
         return error
     state = error.sqlstate or ""
@@ -46,6 +74,11 @@ def translate(error: BaseException) -> BaseException:
 def _server_message(error: psycopg.Error) -> str:
     """Return the primary message only, because the details quote rows."""
     return error.diag.message_primary or type(error).__name__
+
+
+def _connection_error(error: BaseException) -> str:
+    """Return the reason in one line; for several hosts, that of each."""
+    return "; ".join(_FAILED_ATTEMPT.findall(str(error))) or _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,10 +10,12 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, StoreLocked, StoreUnreachable
 from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
-from helper.store.postgres.connection import ConnectionSettings
+from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
+from helper.store.postgres.errors import translate
 from helper.store.postgres.keyring import KEY_ID_BYTES, DecryptionError, Keyring
+from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
 from helper.store.sql_files import postgres_statements, read_migrations
 from helper.store.table_rows import Row
 from helper.store.transaction import DatabaseKeys
@@ -46,9 +48,13 @@ def connect(settings: ConnectionSettings) -> Connection:
 
     Raises:
         StoreForeign: the server is too old.
-        StoreError: a server setting makes commits unsafe or logs parameters, or the server is read-only.
+        StoreUnreachable: a certificate was refused; the message states the reason.
+        StoreError: a server setting makes commits unsafe or logs parameters, or sessions are read-only.
     """
-    conn: Connection = psycopg.connect(settings.conninfo, **settings.options())
+    try:
+        conn: Connection = psycopg.connect(settings.conninfo, **settings.options())
+    except psycopg.OperationalError as error:
+        raise explain_refused_certificate(error, settings) from error
     try:
         conn.prepare_threshold = 2
         if conn.info.server_version < OLDEST_SERVER:
@@ -63,11 +69,44 @@ def connect(settings: ConnectionSettings) -> Connection:
         if _read_server_setting(conn, "synchronous_commit") not in {"on", "remote_apply"}:
             conn.execute("SET synchronous_commit = on")
         if _read_server_setting(conn, "transaction_read_only") == "on":
-            raise StoreError("the database is read-only: the server is a standby", advice="Connect to the primary.")
+            raise StoreError(
+                "sessions on the database server are read-only",
+                advice="Set default_transaction_read_only = off for the helper's role.",
+            )
     except BaseException:
         conn.close()
         raise
     return conn
+
+
+def check_connection(settings: ConnectionSettings) -> float | None:
+    """Connect as a host does, without changes. Blocks.
+
+    Returns:
+        When the first certificate of the servers expires, in Unix seconds; None for a connection without TLS.
+
+    Raises:
+        StoreError: as `connect`, or no server could be reached.
+    """
+    try:
+        connect(settings).close()
+    except psycopg.Error as error:
+        raise translate(error) from error
+    certificates = read_server_certificates(settings.conninfo, seconds=CONNECT_SECONDS)
+    return min((server.expires_at for server in certificates if server.expires_at is not None), default=None)
+
+
+def explain_refused_certificate(error: psycopg.Error, settings: ConnectionSettings) -> Exception:
+    """Return an error that states why a server's certificate was refused; for any other reason, the same error.
+
+    Blocks for up to the time of another attempt to connect.
+    """
+    translated = translate(error)
+    if CERTIFICATE_REFUSED not in str(error) or not isinstance(translated, StoreError):
+        return error
+    certificates = read_server_certificates(settings.conninfo, seconds=CONNECT_SECONDS)
+    reasons = [f"{server.host}: {server.problem}" for server in certificates if server.problem is not None]
+    return StoreUnreachable(f"{translated} ({'; '.join(reasons)})", advice=translated.advice) if reasons else error
 
 
 def _refuse_parameter_logging(conn: Connection) -> None:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from helper.errors import StoreError, StoreUnreachable
-from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
+from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import is_connection_lost, translate
 from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements
@@ -49,12 +49,12 @@ class PostgresReader:
             kwargs=self._settings.options(reading=True),
             min_size=1,
             max_size=CONNECTIONS,
-            timeout=CONNECT_SECONDS,
+            timeout=self._settings.connect_seconds,
             open=False,
             name="store-readers",
         )
         try:
-            await pool.open(wait=True, timeout=CONNECT_SECONDS)
+            await pool.open(wait=True, timeout=self._settings.connect_seconds)
         except PoolTimeout as error:
             await pool.close()
             raise StoreUnreachable("the database is unreachable") from error

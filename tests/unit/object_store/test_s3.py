@@ -1,4 +1,7 @@
-"""Buckets over HTTP: moto's server, which honors conditions, and faults of real object stores."""
+"""Buckets over HTTP: an object store that honors conditions, and faults of real object stores.
+
+tests/deploy/test_object_stores.py repeats these tests with another server than moto.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,20 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
-from helper.lease.s3 import NO_HOLDER, S3Lease
+from helper.lease.s3 import S3Lease
 from helper.lease.s3_record import LeaseRecord
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
 from helper.object_store.s3 import open_bucket
 from tests.support.process import find_free_port
-from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess
+from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, put_released_lease
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStoreProcess]:
+def store(
+    tmp_path_factory: pytest.TempPathFactory, object_store_program: tuple[str, ...]
+) -> Iterator[ObjectStoreProcess]:
     """A running object store."""
-    process = ObjectStoreProcess(tmp_path_factory.mktemp("s3"))
+    process = ObjectStoreProcess(tmp_path_factory.mktemp("s3"), object_store_program)
     try:
         asyncio.run(process.start())
         yield process
@@ -37,12 +42,6 @@ async def _reset_faults(store: ObjectStoreProcess, monkeypatch: pytest.MonkeyPat
     await store.set_faults()
     for name, value in CREDENTIALS_ENV.items():
         monkeypatch.setenv(name, value)
-
-
-async def put_released_lease(bucket: Bucket) -> None:
-    """Store a released lease."""
-    record = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=2, released=True, written=0)
-    await bucket.put("sender.json", record.to_bytes())
 
 
 async def test_stopped_client_does_not_block_test_server(store: ObjectStoreProcess) -> None:
@@ -105,7 +104,8 @@ async def test_credentials_file_is_used(
     for name in CREDENTIALS_ENV:
         monkeypatch.delenv(name)
     file = tmp_path / "credentials"
-    file.write_text("[default]\naws_access_key_id = tests\naws_secret_access_key = s\n")
+    access, secret = CREDENTIALS_ENV["AWS_ACCESS_KEY_ID"], CREDENTIALS_ENV["AWS_SECRET_ACCESS_KEY"]
+    file.write_text(f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n")
     await store.open_bucket_client(credentials_file=str(file)).put("by file", b"x")
     assert await store.open_bucket_client(credentials_file=str(file)).get("by file") is not None
 
@@ -192,7 +192,7 @@ async def test_conflicting_write_is_rejected_and_lease_retries(store: ObjectStor
     await store.set_faults(conflict=1)
     assert await bucket.replace("x", b"2", tag) is None
     assert await bucket.replace("x", b"3", tag)
-    await put_released_lease(bucket)
+    await put_released_lease(bucket, seconds=2)
     lease = S3Lease(bucket, "sender.json", host="a", clock=SystemClock())
     assert await lease.acquire()
     await store.set_faults(conflict=1)
@@ -215,7 +215,7 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
     def lease(host: str) -> S3Lease:
         return S3Lease(store.open_bucket_client("lease"), "sender.json", host=host, clock=SystemClock(), seconds=2)
 
-    await put_released_lease(store.open_bucket_client("lease"))
+    await put_released_lease(store.open_bucket_client("lease"), seconds=2)
     hosts = [lease(name) for name in "abc"]
     acquired = await asyncio.gather(*(lease.acquire() for lease in hosts))
     assert sorted(acquired) == [False, False, True]

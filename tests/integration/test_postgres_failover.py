@@ -1,0 +1,212 @@
+"""A PostgreSQL primary fails in a round, and its synchronous standby is promoted; or both serve at the same time.
+
+The tests follow docs/cluster.md, "Failure of the database server".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import httpx
+import pytest
+
+from devnet import ballot
+from devnet.ballot import Ballot
+from devnet.wallet import CastVote, Wallet
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
+from tests.support.postgres import Cluster, Standby, find_binaries
+from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
+
+SERVERS = ["servers"] if find_binaries() is not None else []
+LEASE_SECONDS = 5
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", SERVERS)]
+
+
+class Servers:
+    """A primary and its synchronous standby."""
+
+    def __init__(self) -> None:
+        self.primary = Cluster()
+        self.standby = Standby(self.primary)
+
+    @property
+    def both_url(self) -> str:
+        """The URL with both servers as hosts."""
+        return f"postgresql://tests@/postgres?host={self.primary.directory},{self.standby.directory}"
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    """A running primary and its standby."""
+    started = Servers()
+    try:
+        started.primary.start()
+        started.standby.start()
+        yield started
+    finally:
+        started.standby.remove()
+        started.primary.remove()
+
+
+class Hosts:
+    """Hosts that have the same key and schema, each with its own database URL."""
+
+    def __init__(self, directory: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
+        self._directory = directory
+        self._http = http
+        self._chain = chain
+        self._store = {"key_file": str(directory / "keys"), "schema_name": f"failover_{token_hex(6)}"}
+        (directory / "keys").touch(0o600)
+        (directory / "keys").write_text(token_hex(32))
+        self.all_hosts: list[HelperProcess] = []
+
+    async def start_host(self, name: str, url: str, **sections: dict[str, Any]) -> HelperProcess:
+        """Start a host and wait until it is ready."""
+        (self._directory / name).mkdir()
+        host = HelperProcess(
+            self._directory / name,
+            self._http,
+            self._chain,
+            program=STAND_IN_PROGRAM,
+            helper={"max_concurrent_proofs": 1},
+            store={**self._store, "url": url, "host": name, "lease_seconds": LEASE_SECONDS},
+            **{"sender": {"standby": True}, **sections},
+        )
+        self.all_hosts.append(host)
+        await host.start()
+        await host.wait_until_ready()
+        return host
+
+
+@pytest.fixture
+async def hosts(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> AsyncIterator[Hosts]:
+    started = Hosts(tmp_path, http, chain)
+    yield started
+    for host in started.all_hosts:
+        with contextlib.suppress(ProcessLookupError):
+            await host.kill()
+
+
+class Voter:
+    """A wallet that knows which shares were acknowledged."""
+
+    def __init__(self, wallet: Wallet, round_id: bytes) -> None:
+        self._wallet = wallet
+        self._round_id = round_id
+
+    async def cast(self, proposal: int) -> tuple[Ballot, int]:
+        """Cast a ballot on the chain. Returns it and its position."""
+        sealed = await self._wallet.seal_ballot(self._round_id, proposal, 1)
+        return sealed, await self._wallet.cast_ballot(sealed)
+
+    async def post(self, cast: tuple[Ballot, int], times: list[int]) -> CastVote:
+        """Post all shares of a ballot concurrently."""
+        return await self._wallet.post_shares(*cast, times=times)
+
+
+async def wait_until_counted(chain: DevChain, round_id: bytes, count: int) -> None:
+    """Wait until the chain has counted this many reveals of a round."""
+    async with asyncio.timeout(60):
+        while len(await chain.spent_nullifiers(round_id)) < count:
+            await asyncio.sleep(0.1)
+
+
+async def assert_each_share_is_in_one_transaction(chain: DevChain, round_id: bytes, votes: list[CastVote]) -> None:
+    """Assert that exactly the shares of these votes were revealed, and none was included in a block twice."""
+    await chain.mine(3)
+    shares = {share.nullifier.hex() for vote in votes for share in vote.shares}
+    assert await chain.spent_nullifiers(round_id) == dict.fromkeys(shares, 1)
+    assert len(await chain.find_transactions(round_id)) == len(shares)
+
+
+async def test_standby_promoted_in_round_has_every_acknowledged_share(
+    servers: Servers, hosts: Hosts, chain: DevChain, http: httpx.AsyncClient, database: str
+) -> None:
+    round_id = await chain.open_round()
+    one = await hosts.start_host("one", servers.both_url)
+    two = await hosts.start_host("two", servers.both_url)
+    async with Wallet(chain.url, [one.url, two.url], mode="parallel") as wallet:
+        voter = Voter(wallet, round_id)
+        now_and_later = [*[0] * 8, *[unix_time_in(8)] * 8]
+        first = await voter.post(await voter.cast(1), now_and_later)
+        assert first.is_accepted
+        second_cast = await voter.cast(2)
+        await wait_until_counted(chain, round_id, 1)
+
+        posting = asyncio.create_task(voter.post(second_cast, now_and_later))
+        servers.primary.stop(signal.SIGQUIT)
+        second = await posting
+        async with one.timeout("is not ready"):
+            while (await http.get(f"{one.url}/readyz")).status_code != 503:
+                await asyncio.sleep(0.05)
+        servers.standby.promote()
+
+        for host in (one, two):
+            await host.wait_until_ready()
+        await wait_until_counted(chain, round_id, 16 + sum(share.is_accepted for share in second.shares))
+        again = await voter.post(second_cast, ballot.immediate_times())  # as a wallet does with what was not accepted
+        assert again.is_accepted
+        third = await voter.post(await voter.cast(3), ballot.immediate_times())
+        assert third.is_accepted
+    await wait_until_counted(chain, round_id, 48)
+    await assert_each_share_is_in_one_transaction(chain, round_id, [first, again, third])
+
+
+async def test_object_store_lease_decides_between_two_primaries(
+    servers: Servers,
+    hosts: Hosts,
+    chain: DevChain,
+    object_store: ObjectStoreProcess,
+    database: str,
+) -> None:
+    await put_released_lease(object_store.open_bucket_client("queue"), seconds=LEASE_SECONDS)
+    lease: dict[str, Any] = {
+        "sender": {"standby": True, "lease": f"s3://{BUCKET_NAME}/queue/sender.json"},
+        "s3": {"endpoint": object_store.url},
+    }
+    round_id = await chain.open_round()
+    one = await hosts.start_host("one", servers.primary.url, **lease)
+    await one.wait_until("sends", lambda facts: facts["sends"])
+    servers.primary.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+    servers.primary.execute("SELECT pg_reload_conf()")
+    async with Wallet(chain.url, [one.url], mode="parallel") as wallet:
+        voter = Voter(wallet, round_id)
+        due = unix_time_in(15)
+        vote = await voter.post(await voter.cast(1), [*[due] * 8, *[due + 15] * 8])
+        assert vote.is_accepted
+    await wait_until_replicated(servers)
+    servers.standby.promote()
+    two = await hosts.start_host("two", servers.standby.url, **lease)
+
+    # Both databases are primaries and contain all shares; both hosts prove, and only one sends.
+    await two.wait_until("has proven the first half", lambda facts: facts["counts"].get("proven", 0) >= 8)
+    await wait_until_counted(chain, round_id, 8)
+    assert (await one.service_counts())["broadcast"] == 8
+    assert not (await two.service_stats())["sends"]
+
+    one.process.send_signal(signal.SIGSTOP)
+    try:
+        await two.wait_until("sends", lambda facts: facts["sends"])
+    finally:
+        one.process.send_signal(signal.SIGCONT)
+    await wait_until_counted(chain, round_id, 16)
+    assert (await two.service_counts())["broadcast"] == 8
+    assert (await one.service_counts())["broadcast"] == 8
+    assert [(await host.service_stats())["sends"] for host in (one, two)] == [False, True]
+    await assert_each_share_is_in_one_transaction(chain, round_id, [vote])
+
+
+async def wait_until_replicated(servers: Servers) -> None:
+    """Wait until the standby has received everything that the primary has committed."""
+    ((position,),) = servers.primary.execute("SELECT pg_current_wal_flush_lsn()")
+    async with asyncio.timeout(30):
+        while servers.primary.execute(f"SELECT replay_lsn >= '{position}' FROM pg_stat_replication") != [(True,)]:
+            await asyncio.sleep(0.05)
