@@ -11,11 +11,13 @@ A process that is restarted after a crash is a new holder even if the host name 
 machine has the same name. It waits until the lease expires. A process that stops properly releases the lease.
 
 Requests per hour with `keeper.py` and a lease of 10 s: 1,080 writes of the holder (three per lease), at most 3,600
-reads of each waiting host (ten per lease), and five at start. docs/decisions/0013-object-store.md has the cost.
+reads of each waiting host (ten per lease), and 32 at start, of which 30 test the store.
+docs/decisions/0013-object-store.md has the cost.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +37,9 @@ MARGIN_FRACTION: Final = 0.2
 """Fraction of a lease by which its holder considers it expired early, as clocks run at slightly different rates."""
 CHECK_SUFFIX: Final = ".check"
 """Suffix of a second object, on which conditional writes are tested."""
+_CHECK_ROUNDS: Final = 3
+_CHECK_WRITES: Final = 8
+"""Concurrent writes with one condition in each of `_CHECK_ROUNDS` rounds, of which a store may do at most one."""
 _WRONG_TAG: Final = f'"{"0" * 32}"'
 NO_HOLDER: Final = "0" * 32
 """Holder of an object that was created without one."""
@@ -239,6 +244,7 @@ class S3Lease:
             await self._bucket.create(name, b"there\n")
             enforced = await self._bucket.create(name, b"must not be written\n") is None
             enforced = enforced and await self._bucket.replace(name, b"must not be written\n", _WRONG_TAG) is None
+            atomic = enforced and all([await self._is_one_write_done(name) for _ in range(_CHECK_ROUNDS)])
         except BucketError as error:
             raise _to_lease_error(error) from None
         if not enforced:
@@ -246,7 +252,26 @@ class S3Lease:
                 "this object store ignores If-None-Match or If-Match and cannot hold a lease",
                 advice="Use an object store with conditional writes, or a newer version of this one.",
             )
+        if not atomic:
+            raise LeaseError(
+                "this object store does several concurrent writes with the same If-Match and cannot hold a lease",
+                advice="Use an object store with atomic conditional writes, or a newer version of this one.",
+            )
         self._conditions_checked = True
+
+    async def _is_one_write_done(self, name: str) -> bool:
+        """Return whether the store does at most one of several concurrent writes that replace the same version.
+
+        A store that checks the condition and writes in two steps does more. Another host that checks the store at the
+        same time only reduces the number. All bodies differ, because an ETag may be a hash of the content.
+        """
+        stored = await self._bucket.get(name)
+        if stored is None:
+            return True  # deleted by another program; the lease object is created again in such a case
+        bodies = [f"{secrets.token_hex(16)}\n".encode() for _ in range(_CHECK_WRITES)]
+        writes = (self._bucket.replace(name, body, stored.etag) for body in bodies)
+        tags = await asyncio.gather(*writes, return_exceptions=True)  # a write with an unknown outcome shows nothing
+        return sum(isinstance(tag, str) for tag in tags) <= 1
 
 
 def create_s3_lease(

@@ -26,6 +26,8 @@ from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
 
 SERVERS = ["servers"] if find_binaries() is not None else []
 LEASE_SECONDS = 5
+WALLET_TIMEOUT_SECONDS = 5
+"""Seconds after which a wallet that posts shares one by one gives up on a request."""
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", SERVERS)]
 
@@ -138,16 +140,19 @@ async def test_standby_promoted_in_round_has_every_acknowledged_share(
         now_and_later = [*[0] * 8, *[unix_time_in(8)] * 8]
         first = await voter.post(await voter.cast(1), now_and_later)
         assert first.is_accepted
+        first_body = ballot.post_body(first.ballot, first.ballot.shares[0], first.position, 0)
         second_cast = await voter.cast(2)
         await wait_until_counted(chain, round_id, 1)
 
         posting = asyncio.create_task(voter.post(second_cast, now_and_later))
         servers.primary.stop(signal.SIGQUIT)
-        second = await posting
         async with one.timeout("is not ready"):
             while (await http.get(f"{one.url}/readyz")).status_code != 503:
                 await asyncio.sleep(0.05)
+        async with asyncio.timeout(WALLET_TIMEOUT_SECONDS):
+            assert (await one.post_share(first_body)).status_code == 503
         servers.standby.promote()
+        second = await posting
 
         for host in (one, two):
             await host.wait_until_ready()

@@ -170,14 +170,14 @@ class ObjectStoreProcess(ChildProcess):
     async def start(self, **env: str) -> None:
         """Start the store and create the bucket."""
         if self._program:
-            self.data.mkdir()
-            with self.log.open("ab") as log:
-                self._server = subprocess.Popen(self._program, stdout=log, stderr=log, env={**os.environ, **SERVER_ENV})
-            await self._wait_for_server()
+            await self.start_server()
         await super().start(**env)
 
-    async def _wait_for_server(self) -> None:
-        assert self._server is not None
+    async def start_server(self) -> None:
+        """Start only the server of its own, without the process that injects faults, and without a bucket."""
+        self.data.mkdir()
+        with self.log.open("ab") as log:
+            self._server = subprocess.Popen(self._program, stdout=log, stderr=log, env={**os.environ, **SERVER_ENV})
         async with self.timeout("listens"):
             while True:
                 assert self._server.poll() is None, self.log_tail()
@@ -198,11 +198,16 @@ class ObjectStoreProcess(ChildProcess):
         """The endpoint URL."""
         return str(self.ready_data["url"])
 
+    @property
+    def server_url(self) -> str:
+        """The URL of the server of its own, without injected faults."""
+        return f"http://127.0.0.1:{self._server_port}"
+
     def open_bucket_client(
-        self, path: str = "", *, seconds: float = 10, name: str = BUCKET_NAME, **settings: Any
+        self, path: str = "", *, seconds: float = 10, name: str = BUCKET_NAME, url: str = "", **settings: Any
     ) -> S3Bucket:
-        """Open the bucket with the product's client."""
-        section = S3Settings(endpoint=self.url, **settings)
+        """Open the bucket with the product's client, at another URL of the store if one is given."""
+        section = S3Settings(endpoint=url or self.url, **settings)
         return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), env={}, seconds=seconds)
 
     async def set_faults(self, **switches: object) -> None:

@@ -14,7 +14,9 @@ from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED
 _RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
 """Conflicts with another host: serialization failure, deadlock, duplicate row, purged round, lock timeout."""
 _FULL: Final = frozenset({"53100", "53000"})
-_FAILED_ATTEMPT: Final = re.compile(r"^- host: .*?: (?:connection failed: )?(connection to server .*)$", re.MULTILINE)
+_FAILED_ATTEMPT: Final = re.compile(
+    r"^- host: .*?: connection (?:failed|is bad): (connection to server .*)$", re.MULTILINE
+)
 """Line of psycopg's message for each host, if all of several hosts failed."""
 _CERTIFICATE_ADVICE: Final = (
     "Renew the certificate of the server, or set sslrootcert in the database URL to the file of its authority. The "

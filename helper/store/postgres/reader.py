@@ -22,6 +22,8 @@ from helper.store.transaction import Params
 
 CONNECTIONS: Final = 4
 """Read-only connections of one host, shared by operator queries and wallet requests."""
+WAIT_SECONDS: Final = 2.0
+"""Time limit for a free connection: shorter than the 5 s after which wallets give up on a request."""
 
 _BEGIN_SNAPSHOT: Final = b"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 """First statement of a transaction whose statements all see the same committed state."""
@@ -49,7 +51,7 @@ class PostgresReader:
             kwargs=self._settings.options(reading=True),
             min_size=1,
             max_size=CONNECTIONS,
-            timeout=self._settings.connect_seconds,
+            timeout=WAIT_SECONDS,
             open=False,
             name="store-readers",
         )
@@ -101,7 +103,7 @@ class PostgresReader:
                 try:
                     return await _run_all(self._pool, statements)
                 except psycopg.Error as error:
-                    if not is_connection_lost(error):
+                    if isinstance(error, PoolTimeout) or not is_connection_lost(error):
                         raise
                     return await _run_all(self._pool, statements)
         except (psycopg.Error, PoolTimeout) as error:

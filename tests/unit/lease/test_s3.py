@@ -278,6 +278,36 @@ async def test_bucket_ignoring_conditions_is_refused() -> None:
         assert list(bucket.objects) == [OBJECT_NAME + CHECK_SUFFIX]
 
 
+async def test_bucket_with_racing_conditional_writes_is_refused() -> None:
+    class RacingBucket(MemoryBucket):
+        """Checks the condition and writes in two steps, as some gateways to file systems did."""
+
+        async def replace(self, name: str, body: bytes, tag: str) -> str | None:
+            if self.objects[name].etag != tag:
+                return None
+            await asyncio.sleep(0)
+            return self._write(name, body)
+
+    bucket = RacingBucket()
+    for _ in range(2):
+        with pytest.raises(LeaseError, match="several concurrent writes with the same If-Match"):
+            await lease_for_host(bucket, FakeClock()).acquire()
+    assert list(bucket.objects) == [OBJECT_NAME + CHECK_SUFFIX]
+
+
+async def test_failed_writes_of_the_check_do_not_refuse_bucket() -> None:
+    class BusyBucket(MemoryBucket):
+        async def replace(self, name: str, body: bytes, tag: str) -> str | None:
+            if name.endswith(CHECK_SUFFIX) and self.request_counts["put"] % 2:
+                self.request_counts["put"] += 1
+                raise BucketError("slow down")
+            return await super().replace(name, body, tag)
+
+    bucket = BusyBucket()
+    bucket.objects |= create_released_bucket().objects
+    assert await lease_for_host(bucket, FakeClock()).acquire()
+
+
 async def test_bucket_access_denied_gives_advice() -> None:
     class DeniedBucket(MemoryBucket):
         async def create(self, name: str, body: bytes) -> str | None:

@@ -10,13 +10,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool.pool_async import WaitingClient
 
-from helper.errors import StoreError
-from helper.store.postgres.connection import create_connection_settings
+from helper.errors import StoreError, StoreUnreachable
+from helper.store.postgres.connection import CONNECT_SECONDS, create_connection_settings
+from helper.store.postgres.errors import translate
 from helper.store.postgres.keyring import DecryptionError, Keyring
 from helper.store.postgres.reader import PostgresReader
+from helper.store.postgres.server_certificate import find_system_authorities
 from helper.store.sql_files import postgres_statements, sqlite_statements
 
 LOCAL_DSNS = [
@@ -31,7 +35,7 @@ REMOTE_DSNS = ["db.example.org", "10.0.0.7", "localhost,db.example.org"]
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE"):
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGTARGETSESSIONATTRS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -44,7 +48,7 @@ def test_local_connection_needs_no_tls(address: str) -> None:
 def test_remote_connection_without_verified_tls_is_refused(host: str) -> None:
     conninfo = create_connection_settings(f"host={host} dbname=queue", schema="s", host="one").conninfo
     assert "sslmode=verify-full" in conninfo
-    assert "sslrootcert=system" in conninfo
+    assert conninfo_to_dict(conninfo)["sslrootcert"] == find_system_authorities()
     conninfo = create_connection_settings(
         f"host={host} sslmode=verify-ca sslrootcert=ca.pem", schema="s", host="one"
     ).conninfo
@@ -52,6 +56,74 @@ def test_remote_connection_without_verified_tls_is_refused(host: str) -> None:
     for mode in ("disable", "allow", "prefer", "require"):
         with pytest.raises(StoreError, match=mode):
             create_connection_settings(f"host={host} sslmode={mode}", schema="s", host="one")
+
+
+@pytest.mark.parametrize("mode", ["verify-ca", "require"])
+def test_authorities_of_the_system_require_the_host_name(mode: str) -> None:
+    with pytest.raises(StoreError, match=f"sslrootcert=system requires sslmode=verify-full, not sslmode={mode}"):
+        create_connection_settings(f"host=localhost sslmode={mode} sslrootcert=system", schema="s", host="one")
+
+
+def test_authorities_of_the_system_are_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libpq of psycopg's wheels does not find them by `system`: its OpenSSL has another directory."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    found = find_system_authorities()
+    assert Path(found).is_absolute()
+    assert b"BEGIN CERTIFICATE" in Path(found).read_bytes()
+    file = tmp_path / "own.pem"
+    file.touch()
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    assert find_system_authorities() == str(file)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    monkeypatch.setattr("helper.store.postgres.server_certificate._AUTHORITY_FILES", ())
+    assert find_system_authorities() == "system"
+
+
+@pytest.mark.parametrize("attributes", ["", "any", "read-write", "primary"])
+def test_only_a_primary_is_connected_to(attributes: str) -> None:
+    url = "postgresql://me@a.example,b.example/queue" + (attributes and f"?target_session_attrs={attributes}")
+    settings = create_connection_settings(url, schema="s", host="one")
+    assert conninfo_to_dict(settings.conninfo)["target_session_attrs"] == "primary"
+    assert settings.connect_seconds == 2 * CONNECT_SECONDS
+
+
+def test_url_that_selects_a_standby_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreError, match="target_session_attrs=prefer-standby selects a standby"):
+        create_connection_settings("host=a target_session_attrs=prefer-standby", schema="s", host="one")
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "read-only")
+    with pytest.raises(StoreError, match="read-only"):
+        create_connection_settings("host=localhost", schema="s", host="one")
+
+
+def test_display_text_has_each_host_with_its_port() -> None:
+    def shown(address: str) -> str:
+        return create_connection_settings(address, schema="s", host="one").to_display_text()
+
+    assert (
+        shown("postgresql://me:secret@a.example:1,b.example:2/queue") == "postgresql://me@a.example:1,b.example:2/queue"
+    )
+    assert shown("postgresql://me@a.example,b.example/queue?port=3") == "postgresql://me@a.example:3,b.example:3/queue"
+    assert shown("host=a.example,b.example dbname=queue") == "postgresql://a.example,b.example/queue"
+
+
+def test_connection_error_names_each_host_and_what_to_do() -> None:
+    error = psycopg.OperationalError(
+        'connection failed: connection to server at "192.0.2.2", port 5432 failed: FATAL:  password authentication '
+        'failed for user "helper"\nMultiple connection attempts failed. All failures were:\n'
+        "- host: 'a.example', port: None, hostaddr: '192.0.2.1': connection is bad: connection to server at"
+        ' "192.0.2.1", port 5432 failed: Connection refused\n\tIs the server running on that host?\n'
+        "- host: 'b.example', port: None, hostaddr: '192.0.2.2': connection failed: connection to server at"
+        ' "192.0.2.2", port 5432 failed: FATAL:  password authentication failed for user "helper"'
+    )
+    translated = translate(error)
+    assert isinstance(translated, StoreUnreachable)
+    assert str(translated) == (
+        'the database is unreachable: connection to server at "192.0.2.1", port 5432 failed: Connection refused; '
+        'connection to server at "192.0.2.2", port 5432 failed: FATAL:  password authentication failed for user '
+        '"helper"'
+    )
+    assert "~/.pgpass" in translated.advice
+    assert str(translate(psycopg.OperationalError("is lost\nmore"))) == "the database is unreachable: is lost"
 
 
 def test_remote_host_of_environment_requires_tls(monkeypatch: pytest.MonkeyPatch) -> None:
