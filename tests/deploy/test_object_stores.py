@@ -60,6 +60,7 @@ PROCESSES: Final = 5
 CONTENDERS: Final = 20
 """Contenders in each process."""
 LEASE_SECONDS: Final = 5.0
+BASE32_DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 CHANGES: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM) * 2
 """How the process of the holder is stopped, one change of the holder after the other."""
 
@@ -181,13 +182,24 @@ def read_log(client: Any) -> tuple[list[Version], list[Mark]]:
     marks: list[Mark] = []
     for page in client.get_paginator("list_object_versions").paginate(Bucket=BUCKET_NAME):
         for entry in page.get("Versions", ()):
-            written_at = entry["LastModified"].timestamp()
+            written_at = parse_ulid_time(entry["VersionId"])
             if entry["Key"] == LEASE_OBJECT:
                 stored = client.get_object(Bucket=BUCKET_NAME, Key=LEASE_OBJECT, VersionId=entry["VersionId"])
                 versions.append(Version(written_at, LeaseRecord.from_bytes(stored["Body"].read())))
             elif entry["Key"].startswith(f"{MARK_FOLDER}/"):
                 marks.append(Mark(written_at, int(entry["Key"].split("/")[1])))
     return sorted(versions, key=lambda version: version.written_at), marks
+
+
+def parse_ulid_time(version_id: str) -> float:
+    """Return the Unix seconds in a version id of the store, which is a ULID: ten base32 digits are milliseconds.
+
+    The store lists times of modification in whole seconds only.
+    """
+    milliseconds = 0
+    for digit in version_id[:10]:
+        milliseconds = 32 * milliseconds + BASE32_DIGITS.index(digit)
+    return milliseconds / 1000
 
 
 def assert_one_holder(versions: Sequence[Version], marks: Sequence[Mark]) -> None:
