@@ -21,7 +21,7 @@ from devnet.ballot import Ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
-from tests.support.postgres import Cluster, Standby, find_binaries
+from tests.support.postgres import REQUIRE_NO_STANDBY, REQUIRE_STANDBY, Cluster, Standby, find_binaries
 from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
 
 SERVERS = ["servers"] if find_binaries() is not None else []
@@ -129,6 +129,16 @@ async def assert_each_share_is_in_one_transaction(chain: DevChain, round_id: byt
     assert len(await chain.find_transactions(round_id)) == len(shares)
 
 
+def test_statements_are_the_documented_ones(database: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    section = page.partition("## Failure of the database server")[2].partition("\n## ")[0]
+    lines = [line.strip() for line in section.splitlines()]
+    for statements in (REQUIRE_STANDBY, REQUIRE_NO_STANDBY):
+        assert "\n".join(statements.splitlines()) in "\n".join(lines)
+    assert "pg_ctl promote -D DATA" in section
+    assert 'url = "postgresql://helper@db1.example,db2.example/helper"' in section
+
+
 async def test_standby_promoted_in_round_has_every_acknowledged_share(
     servers: Servers, hosts: Hosts, chain: DevChain, http: httpx.AsyncClient, database: str
 ) -> None:
@@ -152,6 +162,7 @@ async def test_standby_promoted_in_round_has_every_acknowledged_share(
         async with asyncio.timeout(WALLET_TIMEOUT_SECONDS):
             assert (await one.post_share(first_body)).status_code == 503
         servers.standby.promote()
+        servers.standby.execute_all(REQUIRE_NO_STANDBY)
         second = await posting
 
         for host in (one, two):
@@ -163,6 +174,37 @@ async def test_standby_promoted_in_round_has_every_acknowledged_share(
         assert third.is_accepted
     await wait_until_counted(chain, round_id, 48)
     await assert_each_share_is_in_one_transaction(chain, round_id, [first, again, third])
+
+
+async def test_commits_that_wait_for_a_lost_standby_are_reported(
+    servers: Servers, hosts: Hosts, chain: DevChain, http: httpx.AsyncClient, database: str
+) -> None:
+    round_id = await chain.open_round()
+    one = await hosts.start_host("one", servers.both_url)
+    async with Wallet(chain.url, [one.url], mode="parallel") as wallet:
+        voter = Voter(wallet, round_id)
+        first = await voter.post(await voter.cast(1), ballot.immediate_times())
+        assert first.is_accepted
+        await wait_until_counted(chain, round_id, 16)
+        cast = await voter.cast(2)
+
+        servers.standby.stop(signal.SIGQUIT)
+        async with one.timeout("is not ready"):
+            while (await http.get(f"{one.url}/readyz")).status_code != 503:
+                await asyncio.sleep(0.1)
+        async with one.timeout("logs the reason"):
+            while "database_writes_stalled" not in one.log.read_text():
+                await asyncio.sleep(0.1)
+        body = ballot.post_body(first.ballot, first.ballot.shares[0], first.position, 0)
+        async with asyncio.timeout(WALLET_TIMEOUT_SECONDS):
+            assert (await one.post_share(body)).json()["status"] == "duplicate", "reads do not wait"
+
+        servers.primary.execute_all(REQUIRE_NO_STANDBY)
+        await one.wait_until_ready()
+        second = await voter.post(cast, ballot.immediate_times())
+        assert second.is_accepted
+    await wait_until_counted(chain, round_id, 32)
+    await assert_each_share_is_in_one_transaction(chain, round_id, [first, second])
 
 
 async def test_object_store_lease_decides_between_two_primaries(
@@ -180,8 +222,7 @@ async def test_object_store_lease_decides_between_two_primaries(
     round_id = await chain.open_round()
     one = await hosts.start_host("one", servers.primary.url, **lease)
     await one.wait_until("sends", lambda facts: facts["sends"])
-    servers.primary.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
-    servers.primary.execute("SELECT pg_reload_conf()")
+    servers.primary.execute_all(REQUIRE_NO_STANDBY)
     async with Wallet(chain.url, [one.url], mode="parallel") as wallet:
         voter = Voter(wallet, round_id)
         due = unix_time_in(15)
@@ -189,6 +230,7 @@ async def test_object_store_lease_decides_between_two_primaries(
         assert vote.is_accepted
     await wait_until_replicated(servers)
     servers.standby.promote()
+    servers.standby.execute_all(REQUIRE_NO_STANDBY)
     two = await hosts.start_host("two", servers.standby.url, **lease)
 
     # Both databases are primaries and contain all shares; both hosts prove, and only one sends.

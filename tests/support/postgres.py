@@ -16,8 +16,17 @@ from devnet import postgres
 from devnet.postgres import ClusterError, find_binaries
 from tests.support.process import TIMEOUT_SECONDS, find_free_port
 
-__all__ = ["Cluster", "NetworkCluster", "Standby", "find_binaries"]
+__all__ = [
+    "REQUIRE_NO_STANDBY",
+    "REQUIRE_STANDBY",
+    "Cluster",
+    "NetworkCluster",
+    "Standby",
+    "find_binaries",
+]
 
+REQUIRE_STANDBY: Final = "ALTER SYSTEM SET synchronous_standby_names = '*';\nSELECT pg_reload_conf();"
+REQUIRE_NO_STANDBY: Final = "ALTER SYSTEM SET synchronous_standby_names = '';\nSELECT pg_reload_conf();"
 PASSWORD: Final = "correct horse"
 TLS_FILES: Final = {"ssl_cert_file": "server.pem", "ssl_key_file": "server.key"}
 """File names of the certificate and its key, by setting."""
@@ -40,9 +49,14 @@ class Cluster(postgres.Cluster):
             cursor = conn.execute(statement.encode())
             return [] if cursor.description is None else cursor.fetchall()
 
+    def execute_all(self, statements: str) -> None:
+        """Execute statements that end with semicolons, each in a transaction of its own."""
+        for statement in statements.strip().removesuffix(";").split(";"):
+            self.execute(statement)
+
 
 class Standby(Cluster):
-    """A synchronous standby of a running cluster. Its own settings require no standby, so it can be promoted.
+    """A synchronous standby of a running cluster. It has the settings of the primary, which require a standby.
 
     Args:
         primary: the cluster. `start` copies it and makes its commits wait for this standby.
@@ -58,14 +72,13 @@ class Standby(Cluster):
         Raises:
             ClusterError: the copy failed, or the server did not start in time.
         """
+        self._primary.execute_all(REQUIRE_STANDBY)
         source = ["--host", str(self._primary.directory), "--port", self._primary.settings["port"]]
         user = ["--username", "tests", "--write-recovery-conf", "--no-sync", "--checkpoint", "fast"]
         copied = self.run("pg_basebackup", *source, *user, "--pgdata", str(self.data_directory))
         if copied.returncode != 0:
             raise ClusterError(f"pg_basebackup failed:\n{copied.stderr.decode(errors='replace')}")
         super().start()
-        self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        self._primary.execute("SELECT pg_reload_conf()")
         deadline = time.monotonic() + self._timeout_seconds
         while self._primary.execute("SELECT sync_state FROM pg_stat_replication") != [("sync",)]:
             if time.monotonic() > deadline:

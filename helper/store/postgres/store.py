@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock, SystemClock
+from helper.core.log_limits import LoggedProblem
 from helper.core.schedule import rank
 from helper.errors import StoreError
 from helper.store.models import DamagedShare
@@ -27,6 +28,11 @@ log = structlog.get_logger("helper.store")
 LEASE_SECONDS: Final = 10.0
 """Seconds after which the claims of a host expire unless it renews them."""
 _RENEWALS_PER_LEASE: Final = 3
+_STALL_CHECK_SECONDS: Final = 1.0
+_STALL_ADVICE: Final = (
+    "If a synchronous standby has failed, restart it or set synchronous_standby_names on the primary; see "
+    "docs/cluster.md. Otherwise check locks (pg_locks) and the disk of the server."
+)
 _SKEW_SAMPLES: Final = 3
 """Maximum number of clock queries while responses are slow; the fastest one is the most accurate."""
 _FAST_REPLY_SECONDS: Final = 0.5
@@ -71,8 +77,7 @@ class PostgresStore(Store):
         super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operator_reader)
         self._first_rank = rank(b"first rank of a host", host.encode())
         self._listener = NotificationListener(settings)
-        self._renewal_task: asyncio.Task[None] | None = None
-        self._listener_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Connect, and create or upgrade the schema.
@@ -89,14 +94,16 @@ class PostgresStore(Store):
         except BaseException:
             await self.close()
             raise
-        self._renewal_task = asyncio.create_task(self._renew_claims(), name="store-leases")
+        self._tasks = [
+            asyncio.create_task(self._renew_claims(), name="store-leases"),
+            asyncio.create_task(self._report_stalls(), name="store-stalls"),
+        ]
         if self._listener.callbacks:
-            self._listener_task = asyncio.create_task(self._listener.run(), name="store-listener")
+            self._tasks.append(asyncio.create_task(self._listener.run(), name="store-listener"))
 
     async def close(self) -> None:
         """Complete submitted operations and disconnect. Other hosts can claim this host's shares when claims expire."""
-        tasks = [task for task in (self._renewal_task, self._listener_task) if task is not None]
-        self._renewal_task = self._listener_task = None
+        tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,6 +119,17 @@ class PostgresStore(Store):
                     await self._run(renew_claims)
                 except StoreError as error:
                     log.warning("claim_renewal_failed", error=str(error))
+
+    async def _report_stalls(self) -> None:
+        """Log once that a transaction does not complete. The writer itself waits for the database then."""
+        problem = LoggedProblem()
+        while True:
+            await asyncio.sleep(_STALL_CHECK_SECONDS)
+            if not self._writer.is_stalled:
+                if problem.clear():
+                    log.info("database_writes_recovered")
+            elif problem.note():
+                log.error("database_writes_stalled", reason=self._writer.write_error, advice=_STALL_ADVICE)
 
     # ------------------------------------------------------------------ the sender lease
 

@@ -17,6 +17,7 @@ from typing import Final
 import psycopg
 import structlog
 
+from helper.clock import SystemClock
 from helper.errors import StoreError, StoreFull, StoreUnreachable
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import ConnectionSettings
@@ -30,6 +31,12 @@ from helper.store.writer_thread import WriterThread
 
 log = structlog.get_logger("helper.store")
 
+STALLED_SECONDS: Final = 10.0
+"""Seconds after which an unfinished transaction is reported. Others take milliseconds, and connecting a few seconds."""
+_STALLED_TEXT: Final = (
+    f"a transaction has not completed for {STALLED_SECONDS:.0f} s: the database may be waiting for a synchronous "
+    "standby"
+)
 _MAX_ATTEMPTS: Final = 4
 """Attempts of an operation that conflicts with other hosts."""
 
@@ -58,11 +65,20 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._claims = claims
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
+        self._clock = SystemClock()  # measures the server, which has no other clock in tests either
+        self._busy_since: float | None = None  # monotonic
 
     @property
     def write_error(self) -> str | None:
-        """Reason why the last batch could not be committed, None if it was committed."""
-        return self._write_error
+        """Reason why the last batch could not be committed or is not, None if it was committed."""
+        since = self._busy_since
+        is_stalled = since is not None and self._clock.monotonic() - since > STALLED_SECONDS
+        return _STALLED_TEXT if is_stalled else self._write_error
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a batch has not completed for `STALLED_SECONDS`."""
+        return self.write_error == _STALLED_TEXT
 
     # ------------------------------------------------------------------ the thread
 
@@ -100,12 +116,14 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             batch, running = self._collect_batch()
             try:
                 if batch:
+                    self._busy_since = self._clock.monotonic()
                     self._process_batch(batch)
             except Exception as error:
                 # The thread must not end, or callers would wait forever. Jobs that already have a result are skipped.
                 if not isinstance(error, psycopg.Error | StoreError):
                     log.exception("writer_failed")
                 self._fail_batch(batch, error)
+            self._busy_since = None
 
     def _process_batch(self, batch: list[WriteJob]) -> None:
         """Run a batch, together or in parts. Sets a result or an error on every job."""
