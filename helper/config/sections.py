@@ -170,7 +170,8 @@ class StoreSection(Section):
         "",
         description="Database URL such as postgresql://user@host/database. If empty, the queue is stored in [helper] "
         "db_path; otherwise the directory of db_path contains only the control socket and the registrations. Over a "
-        "network, TLS with verified certificates is required and is the default.",
+        "network, TLS with verified certificates is required and is the default. List a primary and its standbys as "
+        "hosts separated by commas.",
     )
     url_file: Text = Field(
         "",

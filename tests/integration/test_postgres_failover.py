@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
 
 SERVERS = ["servers"] if find_binaries() is not None else []
 LEASE_SECONDS = 5
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 WALLET_TIMEOUT_SECONDS = 5
 """Seconds after which a wallet that posts shares one by one gives up on a request."""
 
@@ -65,12 +67,15 @@ class Hosts:
         self._directory = directory
         self._http = http
         self._chain = chain
-        self._store = {"key_file": str(directory / "keys"), "schema_name": f"failover_{token_hex(6)}"}
+        self.schema_name = f"failover_{token_hex(6)}"
+        self._store = {"key_file": str(directory / "keys"), "schema_name": self.schema_name}
         (directory / "keys").touch(0o600)
         (directory / "keys").write_text(token_hex(32))
         self.all_hosts: list[HelperProcess] = []
 
-    async def start_host(self, name: str, url: str, **sections: dict[str, Any]) -> HelperProcess:
+    async def start_host(
+        self, name: str, url: str, *, sender: Mapping[str, Any] = NO_SETTINGS, s3: Mapping[str, Any] = NO_SETTINGS
+    ) -> HelperProcess:
         """Start a host and wait until it is ready."""
         (self._directory / name).mkdir()
         host = HelperProcess(
@@ -80,7 +85,8 @@ class Hosts:
             program=STAND_IN_PROGRAM,
             helper={"max_concurrent_proofs": 1},
             store={**self._store, "url": url, "host": name, "lease_seconds": LEASE_SECONDS},
-            **{"sender": {"standby": True}, **sections},
+            sender={"standby": True, **sender},
+            s3=dict(s3),
         )
         self.all_hosts.append(host)
         await host.start()
@@ -216,39 +222,56 @@ async def test_object_store_lease_decides_between_two_primaries(
 ) -> None:
     await put_released_lease(object_store.open_bucket_client("queue"), seconds=LEASE_SECONDS)
     lease: dict[str, Any] = {
-        "sender": {"standby": True, "lease": f"s3://{BUCKET_NAME}/queue/sender.json"},
+        "sender": {"lease": f"s3://{BUCKET_NAME}/queue/sender.json"},
         "s3": {"endpoint": object_store.url},
     }
     round_id = await chain.open_round()
     one = await hosts.start_host("one", servers.primary.url, **lease)
     await one.wait_until("sends", lambda facts: facts["sends"])
     servers.primary.execute_all(REQUIRE_NO_STANDBY)
-    async with Wallet(chain.url, [one.url], mode="parallel") as wallet:
-        voter = Voter(wallet, round_id)
-        due = unix_time_in(15)
-        vote = await voter.post(await voter.cast(1), [*[due] * 8, *[due + 15] * 8])
-        assert vote.is_accepted
+    await chain.set_faults(routes=["reveal-share"], refuse=1)
+    first = await cast_and_post(chain, one, round_id, 1)
     await wait_until_replicated(servers)
     servers.standby.promote()
     servers.standby.execute_all(REQUIRE_NO_STANDBY)
     two = await hosts.start_host("two", servers.standby.url, **lease)
 
-    # Both databases are primaries and contain all shares; both hosts prove, and only one sends.
-    await two.wait_until("has proven the first half", lambda facts: facts["counts"].get("proven", 0) >= 8)
-    await wait_until_counted(chain, round_id, 8)
-    assert (await one.service_counts())["broadcast"] == 8
-    assert not (await two.service_stats())["sends"]
+    # Both databases are primaries and contain all messages, and only one host sends.
+    messages = f"SELECT count(*) FROM {hosts.schema_name}.reveals"
+    async with two.timeout("has all messages"):
+        while servers.standby.execute(messages) != [(16,)]:
+            await asyncio.sleep(0.1)
+    await chain.clear_faults()
+    await wait_until_counted(chain, round_id, 16)
+    sent_by_one, sent_by_two = await count_sent(one, two)
+    assert (sent_by_one >= 16, sent_by_two) == (True, 0)
+    assert [(await host.service_stats())["sends"] for host in (one, two)] == [True, False]
 
+    assert one.process is not None
     one.process.send_signal(signal.SIGSTOP)
     try:
         await two.wait_until("sends", lambda facts: facts["sends"])
+        second = await cast_and_post(chain, two, round_id, 2)
+        await wait_until_counted(chain, round_id, 32)
     finally:
         one.process.send_signal(signal.SIGCONT)
-    await wait_until_counted(chain, round_id, 16)
-    assert (await two.service_counts())["broadcast"] == 8
-    assert (await one.service_counts())["broadcast"] == 8
-    assert [(await host.service_stats())["sends"] for host in (one, two)] == [False, True]
-    await assert_each_share_is_in_one_transaction(chain, round_id, [vote])
+    await one.wait_until("has noticed", lambda facts: not facts["sends"])
+    assert await count_sent(one, two) == [sent_by_one, 16]
+    await assert_each_share_is_in_one_transaction(chain, round_id, [first, second])
+
+
+async def cast_and_post(chain: DevChain, host: HelperProcess, round_id: bytes, proposal: int) -> CastVote:
+    """Cast a vote whose shares are due immediately and are accepted by this host."""
+    async with Wallet(chain.url, [host.url], mode="parallel") as wallet:
+        voter = Voter(wallet, round_id)
+        vote = await voter.post(await voter.cast(proposal), ballot.immediate_times())
+    assert vote.is_accepted
+    return vote
+
+
+async def count_sent(*hosts: HelperProcess) -> list[int]:
+    """Return how often each host has sent a share, with refused attempts."""
+    return [(await host.service_counts()).get("broadcast", 0) for host in hosts]
 
 
 async def wait_until_replicated(servers: Servers) -> None:

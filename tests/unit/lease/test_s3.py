@@ -289,10 +289,12 @@ async def test_bucket_with_racing_conditional_writes_is_refused() -> None:
             return self._write(name, body)
 
     bucket = RacingBucket()
+    lease = lease_for_host(bucket, FakeClock())
     for _ in range(2):
         with pytest.raises(LeaseError, match="several concurrent writes with the same If-Match"):
-            await lease_for_host(bucket, FakeClock()).acquire()
+            await lease.acquire()
     assert list(bucket.objects) == [OBJECT_NAME + CHECK_SUFFIX]
+    assert bucket.request_counts["put"] < 40, "the second call does not check again"
 
 
 async def test_failed_writes_of_the_check_do_not_refuse_bucket() -> None:
