@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from secrets import token_hex
@@ -20,6 +21,9 @@ import pytest
 from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import CastVote, Wallet
+from helper.clock import SystemClock
+from helper.config import load
+from helper.store.factory import create_store
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 from tests.support.postgres import REQUIRE_NO_STANDBY, REQUIRE_STANDBY, Cluster, Standby, find_binaries
@@ -143,6 +147,27 @@ def test_statements_are_the_documented_ones(database: str) -> None:
         assert "\n".join(statements.splitlines()) in "\n".join(lines)
     assert "pg_ctl promote -D DATA" in section
     assert 'url = "postgresql://helper@db1.example,db2.example/helper"' in section
+
+
+async def test_host_starts_if_the_first_server_does_not_respond(tmp_path: Path, database: str) -> None:
+    """As after the failure of a machine: its address does not respond, and every connection waits for it first."""
+    cluster = Cluster()
+    config = tmp_path / "helper.toml"
+    (tmp_path / "keys").touch(0o600)
+    (tmp_path / "keys").write_text(token_hex(32))
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(cluster.remove)
+        cluster.start()
+        silent = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ports = f"{silent.getsockname()[1]},{cluster.settings['port']}"
+        url = f"postgresql://tests@/postgres?host=127.0.0.1,{cluster.directory}&port={ports}"
+        config.write_text(f'[store]\nurl = "{url}"\nkey_file = "{tmp_path / "keys"}"\n')
+        store = create_store(load(config, {}, {}), SystemClock())
+        await store.open()
+        try:
+            assert await store.count_shares() == {}
+        finally:
+            await store.close()
 
 
 async def test_standby_promoted_in_round_has_every_acknowledged_share(
