@@ -60,6 +60,8 @@ PROCESSES: Final = 5
 CONTENDERS: Final = 20
 """Contenders in each process."""
 LEASE_SECONDS: Final = 5.0
+MARKS: Final = 10
+"""Marks of a holder before it is stopped."""
 BASE32_DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 CHANGES: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM) * 2
 """How the process of the holder is stopped, one change of the holder after the other."""
@@ -121,7 +123,7 @@ async def test_hundred_contenders_have_one_holder_in_the_log_of_the_store(
         async with run_contenders(server.server_url) as contenders:
             fence = 0
             for change in CHANGES:
-                holder = await wait_for_holder(bucket, name, after=fence)
+                holder = await wait_for_marks(bucket, name, server.open_bucket_client(MARK_FOLDER), after=fence)
                 fence = holder.fence
                 process = contenders[holder.host.partition(".")[0]]
                 process.send_signal(change)
@@ -131,10 +133,10 @@ async def test_hundred_contenders_have_one_holder_in_the_log_of_the_store(
                 else:
                     await process.wait()
                     await start_contenders(contenders, holder.host.partition(".")[0], server.server_url)
-            await wait_for_holder(bucket, name, after=fence)
+            await wait_for_marks(bucket, name, server.open_bucket_client(MARK_FOLDER), after=fence)
         versions, marks = await asyncio.to_thread(read_log, client)
     assert len({version.record.fence for version in versions}) > len(CHANGES)
-    assert len(marks) > 10 * len(CHANGES)
+    assert len(marks) >= MARKS * (len(CHANGES) + 1)
     assert_one_holder(versions, marks)
 
 
@@ -173,6 +175,16 @@ async def wait_for_holder(bucket: Bucket, name: str, *, after: int) -> LeaseReco
             record = LeaseRecord.from_bytes(stored.body)
             if record.fence > after and not record.released:
                 return record
+            await asyncio.sleep(0.05)
+
+
+async def wait_for_marks(bucket: Bucket, name: str, marks: Bucket, *, after: int) -> LeaseRecord:
+    """Wait until a host with a greater fencing token than `after` holds the lease and has written `MARKS` marks."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while True:
+            holder = await wait_for_holder(bucket, name, after=after)
+            if len(await marks.list_names(str(holder.fence))) >= MARKS:
+                return holder
             await asyncio.sleep(0.05)
 
 
