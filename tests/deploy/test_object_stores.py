@@ -1,7 +1,7 @@
 """The tests of the lease and the archive with an object store of another make, and 100 contenders for one lease.
 
-The first run compiles the store, which takes about four minutes of CPU. The tests that other modules define run here
-with the fixtures of this module.
+Run them with `make test ARGS='tests/deploy/test_object_stores.py'`. The first run compiles the store, which takes about
+four minutes of CPU. The tests that other modules define run here with the fixtures of this module.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import math
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -66,7 +67,13 @@ BASE32_DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 CHANGES: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM) * 2
 """How the process of the holder is stopped, one change of the holder after the other."""
 
-pytestmark = pytest.mark.anyio
+PROGRAMS: Final = ("go", "npm")
+"""Programs that install the stores; go 1.25 or newer."""
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(None in map(shutil.which, PROGRAMS), reason=f"needs {' and '.join(PROGRAMS)}"),
+]
 
 
 @pytest.fixture(scope="session")
