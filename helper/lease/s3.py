@@ -86,6 +86,7 @@ class S3Lease:
         self._unconfirmed: list[bytes] = []  # own versions since the last response to a write; any may be stored
         self._beat = 0
         self._conditions_checked = False
+        self._check_rounds_left = _CHECK_ROUNDS
         self._refused_store: LeaseError | None = None
 
     @property
@@ -104,8 +105,8 @@ class S3Lease:
         Raises:
             LeaseError: the outcome is unknown, or the store ignores write conditions.
         """
+        await self._check_conditional_writes()
         with self._time_limit():
-            await self._check_conditional_writes()
             for _ in range(_WRITE_ATTEMPTS):
                 stored = await self._fetch()
                 if stored is None:
@@ -154,7 +155,7 @@ class S3Lease:
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
-        """Limit all requests of a call together to the validity of a lease."""
+        """Limit the requests of a block together to the validity of a lease."""
         try:
             with anyio.fail_after(self.seconds):
                 yield
@@ -245,12 +246,16 @@ class S3Lease:
             raise self._refused_store
         if self._conditions_checked:
             return
-        name = self._name + CHECK_SUFFIX
+        name, atomic = self._name + CHECK_SUFFIX, True
         try:
-            await self._bucket.create(name, b"there\n")
-            enforced = await self._bucket.create(name, b"must not be written\n") is None
-            enforced = enforced and await self._bucket.replace(name, b"must not be written\n", _WRONG_TAG) is None
-            atomic = enforced and all([await self._is_one_write_done(name) for _ in range(_CHECK_ROUNDS)])
+            with self._time_limit():
+                await self._bucket.create(name, b"there\n")
+                enforced = await self._bucket.create(name, b"must not be written\n") is None
+                enforced = enforced and await self._bucket.replace(name, b"must not be written\n", _WRONG_TAG) is None
+            while enforced and atomic and self._check_rounds_left:
+                with self._time_limit():
+                    atomic = await self._is_one_write_done(name)
+                self._check_rounds_left -= 1
         except BucketError as error:
             raise _to_lease_error(error) from None
         if not enforced:
