@@ -12,13 +12,13 @@ from helper.conformance.dev_chain import ChainRound
 from helper.conformance.http_client import Reply
 from helper.conformance.session import Session
 from helper.conformance.shares import Body, TestShare, decode32, encode, encode32
-from helper.conformance.verdicts import CheckFailed, CheckSkipped, require
+from helper.conformance.verdicts import CheckSkipped, require
 
 _R13: Final = "protocol R13; draft: Server Role 1"
+_CHOICE: Final = "protocol-now §3a: proposal and option exist in that round"
 _KEY: Final = "protocol §2: everything under a key is bound by hashes"
 _ROUND: Final = "protocol §2: round not ACTIVE; protocol-now §0: 409"
 _R3: Final = "protocol R3; draft: submit_at ≤ vote_end_time"
-_REFUSED: Final = (400, 404, 409)
 _NOTICE_SECONDS: Final = 30.0
 """Time limit for a helper to detect the end of a round, in seconds."""
 
@@ -46,7 +46,7 @@ class _Mismatch:
         self.alter(body, session.share_of_other_vote())
         reply = await session.client.post(encode(body))
         seen = f"POST with {self.name} → {reply}"
-        require(reply.status in _REFUSED, seen)
+        require(reply.is_refusal, seen)
         return seen
 
 
@@ -173,7 +173,7 @@ class _Ambiguous:
         self.alter(body, session.template)
         reply = await session.client.post(encode(body))
         seen = f"POST → {first.outcome}, then with {self.name} → {reply}"
-        require(reply.status in _REFUSED, seen)
+        require(reply.is_refusal, seen)
         again = await session.post_share(share)
         require(again.outcome == "duplicate", f"{seen}, then unaltered again → {again}")
         return seen
@@ -201,6 +201,18 @@ for _ambiguity in _AMBIGUITIES:
     )
 
 
+@checks.must("KEY-007", "a refused share does not block its key", _KEY, shares=1, needs_shares=True)
+async def _(session: Session) -> str:
+    share = session.take()
+    body = share.body(session.time_for(share))
+    _alter_element(body, "primary_blind")
+    refusal = await session.client.post(encode(body))
+    require(refusal.is_refusal, f"POST with another blind → {refusal}")
+    reply = await session.post_share(share)
+    require(reply.outcome == "queued", f"POST with another blind → {refusal.status}, then unaltered → {reply}")
+    return f"POST with another blind → {refusal.status}, then unaltered → {reply}"
+
+
 async def _post_altered(session: Session, **changed: object) -> Reply:
     return await session.client.post(encode(session.template.body(session.far_time(), **changed)))
 
@@ -209,7 +221,7 @@ async def _post_altered(session: Session, **changed: object) -> Reply:
 async def _(session: Session) -> str:
     invented = session.invented()
     reply = await session.client.post(encode(invented.body(session.far_time())))
-    require(reply.status in _REFUSED, f"POST for an unknown round → {reply}")
+    require(reply.is_refusal, f"POST for an unknown round → {reply}")
     return f"POST for an unknown round → {reply}"
 
 
@@ -217,7 +229,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     other = await session.once(_open_other_round)
     reply = await _post_altered(session, vote_round_id=other.round_id.hex())
-    require(reply.status in _REFUSED, f"POST for another active round → {reply}")
+    require(reply.is_refusal, f"POST for another active round → {reply}")
     return f"POST for another active round → {reply}"
 
 
@@ -232,30 +244,34 @@ async def _(session: Session) -> str:
         headers={"Content-Type": "application/json"},
         is_patient=False,
     )
-    require(reply.status in (*_REFUSED, 429), f"POST with the last position → {reply}")
+    require(reply.is_refusal or reply.status == 429, f"POST with the last position → {reply}")
     require(reply.seconds < 10, f"POST with the last position → {reply.status} after {reply.seconds:.1f} s")
     return f"POST with the last position → {reply.status} after {reply.seconds:.1f} s"
 
 
 @checks.must(
-    "ROUND-004", "a proposal that the round does not have is refused", _R13, needs_chain=True, needs_shares=True
+    "ROUND-004", "a proposal that the round does not have is refused", _CHOICE, needs_chain=True, needs_shares=True
 )
 async def _(session: Session) -> str:
-    return await _post_of_vote(session, proposal_id=9, vote_decision=1)
+    return await _post_invalid_choice(session, proposal_id=9, vote_decision=1)
 
 
 @checks.must(
-    "ROUND-005", "an option that the proposal does not have is refused", _R13, needs_chain=True, needs_shares=True
+    "ROUND-005", "an option that the proposal does not have is refused", _CHOICE, needs_chain=True, needs_shares=True
 )
 async def _(session: Session) -> str:
-    return await _post_of_vote(session, proposal_id=1, vote_decision=5)
+    return await _post_invalid_choice(session, proposal_id=1, vote_decision=5)
 
 
-async def _post_of_vote(session: Session, *, proposal_id: int, vote_decision: int) -> str:
+async def _post_invalid_choice(session: Session, *, proposal_id: int, vote_decision: int) -> str:
     """Post a share of a vote that is on the chain, for a choice that does not exist."""
     shares = await session.cast_votes(session.round, 1, proposal_id=proposal_id, vote_decision=vote_decision)
+    # If the helper knows a later vote, it does not refuse the share because of an unknown position.
+    later = await session.cast_votes(session.round, 1)
+    known = await session.post_until_accepted(later[0])
+    require(known.is_accepted, f"POST of a share of a new vote → {known}")
     reply = await session.client.post(encode(shares[0].body(session.far_time())))
-    require(reply.status in _REFUSED, f"POST for proposal {proposal_id}, option {vote_decision} → {reply}")
+    require(reply.is_refusal, f"POST for proposal {proposal_id}, option {vote_decision} → {reply}")
     return f"POST for proposal {proposal_id}, option {vote_decision} → {reply}"
 
 
@@ -263,7 +279,7 @@ async def _post_of_vote(session: Session, *, proposal_id: int, vote_decision: in
 async def _(session: Session) -> str:
     ended = await session.once(_end_round)
     require(ended.refusal is not None, f"POST {_NOTICE_SECONDS:.0f} s after the end of the round → {ended.last}")
-    require(ended.refusal is not None and ended.refusal.status in _REFUSED, f"POST after the end → {ended.refusal}")
+    require(ended.refusal is not None and ended.refusal.is_refusal, f"POST after the end → {ended.refusal}")
     return f"POST after the end → {ended.refusal}"
 
 
@@ -275,11 +291,10 @@ async def _(session: Session) -> str:
     needs_shares=True,
 )
 async def _(session: Session) -> str:
-    ended = await session.once(_end_round)
-    reply = await session.client.post(encode(ended.known.body(session.far_time())))
-    is_known = reply.status == 200 and reply.outcome == "duplicate"
-    require(is_known or reply.status in _REFUSED, f"POST of a known share after the end → {reply}")
-    return f"POST of a known share after the end → {reply}"
+    reply, seen = await _post_known_after_end(session)
+    require(reply.is_accepted or reply.is_refusal, seen)
+    require(reply.outcome != "queued", seen)
+    return seen
 
 
 @checks.should(
@@ -290,10 +305,29 @@ async def _(session: Session) -> str:
     needs_shares=True,
 )
 async def _(session: Session) -> str:
+    reply, seen = await _post_known_after_end(session)
+    require(reply.outcome == "duplicate", seen)
+    return seen
+
+
+async def _post_known_after_end(session: Session) -> tuple[Reply, str]:
     ended = await session.once(_end_round)
     reply = await session.client.post(encode(ended.known.body(session.far_time())))
-    require(reply.outcome == "duplicate", f"POST of a known share after the end → {reply}")
-    return f"POST of a known share after the end → {reply}"
+    return reply, f"POST of a known share after the end → {reply}"
+
+
+@checks.must(
+    "ROUND-009",
+    "a share for option 0 of another proposal is accepted",
+    "protocol §2: vote_decision 0..7",
+    needs_chain=True,
+    needs_shares=True,
+)
+async def _(session: Session) -> str:
+    shares = await session.cast_votes(session.round, 1, proposal_id=2, vote_decision=0)
+    reply = await session.post_until_accepted(shares[0])
+    require(reply.is_accepted, f"POST for proposal 2, option 0 → {reply}")
+    return f"POST for proposal 2, option 0 → {reply}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +348,8 @@ async def _end_round(session: Session) -> _EndedRound:
     chain_round = await session.open_round()
     shares = await session.cast_votes(chain_round, 4)
     known = shares.pop()
-    first: Reply | None = None
-
-    async def is_accepted() -> bool:
-        nonlocal first
-        first = await session.client.post(encode(known.body(session.far_time())))
-        return first.is_accepted
-
-    if not await session.wait_for(is_accepted, _NOTICE_SECONDS):
-        raise CheckFailed(f"POST of a valid share of a second round → {first}")
+    first = await session.post_until_accepted(known)
+    require(first.is_accepted, f"POST of a valid share of a second round → {first}")
     await session.end_round(chain_round.round_id)
     last: Reply | None = None
 
@@ -348,7 +375,7 @@ class _LateTime:
 
     async def __call__(self, session: Session) -> str:
         reply = await session.client.post(encode(session.take_refusable().body(session.end + self.seconds_after_end)))
-        require(reply.status in _REFUSED, f"POST with submit_at {self.name} → {reply}")
+        require(reply.is_refusal, f"POST with submit_at {self.name} → {reply}")
         return f"POST with submit_at {self.name} → {reply}"
 
 
@@ -369,7 +396,7 @@ for _late in (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after t
 @checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await session.client.post(encode(session.take_refusable().body(session.far_time() * 1000)))
-    require(reply.status in _REFUSED, f"POST with submit_at in milliseconds → {reply}")
+    require(reply.is_refusal, f"POST with submit_at in milliseconds → {reply}")
     return f"POST with submit_at in milliseconds → {reply}"
 
 
@@ -383,7 +410,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     share, end = _take_free(session), session.end
     reply = await session.post_share(share, end)
-    require(reply.is_accepted or reply.status in _REFUSED, f"POST with submit_at = end → {reply}")
+    require(reply.is_accepted or reply.is_refusal, f"POST with submit_at = end → {reply}")
     return f"POST with submit_at = end → {reply}"
 
 
@@ -409,7 +436,7 @@ async def _(session: Session) -> str:
     first = await session.post_share(share)
     again = await session.client.post(encode(share.body(end + 60)))
     # The original helper checks the time first.
-    is_definite = again.outcome == "duplicate" or again.status in _REFUSED
+    is_definite = again.outcome == "duplicate" or again.is_refusal
     require(first.is_accepted and is_definite, f"POST → {first.outcome}, again with a late submit_at → {again}")
     return f"POST → {first.outcome}, again with a late submit_at → {again}"
 

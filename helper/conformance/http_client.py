@@ -78,6 +78,14 @@ class Reply:
         """Whether the share was accepted, now or earlier."""
         return self.status == HTTPStatus.OK and self.outcome in ("queued", "duplicate")
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether wallet library 5.3.0 reads the response as a definite refusal, for example 400, 409, 413 or 422.
+
+        It can repeat a share after 408 and 429. 401 says nothing about the request's content.
+        """
+        return 400 <= self.status < 500 and self.status not in (401, 408, 429)
+
     def __str__(self) -> str:
         """Status, content type and beginning of the body, on one line."""
         text = " ".join(self.body.decode("utf-8", "replace").split())
@@ -176,7 +184,7 @@ class HelperClient:
         ends_at = self._clock.monotonic() + PATIENCE_SECONDS
         while True:
             reply = await self._send_once(method, path, content, sent)
-            pause = _pause_seconds(reply)
+            pause = retry_pause_seconds(reply)
             is_over = self._clock.monotonic() + pause > ends_at
             if reply.status != HTTPStatus.TOO_MANY_REQUESTS or not is_patient or is_over:
                 return reply
@@ -198,7 +206,7 @@ class HelperClient:
         return Reply(response.status_code, received, response.content, seconds)
 
 
-def _pause_seconds(reply: Reply) -> float:
+def retry_pause_seconds(reply: Reply) -> float:
     """The wait before a request that got 429 is repeated."""
     text = reply.header("retry-after")
     return min(max(float(text), 0.2), MAX_PAUSE_SECONDS) if text.isdecimal() else 1.0

@@ -9,26 +9,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from helper.conformance.checks import CheckList
-from helper.conformance.http_client import PATIENCE_SECONDS, Reply
+from helper.conformance.http_client import PATIENCE_SECONDS, Reply, retry_pause_seconds
 from helper.conformance.post_checks import VIZOR_SECONDS
-from helper.conformance.raw_http import ConnectionEnded, open_raw
+from helper.conformance.raw_http import open_raw
 from helper.conformance.session import Session, describe_many
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH, STATUS_SECONDS
-from helper.conformance.verdicts import CheckFailed, require
+from helper.conformance.verdicts import require
 
 _ROW_9: Final = "protocol-now §12 row 9"
 _LIBRARY: Final = "wallet 5.3.0: 128 POSTs, 30 s"
 _POSTS: Final = 128
-_RETRY_PAUSES: Final = (0.2, 0.6)
-"""Seconds after which wallet library 5.3.0 repeats a share that got 429."""
 
 checks = CheckList()
 
 
 @dataclass(frozen=True, slots=True)
 class _Burst:
-    """128 shares posted at once: last response to each, seconds until it, and responses of `status` meanwhile."""
+    """128 shares posted at once: last response to each, how long it took, and responses of `status` meanwhile."""
 
     shares: Sequence[TestShare]
     replies: Sequence[Reply]
@@ -42,34 +40,35 @@ async def _post_burst(session: Session) -> _Burst:
     is_over = asyncio.Event()
     asking = asyncio.ensure_future(_poll_status(session, is_over))
     try:
-        results = await asyncio.gather(*(_post_like_library(session, share) for share in shares))
+        results = await asyncio.gather(*(_post_alone(session, share) for share in shares))
     finally:
         is_over.set()
         statuses = await asking
     return _Burst(shares, [reply for reply, _ in results], [seconds for _, seconds in results], statuses)
 
 
-async def _post_like_library(session: Session, share: TestShare) -> tuple[Reply, float]:
-    """Post a share on its own connection, and again after 429 as wallet library 5.3.0 does."""
-    due = session.time_for(share)
-    started = session.clock.monotonic()
-    for pause in (*_RETRY_PAUSES, None):
+async def _post_alone(session: Session, share: TestShare) -> tuple[Reply, float]:
+    """Post a share on its own connection, and again after 429 until the time limit.
+
+    Returns:
+        the last response, and how many seconds it took.
+    """
+    due, ends_at = session.time_for(share), session.clock.monotonic() + PATIENCE_SECONDS
+    while True:
+        started = session.clock.monotonic()
         reply = await _post_once(session, encode(share.body(due)))
-        if reply.status != 429 or pause is None:
-            break
-        await session.clock.sleep(pause)
-    if reply.is_accepted:
-        session.record_accepted(share, due, session.clock.now())
-    return reply, session.clock.monotonic() - started
+        ended = session.clock.monotonic()
+        if reply.is_accepted:
+            session.record_accepted(share, due, session.clock.now())
+        if reply.status != 429 or ended > ends_at:
+            return reply, ended - started
+        await session.clock.sleep(retry_pause_seconds(reply))
 
 
 async def _post_once(session: Session, content: bytes) -> Reply:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(content, [("Connection", "close")]))
-        try:
-            return await connection.response(PATIENCE_SECONDS)
-        except ConnectionEnded:
-            raise CheckFailed(f"one of {_POSTS} posts at once: connection closed without a response") from None
+        return await connection.response(PATIENCE_SECONDS)
 
 
 async def _poll_status(session: Session, is_over: asyncio.Event) -> list[Reply]:
@@ -110,7 +109,7 @@ async def _(session: Session) -> str:
     return f"128 at once → {describe_many(burst.replies)}"
 
 
-@checks.must("LOAD-005", "status responds within 2 s during a burst", "protocol-now §12 row 6", needs_shares=True)
+@checks.should("LOAD-005", "status responds within 2 s during a burst", "protocol-now §12 row 6", needs_shares=True)
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
     slowest = max(reply.seconds for reply in burst.statuses)
@@ -123,7 +122,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
     accepted = [share for share, reply in zip(burst.shares, burst.replies, strict=True) if reply.is_accepted]
-    results = await asyncio.gather(*(_post_like_library(session, share) for share in accepted))
+    results = await asyncio.gather(*(_post_alone(session, share) for share in accepted))
     replies = [reply for reply, _ in results]
     require({reply.outcome for reply in replies} == {"duplicate"}, f"again → {describe_many(replies)}")
     return f"again → {describe_many(replies)}"

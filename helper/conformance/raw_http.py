@@ -17,8 +17,8 @@ _MAX_LINE: Final = 64 << 10
 _NO_BODY: Final = frozenset({204, 304})
 
 
-class ConnectionEnded(Exception):
-    """The helper closed the connection without a complete response."""
+class ConnectionEnded(CheckFailed):
+    """The helper closed the connection without a complete response. Some checks allow this."""
 
 
 class RawConnection:
@@ -86,7 +86,7 @@ class RawConnection:
         except TimeoutError:
             raise CheckFailed(f"no response within {seconds:.0f} s") from None
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError) as error:
-            raise ConnectionEnded(f"connection closed ({type(error).__name__})") from None
+            raise ConnectionEnded(f"connection closed without a response ({type(error).__name__})") from None
 
     async def interim_status(self, seconds: float) -> int | None:
         """The status of the next response head, which may be 1xx; None if none arrives in time."""
@@ -99,7 +99,7 @@ class RawConnection:
     async def responses(self, seconds: float = RESPONSE_SECONDS) -> list[Reply]:
         """Read responses until the connection ends or nothing arrives within `seconds`."""
         replies: list[Reply] = []
-        with suppress(ConnectionEnded, CheckFailed):
+        with suppress(CheckFailed):
             while True:
                 replies.append(await self.response(seconds))
         return replies

@@ -14,7 +14,7 @@ from helper.clock import Clock
 from helper.conformance.dev_chain import ChainRound, DevChain
 from helper.conformance.http_client import Headers, HelperClient, Reply
 from helper.conformance.shares import Body, TestShare, encode, invented_share, read_shares_file, seal, shares_of
-from helper.conformance.verdicts import CheckFailed, CheckSkipped
+from helper.conformance.verdicts import CheckSkipped, require
 
 ROUND_SECONDS: Final = 3600.0
 """Duration of the rounds that a run creates. No run lasts as long."""
@@ -147,11 +147,14 @@ class Session:
             self._invented = invented_share()
         return self._invented
 
-    def take(self) -> TestShare:
-        """Take a share that no check has posted."""
+    def take(self, index: int | None = None) -> TestShare:
+        """Take a share that no check has posted, with this index among the shares of its vote if one is given."""
         if not self._unused:
             raise CheckSkipped("the file has no unused share left" if self._from_file else "no unused share left")
-        return self._unused.pop()
+        for number in reversed(range(len(self._unused))):
+            if index in (None, self._unused[number].index):
+                return self._unused.pop(number)
+        raise CheckSkipped(f"no unused share with index {index} left")
 
     def take_refusable(self) -> TestShare:
         """A share for a post that must be refused although its parts match; the template if shares are real."""
@@ -193,7 +196,9 @@ class Session:
         if self._chain is not None:
             await self._prepare_chain(self._chain)
         if self.has_shares and self._unused:
-            await self._probe(self._unused.pop(0))
+            seconds = 0.0 if self._from_file else ACCEPT_SECONDS
+            reply = await self.post_until_accepted(self._unused.pop(0), seconds=seconds)
+            require(reply.is_accepted, f"POST of a valid share → {reply}")
 
     async def _prepare_chain(self, chain: DevChain) -> None:
         entries = await chain.requests_after(0)
@@ -233,17 +238,6 @@ class Session:
         self._shares += shares
         return shares
 
-    async def _probe(self, share: TestShare) -> None:
-        """Post a valid share until it is accepted."""
-        ends_at = self.clock.monotonic() + ACCEPT_SECONDS
-        while True:
-            reply = await self.post_share(share)
-            if reply.is_accepted:
-                return
-            if self.clock.monotonic() > ends_at or self._from_file:
-                raise CheckFailed(f"POST of a valid share → {reply}")
-            await self.clock.sleep(_RETRY_SECONDS)
-
     async def post_share(
         self,
         share: TestShare,
@@ -267,6 +261,21 @@ class Session:
         if reply.is_accepted:
             self.record_accepted(share, due, posted_at)
         return reply
+
+    async def post_until_accepted(
+        self, share: TestShare, submit_at: int | None = None, *, seconds: float = ACCEPT_SECONDS
+    ) -> Reply:
+        """Post a share of a new vote until the helper, which reads the vote's block first, accepts it.
+
+        Returns:
+            the last response, which is not an acceptance if `seconds` are over.
+        """
+        ends_at = self.clock.monotonic() + seconds
+        while True:
+            reply = await self.post_share(share, submit_at)
+            if reply.is_accepted or self.clock.monotonic() >= ends_at:
+                return reply
+            await self.clock.sleep(_RETRY_SECONDS)
 
     def record_accepted(self, share: TestShare, submit_at: int, posted_at: float) -> None:
         """Record that the helper has accepted a share."""

@@ -14,14 +14,16 @@ STATUS_SECONDS: Final = 2.0
 """Seconds within which wallet library 5.3.0 ranks a helper first."""
 
 _LIBRARY: Final = "wallet 5.3.0: readiness"
-_ORIGIN: Final = "https://wallet.example"
+ORIGIN: Final = "https://wallet.example"
+ANY_ORIGIN: Final = ("*", ORIGIN)
+"""Values of `Access-Control-Allow-Origin` that allow this origin, which no helper can know."""
 _NO_CONTENT: Final = (200, 204)
 
 checks = CheckList()
 
 
 async def _get_status(session: Session) -> Reply:
-    return await session.client.get(STATUS_PATH, {"Origin": _ORIGIN})
+    return await session.client.get(STATUS_PATH, {"Origin": ORIGIN})
 
 
 @checks.must("STATUS-001", "responds 200", _LIBRARY)
@@ -93,20 +95,20 @@ async def _(session: Session) -> str:
 @checks.must("CORS-001", "status allows every origin", "protocol §2: CORS")
 async def _(session: Session) -> str:
     reply = await _get_status(session)
-    return _require_any_origin("GET status", reply)
+    return require_any_origin("GET status", reply)
 
 
 @checks.must("CORS-002", "refusals allow every origin", "protocol §2: CORS")
 async def _(session: Session) -> str:
-    reply = await session.client.post(b"{}", {"Origin": _ORIGIN})
-    return _require_any_origin(f"POST {{}} → {reply.status}", reply)
+    reply = await session.client.post(b"{}", {"Origin": ORIGIN})
+    return require_any_origin(f"POST {{}} → {reply.status}", reply)
 
 
 @checks.must("CORS-003", "share-status allows every origin", "protocol §2: CORS")
 async def _(session: Session) -> str:
     share = session.invented()
-    reply = await session.client.get(session.status_path(share.round_id, share.nullifier), {"Origin": _ORIGIN})
-    return _require_any_origin("GET share-status", reply)
+    reply = await session.client.get(session.status_path(share.round_id, share.nullifier), {"Origin": ORIGIN})
+    return require_any_origin("GET share-status", reply)
 
 
 @checks.must("CORS-004", "no response allows credentials", "protocol §2: CORS without credentials")
@@ -118,7 +120,7 @@ async def _(session: Session) -> str:
 
 async def _preflight(session: Session, path: str, method: str, header: str) -> Reply:
     asked = {
-        "Origin": _ORIGIN,
+        "Origin": ORIGIN,
         "Access-Control-Request-Method": method,
         "Access-Control-Request-Headers": header,
     }
@@ -129,7 +131,7 @@ async def _preflight(session: Session, path: str, method: str, header: str) -> R
 async def _(session: Session) -> str:
     reply = await _preflight(session, SHARES_PATH, "POST", "content-type")
     require(reply.status in _NO_CONTENT, f"OPTIONS shares → {reply}")
-    return _require_any_origin(f"OPTIONS shares → {reply.status}", reply)
+    return require_any_origin(f"OPTIONS shares → {reply.status}", reply)
 
 
 @checks.should("CORS-006", "preflight has no content", "protocol §2: preflight 204")
@@ -144,6 +146,7 @@ async def _(session: Session) -> str:
     reply = await _preflight(session, SHARES_PATH, "POST", "content-type")
     # POST is a CORS-safelisted method, which browsers allow without an entry in the list
     allowed = reply.header("access-control-allow-methods").upper()
+    require(reply.status in _NO_CONTENT, f"OPTIONS shares → {reply}")
     require(not allowed or "POST" in allowed or "*" in allowed, f"Access-Control-Allow-Methods: {allowed}")
     return f"Access-Control-Allow-Methods: {allowed or 'none'}"
 
@@ -165,13 +168,14 @@ async def _(session: Session) -> str:
     share = session.invented()
     reply = await _preflight(session, session.status_path(share.round_id, share.nullifier), "GET", "content-type")
     require(reply.status in _NO_CONTENT, f"OPTIONS share-status → {reply}")
-    return f"OPTIONS share-status → {reply.status}"
+    return require_any_origin(f"OPTIONS share-status → {reply.status}", reply)
 
 
-def _require_any_origin(sent: str, reply: Reply) -> str:
+def require_any_origin(sent: str, reply: Reply) -> str:
+    """Require that a response to a request from `ORIGIN` allows every origin. Returns the observation."""
     allowed = reply.header("access-control-allow-origin")
-    require(allowed == "*", f"{sent}: Access-Control-Allow-Origin {allowed or 'missing'}")
-    return f"{sent}: Access-Control-Allow-Origin *"
+    require(allowed in ANY_ORIGIN, f"{sent}: Access-Control-Allow-Origin {allowed or 'missing'}")
+    return f"{sent}: Access-Control-Allow-Origin {allowed}"
 
 
 def _require_allowed_header(reply: Reply, name: str) -> str:
