@@ -151,7 +151,6 @@ for _mismatch in _MISMATCHES:
             _R13,
             "must",
             _mismatch,
-            shares=1,
             needs_shares=True,
         )
     )
@@ -265,12 +264,8 @@ async def _(session: Session) -> str:
 
 async def _post_invalid_choice(session: Session, *, proposal_id: int, vote_decision: int) -> str:
     """Post a share of a vote that is on the chain, for a choice that does not exist."""
-    shares = await session.cast_votes(session.round, 1, proposal_id=proposal_id, vote_decision=vote_decision)
-    # If the helper knows a later vote, it does not refuse the share because of an unknown position.
-    later = await session.cast_votes(session.round, 1)
-    known = await session.post_until_accepted(later[0])
-    require(known.is_accepted, f"POST of a share of a new vote → {known}")
-    reply = await session.client.post(encode(shares[0].body(session.far_time())))
+    share = await session.cast_known_vote(proposal_id=proposal_id, vote_decision=vote_decision)
+    reply = await session.client.post(encode(share.body(session.far_time())))
     require(reply.is_refusal, f"POST for proposal {proposal_id}, option {vote_decision} → {reply}")
     return f"POST for proposal {proposal_id}, option {vote_decision} → {reply}"
 
@@ -324,8 +319,8 @@ async def _post_known_after_end(session: Session) -> tuple[Reply, str]:
     needs_shares=True,
 )
 async def _(session: Session) -> str:
-    shares = await session.cast_votes(session.round, 1, proposal_id=2, vote_decision=0)
-    reply = await session.post_until_accepted(shares[0])
+    share = await session.cast_known_vote(proposal_id=2, vote_decision=0)
+    reply = await session.post_share(share)
     require(reply.is_accepted, f"POST for proposal 2, option 0 → {reply}")
     return f"POST for proposal 2, option 0 → {reply}"
 

@@ -238,6 +238,18 @@ class Session:
         self._shares += shares
         return shares
 
+    async def cast_known_vote(self, *, proposal_id: int, vote_decision: int) -> TestShare:
+        """Cast a vote in the round and wait until the helper has read its block. Returns one of its shares.
+
+        Raises:
+            CheckFailed: the helper does not accept a share of a later vote.
+        """
+        share = (await self.cast_votes(self.round, 1, proposal_id=proposal_id, vote_decision=vote_decision))[0]
+        later = (await self.cast_votes(self.round, 1))[0]
+        reply = await self.post_until_accepted(later)
+        require(reply.is_accepted, f"POST of a share of a new vote → {reply}")
+        return share
+
     async def post_share(
         self,
         share: TestShare,

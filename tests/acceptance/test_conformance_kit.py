@@ -66,4 +66,4 @@ def test_conformance_kit_page_commands_work(shell: DocumentShell, tmp_path: Path
                 run_block(shell, block)
     suite = ElementTree.parse(tmp_path / "result.xml").find("testsuite")
     assert suite is not None
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("27", "0", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("28", "0", "0")

@@ -39,6 +39,7 @@ RESEND_SECONDS: Final = 4.0
 LOST_INDEX: Final = 3
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_DELAY_SECONDS: Final = 3000
+TOKEN: Final = "conformance-token"
 _NOT_FORWARDED: Final = {
     "connection",
     "content-length",
@@ -80,6 +81,12 @@ class Fault(Enum):
     SENT_AGAIN = "sends a reveal again after it was counted"
     SHARE_LOST = "loses the share with index 3 of every vote"
     REVEALED_IS_FORGOTTEN = "forgets a share after its reveal"
+    OPTION_0_REFUSED = "refuses option 0"
+    INDEX_NEEDED = "refuses share 0 without share_index"
+    BLOCKED_BY_REFUSED = "refuses a share after an altered one with its key was refused"
+    TOKEN_BEGINNING = "accepts every token that begins with the right one"
+    STORED_AFTER_RECEIPT = "stores a share after it gave a receipt"
+    STORED_WITHOUT_END = "stores a share when the connection ends before the body does"
     LOST_ON_RESTART = "loses waiting shares when it restarts"
     NODE_ASKED_ON_ARRIVAL = "requests the tree from the node when a share arrives"
     NODE_ASKED_FOR_NULLIFIER = "queries the node whether a new share is spent"
@@ -102,6 +109,7 @@ class WrongHelper:
         self._http = httpx.AsyncClient(timeout=60, limits=limits, trust_env=False)
         self._known: dict[tuple[object, ...], ReadShare] = {}
         self._revealed: set[bytes] = set()
+        self._refused: set[tuple[object, ...]] = set()
         self._memory: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._posting = 0
@@ -137,10 +145,8 @@ class WrongHelper:
         if isinstance(body, Response):
             return body
         path = request.url.path
-        if self._fault is Fault.STATUS_SLOW and path == f"{PREFIX}/status":
-            await asyncio.sleep(SLOW_STATUS_SECONDS)
-        if self._fault is Fault.SLASH_REDIRECT and path.endswith("/") and path != f"{PREFIX}/":
-            return RedirectResponse(path.rstrip("/"), 308)
+        if (early := await self._respond_early(request, path)) is not None:
+            return early
         if request.method == "POST" and path == SHARES:
             return self._finish(await self._post(request, body))
         if self._fault is Fault.CONFIRMED_EARLY and path.startswith(f"{PREFIX}/share-status/"):
@@ -153,6 +159,18 @@ class WrongHelper:
         if self._fault is Fault.HTML_404 and response.status_code == 404:
             response = Response("<html><body>404</body></html>", 404, _cors(response), "text/html")
         return self._finish(response)
+
+    async def _respond_early(self, request: Request, path: str) -> Response | None:
+        """The response of the faults that do not depend on the body."""
+        is_status = path == f"{PREFIX}/status"
+        if self._fault is Fault.STATUS_SLOW and is_status:
+            await asyncio.sleep(SLOW_STATUS_SECONDS)
+        token = request.headers.get("x-helper-token", "")
+        if self._fault is Fault.TOKEN_BEGINNING and not is_status and not token.startswith(TOKEN):
+            return _error(401, "unauthorized")
+        if self._fault is Fault.SLASH_REDIRECT and path.endswith("/") and path != f"{PREFIX}/":
+            return RedirectResponse(path.rstrip("/"), 308)
+        return None
 
     def _finish(self, response: Response) -> Response:
         """Apply the faults of all responses."""
@@ -174,6 +192,10 @@ class WrongHelper:
                 return body
             except TimeoutError:
                 return await self._time_out(request, body)
+            except ClientDisconnect:
+                if self._fault is Fault.STORED_WITHOUT_END:
+                    await self._http.post(self._target + SHARES, content=body)
+                raise
 
     async def _time_out(self, request: Request, body: bytes) -> Response:
         """Respond to a body that stalled."""
@@ -184,10 +206,16 @@ class WrongHelper:
             await self._http.post(self._target + SHARES, content=body)
         if not is_valid and not (self._fault is Fault.RECEIPT_FOR_ANY_TOKEN and values):
             return JSONResponse({"status": "error", "error": "body timed out"}, 400, closing)
+        if self._fault is Fault.STORED_AFTER_RECEIPT:
+            self._start(self._store_later(body))
         receipt = {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": values[0]}
         if self._fault is Fault.RECEIPT_WITH_MORE:
             receipt["retry"] = True
         return JSONResponse({"error": receipt}, 408, {**closing, "Cache-Control": "no-store"})
+
+    async def _store_later(self, body: bytes) -> None:
+        await asyncio.sleep(0.1)
+        await self._http.post(self._target + SHARES, content=body)
 
     async def _forward(self, request: Request, body: bytes) -> Response:
         headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_FORWARDED]
@@ -216,6 +244,8 @@ class WrongHelper:
         response = await self._forward(request, self._altered(body, read))
         word = json.loads(bytes(response.body)).get("status") if response.status_code == 200 else None
         if isinstance(read, InvalidShare):
+            if (key := _read_key(body)) is not None:
+                self._refused.add(key)
             return response
         is_new = word == "queued"
         if is_new:
@@ -229,12 +259,25 @@ class WrongHelper:
             return _error(500, "internal error") if fault is Fault.OVERSIZE_IS_500 else _error(413, "too large")
         if isinstance(read, InvalidShare):
             return self._respond_to_invalid(body, read)
+        if (refusal := self._refuse_valid(body, read)) is not None:
+            return refusal
         if fault is Fault.LOST_ON_RESTART and read.submit_at > time.time():
             return self._keep_in_memory(body, read)
         if fault is Fault.SHARE_LOST and read.share_index == LOST_INDEX:
             is_known = _key(read) in self._known
             self._known[_key(read)] = read
             return _accepted("duplicate" if is_known else "queued")
+        return None
+
+    def _refuse_valid(self, body: bytes, read: ReadShare) -> Response | None:
+        """The response of the faults that refuse a valid share."""
+        fault = self._fault
+        if fault is Fault.OPTION_0_REFUSED and not read.vote_decision:
+            return _error(400, "vote_decision is missing")
+        if fault is Fault.INDEX_NEEDED and "share_index" not in json.loads(body)["enc_share"]:
+            return _error(400, "share_index is missing")
+        if fault is Fault.BLOCKED_BY_REFUSED and _key(read) in self._refused - self._known.keys():
+            return _error(409, "conflict")
         return None
 
     def _respond_to_invalid(self, body: bytes, read: InvalidShare) -> Response | None:
@@ -244,21 +287,9 @@ class WrongHelper:
         is_accepted |= fault is Fault.HASH_MISMATCH_ACCEPTED and read.reason == "shares_hash"
         if is_accepted:
             return _accepted("queued")
-        if fault is Fault.ALTERED_IS_DUPLICATE and self._is_key_known(body):
+        if fault is Fault.ALTERED_IS_DUPLICATE and _read_key(body) in self._known:
             return _accepted("duplicate")
         return None
-
-    def _is_key_known(self, body: bytes) -> bool:
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            fields = json.loads(body)
-            key = (
-                fields["vote_round_id"],
-                fields["enc_share"].get("share_index", 0),
-                fields["proposal_id"],
-                fields["tree_position"],
-            )
-            return key in self._known
-        return False
 
     def _altered(self, body: bytes, read: ReadShare | InvalidShare) -> bytes:
         """The body that is forwarded."""
@@ -373,6 +404,21 @@ def _wrap_integers(body: bytes) -> bytes:
 
 def _key(read: ReadShare) -> tuple[object, ...]:
     return (read.round_id.hex(), read.share_index, read.proposal_id, read.tree_position)
+
+
+def _read_key(body: bytes) -> tuple[object, ...] | None:
+    """The key of a share that may be invalid; None if it cannot be read."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        fields = json.loads(body)
+        key = (
+            fields["vote_round_id"],
+            fields["enc_share"].get("share_index", 0),
+            fields["proposal_id"],
+            fields["tree_position"],
+        )
+        hash(key)
+        return key
+    return None
 
 
 def _accepted(word: str) -> Response:

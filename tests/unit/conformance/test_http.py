@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from helper.clock import SystemClock
-from helper.conformance.http_client import HelperClient, parse_address
+from helper.conformance.http_client import HelperClient, Reply, parse_address
 from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
 from helper.conformance.verdicts import CheckFailed
 
@@ -80,6 +80,15 @@ async def test_client_sends_token_and_reads_reply() -> None:
     assert heads[0].startswith(b"GET /mount/shielded-vote/v1/status HTTP/1.1")
     assert b"secret" in heads[0]
     assert b"secret" not in heads[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(200, False), (302, False), (400, True), (401, False), (408, False), (409, True), (422, True), (429, False)]
+    + [(499, True), (500, False), (503, False)],
+)
+def test_reply_is_refusal_only_if_wallets_give_up(status: int, expected: bool) -> None:
+    assert Reply(status, [], b"", 0.0).is_refusal is expected
 
 
 async def test_client_repeats_a_request_that_gets_429() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from helper.conformance.checks import Check, CheckResult, Phase
 from helper.conformance.http_client import HelperClient, parse_address
+from helper.conformance.raw_http import ConnectionEnded
 from helper.conformance.runner import run_checks
 from helper.conformance.session import Session
 from helper.conformance.shares import encode, invented_share
@@ -51,6 +52,7 @@ async def test_verdicts_follow_from_what_a_check_raises() -> None:
         create_check(2, raising(CheckFailed("x" * 400))),
         create_check(3, raising(CheckSkipped("reason"))),
         create_check(4, raising(KeyError("buckets"))),
+        create_check(5, raising(ConnectionEnded("connection closed"))),
     ]
     results = summarize(await run_checks(create_session(), checks))
     assert results[0] == ("001", "passed", "seen")
@@ -59,6 +61,7 @@ async def test_verdicts_follow_from_what_a_check_raises() -> None:
     assert results[2:] == [
         ("003", "skipped", "reason"),
         ("004", "failed", "unexpected response: KeyError 'buckets'"),
+        ("005", "failed", "connection closed"),
     ]
 
 

@@ -96,3 +96,11 @@ def test_body_is_a_copy() -> None:
     share.body()["enc_share"]["c1"] = ""
     share.body()["share_comms"].clear()
     assert isinstance(proofs.read_shares([encode(share.body())])[0], proofs.ReadShare)
+
+
+def test_share_with_an_index_is_taken_once(tmp_path: Path, bodies: list[dict[str, Any]]) -> None:
+    session = open_session(write_lines(tmp_path / "f", bodies))
+    assert session.take(index=0).index == 0
+    with pytest.raises(CheckSkipped, match="no unused share with index 0 left"):
+        session.take(index=0)
+    assert session.take().index == 15
