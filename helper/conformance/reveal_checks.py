@@ -26,6 +26,8 @@ _LEAD_SECONDS: Final = 6
 _LEAD_POSTS: Final = 60
 """The same for a slow helper, in durations of a post."""
 _MAX_LEAD_SECONDS: Final = 60
+_REPEATED_LATER_SECONDS: Final = 5
+"""Seconds by which the repeated share is due later, so that its early reveal is observed."""
 _GRACE_SECONDS: Final = 5.0
 """Seconds that a helper may need to notice that a share was counted."""
 _POLL_SECONDS: Final = 0.25
@@ -119,7 +121,7 @@ async def _post_all(session: Session) -> list[_Timed]:
     first = int(session.clock.now()) + await _lead_seconds(session)
     for _ in range(2):
         await post("timed", first)
-    moved_back = await post("repeated with 0", first + 2)
+    moved_back = await post("repeated with 0", first + _REPEATED_LATER_SECONDS)
     moved_on = await post("repeated with a later time", first)
     for _ in range(_MANY):
         await post("same second", first + 1)

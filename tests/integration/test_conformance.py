@@ -112,10 +112,12 @@ class Planted:
     Attributes:
         topics: the checks that run: those that find it, and their neighbors.
         found_by: the checks that fail. No other check of level `must` fails.
+        can_fail: checks that fail too if the machine is slow.
     """
 
     topics: Sequence[str]
     found_by: set[str]
+    can_fail: frozenset[str] = frozenset()
 
 
 def numbered(topic: str, *numbers: int) -> set[str]:
@@ -163,7 +165,7 @@ PLANTED = {
     Fault.INDEX_NEEDED: Planted(POSTS, {"POST-023"}),
     Fault.BLOCKED_BY_REFUSED: Planted(POSTS, {"KEY-007"}),
     Fault.TOKEN_BEGINNING: Planted(["TOKEN"], {"TOKEN-006"}),
-    Fault.STORED_AFTER_RECEIPT: Planted(STALLS, numbered("SLOW", 26)),
+    Fault.STORED_AFTER_RECEIPT: Planted(STALLS, numbered("SLOW", 26), frozenset({"SLOW-021"})),
     Fault.STORED_WITHOUT_END: Planted(STALLS, numbered("SLOW", 25, 27)),
     Fault.LOST_ON_RESTART: Planted(["RESTART"], numbered("RESTART", 2, 3, 4)),
     Fault.NODE_ASKED_ON_ARRIVAL: Planted(["LEAK-001", "LEAK-002", "LEAK-006", "LEAK-020"], {"LEAK-001"}),
@@ -193,7 +195,7 @@ async def find_fault(target: Target, fault: Fault) -> str:
             only=planted.topics,
         )
     must, should = failed_ids(results, "must"), failed_ids(results, "should")
-    missed, false_alarms = planted.found_by - must - should, must - planted.found_by
+    missed, false_alarms = planted.found_by - must - should, must - planted.found_by - planted.can_fail
     if not missed and not false_alarms:
         return ""
     found = f"missed {sorted(missed)}, false alarms {sorted(false_alarms)}"
