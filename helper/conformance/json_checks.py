@@ -37,6 +37,7 @@ class _Body:
         source: the clause.
         level: level of the check.
         headers: headers of the request.
+        can_be_accepted: whether it may be accepted too, as long as the response is definite.
     """
 
     number: int
@@ -45,6 +46,7 @@ class _Body:
     source: str = _BODY
     level: Level = "must"
     headers: Headers = ()
+    can_be_accepted: bool = False
 
     async def __call__(self, session: Session) -> str:
         if self.shares:
@@ -55,7 +57,7 @@ class _Body:
             share = session.template if self.needs_shares else session.invented()
             reply = await session.client.post(self.make(share, session.far_time()), self.headers)
         seen = f"POST ({self.name}) → {reply}"
-        require(reply.is_refusal, seen)
+        require(reply.is_refusal or (self.can_be_accepted and reply.is_accepted), seen)
         return seen
 
     @property
@@ -65,8 +67,8 @@ class _Body:
 
     @property
     def shares(self) -> int:
-        """Number of new shares that it posts: recommended checks use their own, because many helpers accept them."""
-        return 1 if self.level == "should" else 0
+        """Number of new shares that it posts: its own if helpers exist that accept the body."""
+        return 1 if self.can_be_accepted or self.level == "should" else 0
 
 
 def _fixed(content: bytes) -> Make:
@@ -172,62 +174,35 @@ _BODIES: Final = (
         _LIMIT,
     ),
 )
-for _body in _BODIES:
+
+
+def _tolerated(number: int, name: str, make: Make, source: str = _RFC_JSON) -> _Body:
+    return _Body(number, name, make, source, can_be_accepted=True)
+
+
+_TOLERATED: Final = (
+    _tolerated(
+        50, "a byte order mark", lambda share, time: b"\xef\xbb\xbf" + _share_json(share, time), "RFC 8259 §8.1"
+    ),
+    _tolerated(51, "the proposal twice, the right one last", _with_duplicate, "RFC 8259 §4: names should be unique"),
+    _tolerated(52, "bytes that are not UTF-8 in an unknown field", _with_bad_utf8_in(b"x_note")),
+    _tolerated(53, "half a surrogate pair in an unknown field", _with_member(b'"x_note":"\\ud800"')),
+    _tolerated(54, "a number of 400 digits in an unknown field", _with_member(b'"x_note":' + b"9" * 400)),
+    _tolerated(55, "1e999 in an unknown field", _with_member(b'"x_note":1e999')),
+    _tolerated(56, "a NUL character in an unknown field", _with_member(b'"x_note":"\\u0000"')),
+    _tolerated(57, "1,000 nested arrays in an unknown field", _with_member(b'"x_note":' + b"[" * 1000 + b"]" * 1000)),
+    _tolerated(58, "5,000 unknown fields", _with_member(b",".join(b'"x%d":%d' % (n, n) for n in range(5000)))),
+)
+for _body in (*_BODIES, *_TOLERATED):
     checks.add(
         Check(
             f"JSON-{_body.number:03}",
-            f"refuses: {_body.name}",
+            f"{'gets a definite response' if _body.can_be_accepted else 'refuses'}: {_body.name}",
             _body.source,
             _body.level,
             _body,
             shares=_body.shares,
             needs_shares=_body.needs_shares,
-        )
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Tolerated:
-    """A body of an unposted share that may be accepted or refused, but never has an unknown outcome."""
-
-    number: int
-    name: str
-    make: Make
-    source: str = _RFC_JSON
-    level: Level = "must"
-
-    async def __call__(self, session: Session) -> str:
-        share = session.take()
-        due = session.time_for(share)
-        reply = await session.post_share(share, due, body=self.make(share, due))
-        seen = f"POST ({self.name}) → {reply}"
-        require(reply.is_accepted or reply.is_refusal, seen)
-        return seen
-
-
-_TOLERATED: Final = (
-    _Tolerated(
-        50, "a byte order mark", lambda share, time: b"\xef\xbb\xbf" + _share_json(share, time), "RFC 8259 §8.1"
-    ),
-    _Tolerated(51, "the proposal twice, the right one last", _with_duplicate, "RFC 8259 §4: names should be unique"),
-    _Tolerated(52, "bytes that are not UTF-8 in an unknown field", _with_bad_utf8_in(b"x_note")),
-    _Tolerated(53, "half a surrogate pair in an unknown field", _with_member(b'"x_note":"\\ud800"')),
-    _Tolerated(54, "a number of 400 digits in an unknown field", _with_member(b'"x_note":' + b"9" * 400)),
-    _Tolerated(55, "1e999 in an unknown field", _with_member(b'"x_note":1e999')),
-    _Tolerated(56, "a NUL character in an unknown field", _with_member(b'"x_note":"\\u0000"')),
-    _Tolerated(57, "1,000 nested arrays in an unknown field", _with_member(b'"x_note":' + b"[" * 1000 + b"]" * 1000)),
-    _Tolerated(58, "5,000 unknown fields", _with_member(b",".join(b'"x%d":%d' % (n, n) for n in range(5000)))),
-)
-for _tolerated in _TOLERATED:
-    checks.add(
-        Check(
-            f"JSON-{_tolerated.number:03}",
-            f"gets a definite response: {_tolerated.name}",
-            _tolerated.source,
-            _tolerated.level,
-            _tolerated,
-            shares=1,
-            needs_shares=True,
         )
     )
 
