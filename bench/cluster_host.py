@@ -35,9 +35,9 @@ from helper.reveal.backlog import Backlog
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.proof_times import ProofTimes
+from helper.store.keyring import Keyring
 from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.postgres import PostgresStore
-from helper.store.postgres.keyring import Keyring
 from tests.support.process import child_pids
 
 ROUND_ID = bytes(range(32))

@@ -10,6 +10,7 @@
     │   ├── StoreLocked         another helper has the database open
     │   ├── StoreDisplaced      the file or its write-ahead log is not at its path
     │   ├── StoreMoved          the queue was migrated to another database, or is not completely in this one yet
+    │   ├── StoreKeyError       a key of an encrypted database is missing
     │   ├── StoreCopyDiffers    a copy differs from its source
     │   └── StoreUnreachable    the shared database does not respond
     ├── LeaseError              the state of the sender lease is unknown
@@ -126,6 +127,13 @@ class StoreMoved(StoreError):
 
     retryable = False
     advice = "Start the helper with the database that holds the queue."
+
+
+class StoreKeyError(StoreError):
+    """The database is encrypted, and there is no key file, or it lacks a key of the database."""
+
+    retryable = False
+    advice = "Install the same key file on every host; remove an old key only once its rounds are purged."
 
 
 class StoreCopyDiffers(StoreError):

@@ -1,4 +1,4 @@
-"""`svote-helper db`: back up, restore, check, migrate and copy the queue database."""
+"""`svote-helper db`: back up, restore, check, migrate, encrypt and copy the queue database."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.db_copy import copy
+from helper.cli.db_encrypt import decrypt, encrypt
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, fail, print_message
 from helper.cli.passphrase import (
@@ -20,12 +21,12 @@ from helper.cli.passphrase import (
     read_new_passphrase,
     read_passphrase,
 )
-from helper.cli.settings import database_file
+from helper.cli.settings import database_encryption, database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
 
-app = typer.Typer(help="Back up, restore, check, migrate and copy the queue database.")
+app = typer.Typer(help="Back up, restore, check, migrate, encrypt and copy the queue database.")
 
 _IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
 
@@ -59,8 +60,9 @@ def backup(
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
+        encryption = database_encryption(config)
         with acting_as_owner(database):
-            snapshot = take_snapshot(database, SystemClock())
+            snapshot = take_snapshot(database, SystemClock(), encryption)
         # key derivation takes about one second of CPU; only this thread gets a lower priority
         with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
             sealed = executor.submit(
@@ -100,9 +102,14 @@ def restore(
     from helper.store.sqlite.snapshot import check_image  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
+        encryption = database_encryption(config)
         image = _open_backup(file, identity, passphrase_file)
-        contents = check_image(image, str(file))
+        contents = check_image(image, str(file), encryption)
         aside = backups.restore_database(image, database, set_aside=force)
+    if encryption is not None and not contents.encrypted:
+        print_message(
+            "the restored database is not encrypted: run `svote-helper db encrypt` before you start the helper"
+        )
     if json:
         set_aside = None if aside is None else str(aside)
         emit_json({"database": str(database), "set_aside": set_aside, **asdict(contents)})
@@ -132,13 +139,14 @@ def check(
 
     harden_process()
     with map_file_errors_to_exit_codes():
+        encryption = database_encryption(config)
         if backup_file is None:
             path = database_file(config, db)
             with acting_as_owner(path):
-                contents = take_snapshot(path, SystemClock()).contents
+                contents = take_snapshot(path, SystemClock(), encryption).contents
         else:
             path = backup_file
-            contents = check_image(_open_backup(path, identity, passphrase_file), str(path))
+            contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
     if json:
         emit_json({"file": str(path), "ok": not contents.damaged, **asdict(contents)})
     else:
@@ -182,10 +190,11 @@ def migrate(
     from helper.store.sqlite import schema_upgrade  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
+        encryption = database_encryption(config)
         with acting_as_owner(database):
             if not dry_run:
                 schema_upgrade.refuse_running(database)
-            trial = schema_upgrade.try_migration(database, SystemClock())
+            trial = schema_upgrade.try_migration(database, SystemClock(), encryption)
         result: dict[str, Any] = {
             "database": str(database),
             "schema": trial.before.schema,
@@ -202,7 +211,7 @@ def migrate(
                 _back_up(trial.image, backup, recipient or [], passphrase_file)
                 result["backup"] = str(backup)
             with acting_as_owner(database):
-                schema_upgrade.upgrade_file(database, SystemClock())
+                schema_upgrade.upgrade_file(database, SystemClock(), encryption)
             result["migrated"] = True
     if json:
         emit_json(result)
@@ -210,6 +219,8 @@ def migrate(
         typer.echo(_summarize_migration(result, needed=trial.is_needed))
 
 
+app.command()(encrypt)
+app.command()(decrypt)
 app.command()(copy)
 
 

@@ -24,31 +24,39 @@ from helper.runtime.http_client import create_async_client
 from helper.runtime.privileges import acting_as_owner
 from helper.server.peer_credentials import PEER_KEY, Peer
 from helper.server.routes.operator import create_operator_app, rounds_route, stored_round_states
+from helper.store.factory import read_file_encryption
 from helper.store.queue_reader import QueueReader
 from helper.store.sqlite.reader import open_queue_file
 
 if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
     from helper.store.store import Store
 
 
-def request_file(database: Path, target: str, body: bytes | Iterable[bytes] | None) -> tuple[int, bytes]:
+def request_file(
+    database: Path, target: str, body: bytes | Iterable[bytes] | None, *, key_file: str = ""
+) -> tuple[int, bytes]:
     """Serve a GET request, or a POST request with a body. Returns status and body of the response.
 
     Args:
         database: the database file.
         target: path and query.
         body: the request's body, or chunks of it.
+        key_file: the key file of an encrypted database, empty for none.
 
     Raises:
+        StoreKeyError: the file is encrypted, and a key is missing.
         StoreLocked: a running helper has the file open, and the request is an action.
         StoreError: the file cannot be opened.
     """
     log_config.configure("warning")
-    return anyio.run(_request, database, target, body)
+    return anyio.run(_request, database, target, body, read_file_encryption(key_file))
 
 
-async def _request(database: Path, target: str, body: bytes | Iterable[bytes] | None) -> tuple[int, bytes]:
-    opened = _open_for_query(database) if body is None else _open_for_action(database)
+async def _request(
+    database: Path, target: str, body: bytes | Iterable[bytes] | None, encryption: RowEncryption | None
+) -> tuple[int, bytes]:
+    opened = _open_for_query(database, encryption) if body is None else _open_for_action(database, encryption)
     async with opened as app:
         transport, no_timeout = httpx.ASGITransport(_as_this_user(app)), httpx.Timeout(None)
         async with create_async_client(transport=transport, base_url="http://file", timeout=no_timeout) as client:
@@ -60,14 +68,14 @@ async def _request(database: Path, target: str, body: bytes | Iterable[bytes] | 
 
 
 @asynccontextmanager
-async def _open_for_query(database: Path) -> AsyncIterator[ASGIApp]:
+async def _open_for_query(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
     with acting_as_owner(database):
-        async with open_queue_file(database) as queue:
+        async with open_queue_file(database, encryption) as queue:
             yield _create_app(queue)
 
 
 @asynccontextmanager
-async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
+async def _open_for_action(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
     # Imported here because they load native code, which queries do not need, and before `acting_as_owner`.
     import proofs  # noqa: PLC0415
     from helper.operations.actions import Operations  # noqa: PLC0415
@@ -75,7 +83,7 @@ async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
     from helper.store.sqlite.store import SqliteStore  # noqa: PLC0415
 
     with acting_as_owner(database):
-        store = SqliteStore(database)
+        store = SqliteStore(database, encryption=encryption)
         await store.open()
         try:
             operations = Operations(

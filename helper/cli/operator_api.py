@@ -33,17 +33,20 @@ class OperatorApi:
         socket: the helper's control socket.
         database: its database.
         shared: the queue is in a shared database instead, which only a running helper can query.
+        key_file: the key file of an encrypted database, empty for none.
     """
 
     socket: Path
     database: Path
     shared: bool = False
+    key_file: str = ""
 
     @classmethod
     def of(cls, config: Path | None, db: Path | None) -> OperatorApi:
         """Create a client from the settings and the `--db` flag."""
         settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
-        return cls(settings.socket_path, settings.db_path, bool(settings.store.url) and db is None)
+        shared = bool(settings.store.url) and db is None
+        return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the response to a query.
@@ -108,7 +111,7 @@ class OperatorApi:
         # Imported here: requests to a daemon do not need the routes and the store, which are slow to import.
         from helper.cli.offline import request_file  # noqa: PLC0415
 
-        return _result(*request_file(self.database, target, body), by_daemon=False)
+        return _result(*request_file(self.database, target, body, key_file=self.key_file), by_daemon=False)
 
 
 def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from helper.cli.passphrase import (
     read_new_passphrase,
     read_passphrase,
 )
-from helper.cli.settings import database_file
+from helper.cli.settings import database_encryption, database_file
 from helper.cli.svoted_transfer import DeleteFileOption, ForSvotedOption, FromSvotedOption, encode_for_svoted
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -37,6 +37,7 @@ from helper.runtime.privileges import acting_as_owner
 from helper.server import operator_json
 
 if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
     from helper.store.sqlite.export import ExportSelection
 
 
@@ -75,7 +76,7 @@ def export(
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         api.require_database()
         filter_query = build_filter_query(api, round_id, state, due_before, stage)
-        selection = _select(api.database, filter_query, refs)
+        selection = _select(api.database, filter_query, refs, database_encryption(config))
     number = len(selection.shares)
     skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
     result = {"output": str(output), "shares": number, "left": skipped, "move": move, "dry_run": dry_run}
@@ -94,7 +95,9 @@ def export(
     emit(result, queue_output.print_exported, json=json)
 
 
-def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> ExportSelection:
+def _select(
+    database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption | None
+) -> ExportSelection:
     """Select shares from a snapshot of the database."""
     # imported here, so that the help loads no native code
     from helper.store.sqlite.export import select_for_export  # noqa: PLC0415
@@ -104,8 +107,8 @@ def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> Expo
     for ref in refs:
         operator_json.parse_ref(ref)
     with acting_as_owner(database):
-        snapshot = take_snapshot(database, SystemClock())
-    return select_for_export(snapshot.image, conditions, refs)
+        snapshot = take_snapshot(database, SystemClock(), encryption)
+    return select_for_export(snapshot.image, conditions, refs, encryption)
 
 
 def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:

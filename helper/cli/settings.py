@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from helper.cli.output import ExitCode, fail
 from helper.config import Loaded, find_file, load_traced
+
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
 
 SHARED_ADVICE: Final = (
     "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or use --db FILE"
@@ -26,6 +29,17 @@ def database_file(config: Path | None, db: Path | None, *, must_exist: bool = Tr
     if must_exist and not settings.db_path.exists():
         fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
     return settings.db_path
+
+
+def database_encryption(config: Path | None) -> RowEncryption | None:
+    """Return the encryption with the keys in [store] key_file, None if it is not set.
+
+    Raises:
+        StoreError: the key file cannot be used.
+    """
+    from helper.store.factory import read_file_encryption  # noqa: PLC0415 - loads the database drivers
+
+    return read_file_encryption(read_settings(config).config.store.key_file)
 
 
 def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -> Loaded:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from helper.config import toml_lines
-from helper.config.discovery import CREDENTIALS, ENV_PREFIX, NON_SETTING_VARIABLES, variable_name
+from helper.config.discovery import CREDENTIALS, ENV_PREFIX, FILE_CREDENTIALS, NON_SETTING_VARIABLES, variable_name
 from helper.config.model import Config, find_contradictions
 from helper.config.value_text import SECTIONS, describe_validation_error, parse_value
 from helper.errors import ConfigError
@@ -221,6 +221,11 @@ class _SettingsReader:
                 file = Path(env[CREDENTIALS_DIRECTORY], credential)
                 if file.exists():
                     self._add_secret((section, key), file, (section, key))
+        for setting, credential in FILE_CREDENTIALS.items():
+            if env.get(CREDENTIALS_DIRECTORY) and setting not in self.values:
+                file = Path(env[CREDENTIALS_DIRECTORY], credential)
+                if file.exists():
+                    self._set_value(setting, str(file), Origin("file", str(file)))
 
     def _add_secret(self, key: Key, file: Path, reported_as: Key) -> None:
         """Set `key` to the first line of a file. Problems are reported for the setting `reported_as`."""

@@ -164,7 +164,7 @@ class ServerSection(Section):
 
 
 class StoreSection(Section):
-    """PostgreSQL database shared by several hosts, instead of a file. See docs/cluster.md."""
+    """The encryption of the queue, and a PostgreSQL database shared by several hosts, instead of a file."""
 
     url: DatabaseUrl = Field(
         "",
@@ -180,9 +180,12 @@ class StoreSection(Section):
     )
     key_file: Text = Field(
         "",
-        description="File with the keys that encrypt witnesses before they are stored: 64 hex digits per line, the "
-        "same file on every host, readable only by its owner. New shares use the first key. To rotate, add the new key "
-        "as the second line on all hosts, then make it the first.",
+        description="File with the keys that encrypt witnesses and messages before they are stored: 64 hex digits per "
+        "line, readable only by its owner. Required with url, where it is the same on every host; optional with a "
+        "database file, where a new file is then encrypted, and an existing one by `svote-helper db encrypt`. New "
+        "shares use the first key. To rotate, add the new key as the second line on all hosts, then make it the first. "
+        "If you lose the keys, you lose the unconfirmed shares. A systemd credential named store-key is used "
+        "automatically.",
     )
     host: HostName = Field("", description="Name of this host in the cluster; empty means the machine's host name.")
     schema_name: SchemaName = Field("svote_helper", description="PostgreSQL schema of the tables.")

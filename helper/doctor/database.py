@@ -16,6 +16,7 @@ from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError
 from helper.store.factory import check_shared_database as connect_shared_database
+from helper.store.factory import read_file_encryption
 from helper.store.models import DamagedShare, RetryGroup, RoundSummary
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
@@ -57,15 +58,22 @@ class DatabaseReport:
     retries: Sequence[RetryGroup] = ()
 
 
-async def read_database(path: Path, *, now: float) -> DatabaseReport:
-    """Read the rounds and shares of a database. Never raises for a defective file."""
+async def read_database(path: Path, key_file: str, *, now: float) -> DatabaseReport:
+    """Read the rounds and shares of a database. Never raises for a defective file.
+
+    Args:
+        path: the file.
+        key_file: [store] key_file.
+        now: Unix seconds.
+    """
     try:
         size = path.stat().st_size
         if not size:
             return DatabaseReport(ok("database", f"{path} is empty: the first start creates the schema"))
         if not os.access(path, os.R_OK):
             raise PermissionError
-        async with open_queue_file(path) as queue:
+        encryption = read_file_encryption(key_file)
+        async with open_queue_file(path, encryption, allow_unencrypted=False) as queue:
             outlook, damaged = await queue.summarize_rounds(now=now), await queue.list_damaged()
             retries = await queue.list_retries(now=now)
     except (HelperError, OSError) as error:

@@ -182,7 +182,9 @@ class _Doctor:
         path, now = self.config.db_path, self.clock.now()
         if not path.exists():
             return [database.evaluate_missing_file(path, running=self.daemon.is_running)]
-        self.file_report = await self._call_in_thread(lambda: asyncio.run(database.read_database(path, now=now)))
+        self.file_report = await self._call_in_thread(
+            lambda: asyncio.run(database.read_database(path, self.config.store.key_file, now=now))
+        )
         failed, damaged = database.failed_shares(self.file_report.outlook), len(self.file_report.damaged)
         if self.daemon.failed is not None:
             failed, damaged = self.daemon.failed, self.daemon.damaged

@@ -16,6 +16,7 @@ from helper.store.store import Store
 
 if TYPE_CHECKING:
     from helper.store.postgres.connection import ConnectionSettings
+    from helper.store.row_encryption import RowEncryption
 
 
 def create_store(config: Config, clock: Clock) -> Store:
@@ -25,11 +26,11 @@ def create_store(config: Config, clock: Clock) -> Store:
         StoreError: its URL or its keys are not valid, or a required package is not installed.
     """
     if not config.store.url:
-        return SqliteStore(config.db_path)
+        return SqliteStore(config.db_path, encryption=read_file_encryption(config.store.key_file))
     with require_postgres_packages():
         # Imported here because a helper with a SQLite file does not need these packages.
+        from helper.store.keyring import read_keyring  # noqa: PLC0415
         from helper.store.postgres import PostgresStore  # noqa: PLC0415
-        from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store
     return PostgresStore(
         settings.url,
@@ -39,6 +40,27 @@ def create_store(config: Config, clock: Clock) -> Store:
         clock=clock,
         lease_seconds=settings.lease_seconds,
     )
+
+
+def read_file_encryption(key_file: str) -> RowEncryption | None:
+    """Return the encryption of a database file with the keys of a key file.
+
+    Args:
+        key_file: path of the key file, `[store] key_file`; empty for none.
+
+    Returns:
+        None without a key file.
+
+    Raises:
+        StoreError: the key file cannot be used.
+    """
+    if not key_file:
+        return None
+    # Imported here because most helpers with a SQLite file do not need the cipher.
+    from helper.store.keyring import read_keyring  # noqa: PLC0415
+    from helper.store.row_encryption import RowEncryption  # noqa: PLC0415
+
+    return RowEncryption(read_keyring(Path(key_file)), has_all_keys=True)
 
 
 def refuse_host_in_use(config: Config) -> None:

@@ -14,9 +14,15 @@ _VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 
 @cache
-def sqlite_statements() -> Mapping[str, str]:
+def sqlite_statements() -> dict[str, str]:
     """Return the statements of the store on SQLite, by name."""
     return read_statements("helper.store") | read_statements("helper.store.sqlite")
+
+
+@cache
+def encrypted_sqlite_statements() -> Mapping[str, str]:
+    """Return the statements of the store on an encrypted SQLite file, by name."""
+    return sqlite_statements() | read_statements("helper.store.sqlite", "encrypted_queries.sql")
 
 
 @cache
@@ -33,9 +39,9 @@ def to_postgres(sql: str) -> bytes:
 
 
 @cache
-def multi_row_statement(name: str, rows: int) -> str:
+def multi_row_statement(statement: str, rows: int) -> str:
     """Return a statement on SQLite that takes one row of values, extended to `rows` rows."""
-    return _VALUES_ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), sqlite_statements()[name])
+    return _VALUES_ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), statement)
 
 
 def read_statements(package: str, file: str = "queries.sql") -> dict[str, str]:

@@ -9,5 +9,6 @@ endpoint.py           a database that is migrated from or to
 sqlite_endpoint.py    a SQLite file
 postgres_endpoint.py  a PostgreSQL schema
 source_cleanup.py     erasing or reactivating the source
+file_encryption.py    encrypting or decrypting a file in place
 factory.py            endpoints from command-line arguments
 """

@@ -37,6 +37,10 @@ from helper.store.sql_files import read_statements
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
+DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
+"""Statement names by which `RowEncryption` decrypts rows."""
+ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
+"""Statement names by which `RowEncryption` encrypts parameters."""
 _ROUND_STATEMENTS: Final = (
     "drop_round_tombstones",
     "drop_round_spent",

@@ -9,7 +9,7 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.store.db_copy.endpoint import MigrationEndpoint
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.factory import get_host_name, require_postgres_packages
+from helper.store.factory import get_host_name, read_file_encryption, require_postgres_packages
 
 SQLITE_ENGINE: Final = "sqlite"
 """Argument for the configured file, [helper] db_path."""
@@ -34,7 +34,7 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEnd
         StoreError: the URL or the keys are invalid, or the PostgreSQL libraries are not installed.
     """
     if location == SQLITE_ENGINE:
-        return SqliteEndpoint(config.db_path, clock)
+        return SqliteEndpoint(config.db_path, clock, read_file_encryption(config.store.key_file))
     if location == POSTGRES_ENGINE:
         if not config.store.url:
             raise ValueError("[store] url is empty: specify the database URL instead, postgresql://…")
@@ -43,7 +43,7 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEnd
         return _create_postgres_endpoint(config, location)
     if "://" in location or not location:
         raise ValueError("not a postgresql:// URL or a file path")
-    return SqliteEndpoint(Path(location), clock)
+    return SqliteEndpoint(Path(location), clock, read_file_encryption(config.store.key_file))
 
 
 def create_endpoints(
@@ -81,8 +81,8 @@ def create_source_endpoint(location: str | None, config: Config, clock: Clock) -
 def _create_postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:
     with require_postgres_packages():
         from helper.store.db_copy.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - optional
+        from helper.store.keyring import read_keyring  # noqa: PLC0415
         from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415
-        from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store
     if not settings.key_file:
         raise ValueError("a shared database needs a key file: --key-file or [store] key_file")

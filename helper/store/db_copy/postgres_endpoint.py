@@ -10,19 +10,16 @@ from typing import Final
 import psycopg
 
 from helper.errors import StoreLocked
-from helper.store.db_copy.endpoint import MigrationEndpoint, load_copy_statements
+from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, MigrationEndpoint, load_copy_statements
+from helper.store.keyring import Keyring
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import translate
-from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import connect, prepare_schema, require_ready
-from helper.store.postgres.row_encryption import RowEncryption
+from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements, to_postgres
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
-_DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
-"""Statement names by which `RowEncryption` decrypts rows."""
-_ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
 _LOCK_ATTEMPTS: Final = 20
 """Attempts to acquire the exclusive lock: the server ends a closed connection, and releases its lock, with a delay."""
 _LOCK_PAUSE_SECONDS: Final = 0.05
@@ -118,11 +115,11 @@ class PostgresEndpoint(MigrationEndpoint):
         """Return all rows of a query, decrypted."""
         with _translate_errors():
             rows = self._connection.execute(_statement(name), params).fetchall()
-        return self._encryption.decrypt_rows(_DECRYPT_AS.get(name, name), rows)
+        return self._encryption.decrypt_rows(DECRYPT_AS.get(name, name), rows)
 
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row, pipelined."""
-        encrypt_as = _ENCRYPT_AS.get(name, name)
+        encrypt_as = ENCRYPT_AS.get(name, name)
         with self._connection.cursor() as cursor:
             cursor.executemany(_statement(name), [self._encryption.encrypt_params(encrypt_as, row) for row in rows])
 

@@ -12,13 +12,13 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 from helper.core.share import ShareState
-from helper.store.meta import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
+from helper.store.meta import KEY_CHECK, KEYS_IN_USE, MOVED_KEY, RUN_KEY, UNFINISHED_KEY
 from helper.store.table_rows import RevealRow, RoundRow, Row, ShareRow, is_sound
 
 Key = tuple[Any, ...]
 CheckedRow = TypeVar("CheckedRow", ShareRow, RevealRow)
 
-LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, "seal.check"})
+LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, KEY_CHECK, KEYS_IN_USE})
 """Keys in `meta` that belong to one database and are not migrated."""
 
 

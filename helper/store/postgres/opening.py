@@ -10,11 +10,19 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, StoreLocked, StoreUnreachable
-from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
+from helper.errors import NotFound, StoreError, StoreForeign, StoreLocked, StoreUnreachable
+from helper.store.keyring import Keyring
+from helper.store.meta import (
+    KEY_CHECK,
+    RANK_KEY,
+    ROW_CHECK_KEY,
+    make_meta_row,
+    read_key,
+    read_meta_value,
+    refuse_marked,
+)
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
 from helper.store.postgres.errors import translate
-from helper.store.postgres.keyring import KEY_ID_BYTES, DecryptionError, Keyring
 from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
 from helper.store.sql_files import postgres_statements, read_migrations
 from helper.store.table_rows import Row
@@ -30,7 +38,6 @@ _STATEMENT_LOGS: Final = (
 """Settings that can log statement parameters, and the values with which they do not."""
 _OTHER_LOGS: Final = (("auto_explain.log_min_duration", ("", "-1")), ("pgaudit.log_parameter", ("", "off")))
 """The same for settings of extensions."""
-_PROBE_TEXT: Final = b"svote-helper"
 _NAME_LOCK_SECONDS: Final = 1
 """Lock timeout for the host name."""
 
@@ -197,9 +204,7 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
             f"the schema {settings.schema} was written by an older version ({version}, supported {len(migrations())})",
             advice="Upgrade all hosts to this version first.",
         )
-    _decrypt_probe(
-        read_meta_value(conn.execute(postgres_statements()["get_meta"], ("seal.check",)).fetchall()), keyring
-    )
+    keyring.check_probe(read_meta_value(conn.execute(postgres_statements()["get_meta"], (KEY_CHECK,)).fetchall()))
 
 
 def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> DatabaseKeys:
@@ -251,13 +256,11 @@ def _load_key(conn: Connection, name: str) -> bytes:
 
 def _check_keyring(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
     """Refuse a key file that cannot decrypt the other hosts' rows, or that encrypts with a key they lack."""
-    stored = read_meta_value(_get_or_store_meta(conn, "seal.check", keyring.encrypt(_PROBE_TEXT).hex()))
-    _decrypt_probe(stored, keyring)
-    fresh = keyring.encrypt(_PROBE_TEXT).hex()
-    if stored is not None and stored[: 2 * KEY_ID_BYTES] != fresh[: 2 * KEY_ID_BYTES]:
+    used = keyring.check_probe(read_meta_value(_get_or_store_meta(conn, KEY_CHECK, keyring.make_probe())))
+    if used != keyring.key_ids[0]:
         _require_key_on_all_hosts(conn, settings, keyring.key_ids[0])
     # From now on, older keys are needed only for rows that were encrypted with them.
-    conn.execute(postgres_statements()["set_meta"], make_meta_row("seal.check", fresh))
+    conn.execute(postgres_statements()["set_meta"], make_meta_row(KEY_CHECK, keyring.make_probe()))
 
 
 def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
@@ -281,15 +284,6 @@ def _require_key_on_all_hosts(conn: Connection, settings: ConnectionSettings, na
             advice="Put the new key second in every host's key file and restart the hosts one by one; then put it "
             "first and restart them again.",
         )
-
-
-def _decrypt_probe(text: str | None, keyring: Keyring) -> None:
-    try:
-        valid = text is not None and keyring.decrypt(bytes.fromhex(text)) == _PROBE_TEXT
-    except (DecryptionError, ValueError):
-        valid = False
-    if not valid:
-        raise StoreCorrupt("the database is damaged: its key check value failed")
 
 
 def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> list[Row]:

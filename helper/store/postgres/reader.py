@@ -15,7 +15,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from helper.errors import StoreError, StoreUnreachable
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import is_connection_lost, translate
-from helper.store.postgres.row_encryption import RowEncryption
+from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements
 from helper.store.table_rows import Row
 from helper.store.transaction import Params

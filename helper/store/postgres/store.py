@@ -13,14 +13,14 @@ from helper.clock import Clock, SystemClock
 from helper.core.log_limits import LoggedProblem
 from helper.core.schedule import rank
 from helper.errors import StoreError
+from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.reader import PostgresReader
-from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
+from helper.store.row_encryption import RowEncryption
 from helper.store.store import Store, report_damaged
 
 log = structlog.get_logger("helper.store")

@@ -11,7 +11,7 @@ import psycopg
 
 from helper.core.share import ShareState
 from helper.store.models import SpentNullifier
-from helper.store.postgres.row_encryption import RowEncryption
+from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements
 from helper.store.table_rows import Row, ShareRow
 from helper.store.transaction import Params, ShareIdentity, StoredShare, TakenShare, Transaction

@@ -19,13 +19,13 @@ import structlog
 
 from helper.clock import SystemClock
 from helper.errors import StoreError, StoreFull, StoreUnreachable
+from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import is_connection_lost, is_retryable, translate
-from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import acquire_host_lock, acquire_host_name, connect, prepare_schema, refuse_migrated
-from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
+from helper.store.row_encryption import RowEncryption
 from helper.store.write_jobs import WriteJob, deliver_results, split_batch
 from helper.store.writer_thread import WriterThread
 

@@ -8,16 +8,20 @@ from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from helper.core.share import ShareState
 from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, RowVersion
 from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.operations.actions import matches_filter
-from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
-from helper.store.table_rows import RevealRow, RoundRow, ShareRow
+from helper.store.sqlite.row_format import RowFormat, open_row_format
+from helper.store.table_rows import RevealRow, RoundRow, Row, ShareRow
+from helper.store.transaction import Params
+
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
 
 _CHAIN_ID: Final = "chain_id"
 
@@ -42,65 +46,79 @@ class ExportSelection:
     round_ends: dict[bytes, int] = field(default_factory=dict)
 
 
-def select_for_export(image: bytes, query: QueueFilter, refs: Collection[str] = ()) -> ExportSelection:
+def select_for_export(
+    image: bytes, query: QueueFilter, refs: Collection[str] = (), encryption: RowEncryption | None = None
+) -> ExportSelection:
     """Select the shares in a database image that match.
 
     Args:
         image: a checked image from `take_snapshot`.
         query: the filter that they must match.
         refs: prefixes of references, at least one of which must match; empty for any.
+        encryption: made from the key file, None without a key file.
 
     Raises:
+        StoreKeyError: the image is encrypted, and a key that it needs is missing.
         StoreError: the image cannot be read.
     """
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="replace")
             conn.deserialize(image)
-            return _select_shares(conn, query, tuple(refs))
+            return _select_shares(_Image(conn, open_row_format(conn, encryption, "the database")), query, tuple(refs))
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate(error) from error
 
 
-def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str, ...]) -> ExportSelection:
-    row_key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY)
-    selection = ExportSelection(read_meta_value(conn.execute(sqlite_statements()["get_meta"], (_CHAIN_ID,)).fetchall()))
-    rounds = dict(_read_rounds(conn, row_key))
+@dataclass(frozen=True, slots=True)
+class _Image:
+    """An open image and its format."""
+
+    conn: sqlite3.Connection
+    row_format: RowFormat
+
+    def fetch(self, name: str, params: Params = ()) -> list[Row]:
+        """Return all rows of a named query, decrypted."""
+        rows = self.conn.execute(self.row_format.statement(name), params).fetchall()
+        return self.row_format.decrypt_rows(name, rows)
+
+
+def _select_shares(image: _Image, query: QueueFilter, refs: tuple[str, ...]) -> ExportSelection:
+    row_key = read_key(image.fetch("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY)
+    selection = ExportSelection(read_meta_value(image.fetch("get_meta", (_CHAIN_ID,))))
+    rounds = dict(_read_rounds(image, row_key))
     selection.round_ends = {round_id: row.vote_end_time for round_id, row in rounds.items()}
     closed = {round_id for round_id, row in rounds.items() if row.closed_ms is not None}
-    aside = {row[0] for row in conn.execute(sqlite_statements()["quarantined_ids"])}
-    for columns in conn.execute(sqlite_statements()["all_shares"]):
-        row = ShareRow(*columns)
+    aside = {row[0] for row in image.fetch("quarantined_ids")}
+    for row in image.row_format.read_shares(image.conn):
         if row.id in aside or not row.is_sound(row_key):
             selection.skipped["damaged"] += 1
         elif matches_filter(row, query) and (not refs or row.mac.hex().startswith(refs)):
-            _add_share(conn, row, row_key, closed, selection)
+            _add_share(image, row, row_key, closed, selection)
     return selection
 
 
-def _read_rounds(conn: sqlite3.Connection, row_key: bytes) -> Iterator[tuple[bytes, RoundRow]]:
-    for round_id, *columns in conn.execute(sqlite_statements()["rounds"]):
+def _read_rounds(image: _Image, row_key: bytes) -> Iterator[tuple[bytes, RoundRow]]:
+    for round_id, *columns in image.fetch("rounds"):
         row = RoundRow(*columns)
         if row.is_sound(row_key):
             yield round_id, row
 
 
-def _add_share(
-    conn: sqlite3.Connection, row: ShareRow, row_key: bytes, closed: set[bytes], selection: ExportSelection
-) -> None:
+def _add_share(image: _Image, row: ShareRow, row_key: bytes, closed: set[bytes], selection: ExportSelection) -> None:
     """Add a share, unless its round is closed or it was already moved to another machine."""
     if row.round_id in closed:
         selection.skipped["closed"] += 1
     elif row.state == ShareState.FAILED and row.stage == MOVED:
         selection.skipped["moved"] += 1
     else:
-        selection.shares.append(_export_share(conn, row, row_key))
+        selection.shares.append(_export_share(image, row, row_key))
         selection.versions.append((row.id, row.row_check))
 
 
-def _export_share(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> ExportedShare:
+def _export_share(image: _Image, row: ShareRow, row_key: bytes) -> ExportedShare:
     state = ShareState(row.state)
-    reveal = _read_reveal(conn, row.id, row_key) if state is ShareState.BROADCAST else None
+    reveal = _read_reveal(image, row.id, row_key) if state is ShareState.BROADCAST else None
     if reveal is None and state in {ShareState.BROADCAST, ShareState.WITNESSED}:
         state = ShareState.RECEIVED  # without a message, the importing machine proves it again
     return ExportedShare(
@@ -115,18 +133,18 @@ def _export_share(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> Ex
         note=row.note,
         history=tuple(
             HistoryEntry(at_ms, stage, note, bool(counted))
-            for at_ms, stage, note, counted in conn.execute(sqlite_statements()["history"], (row.id,))
+            for at_ms, stage, note, counted in image.fetch("history", (row.id,))
         ),
         reveal=reveal,
     )
 
 
-def _read_reveal(conn: sqlite3.Connection, share_id: int, row_key: bytes) -> ExportedReveal | None:
+def _read_reveal(image: _Image, share_id: int, row_key: bytes) -> ExportedReveal | None:
     """Return the message of a share, None if it is damaged."""
-    columns = conn.execute(sqlite_statements()["reveal"], (share_id,)).fetchone()
-    row = None if columns is None else RevealRow(*columns)
-    if row is None or not row.is_sound(row_key):
+    rows = [RevealRow(*columns) for columns in image.fetch("reveal", (share_id,))]
+    if not rows or not rows[0].is_sound(row_key):
         return None
+    row = rows[0]
     return ExportedReveal(
         prepared=PreparedReveal(row.message, row.tx_hash, row.anchor_height, row.circuit, row.height),
         sends=row.sends,

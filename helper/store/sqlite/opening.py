@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
@@ -19,9 +19,13 @@ from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_inco
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
 from helper.store.sqlite.file_lock import FileLock, open_regular
+from helper.store.sqlite.row_format import open_row_format, record_keys, refuse_unencrypted, select_row_format
 from helper.store.sqlite.schema import check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import DatabaseKeys, read_round_key
+
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
 
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
@@ -74,15 +78,26 @@ class OpenedDatabase:
             self.lock.release(clean=clean)
 
 
-def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDatabase:
+def open_database(
+    path: Path,
+    clock: Clock,
+    *,
+    marked: bool = False,
+    encryption: RowEncryption | None = None,
+    allow_unencrypted: bool = False,
+) -> OpenedDatabase:
     """Open the file for writing, or create it; called on the writer thread.
 
     Args:
         path: the file.
         clock: measures the delay of erasure.
         marked: open it even if a migration has marked it.
+        encryption: made from the key file, None without a key file. With it, a new file is encrypted.
+        allow_unencrypted: open an existing file that is not encrypted even with a key file.
 
     Raises:
+        StoreKeyError: it is encrypted, and a key that it needs is missing; or there is a key file, and it is not
+            encrypted.
         StoreMoved: a migration has marked it, so the queue is in another database.
         StoreLocked: another helper has it open.
         StoreForeign: it is not a database of this helper, or was written by a newer version.
@@ -100,7 +115,8 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
         try:
             refuse_incomplete(path, lock, clean=clean)
             clean = clean and not file_size(wal_path(path))
-            return _open_locked(path, clock, lock, watched=given, clean=clean, marked=marked)
+            options = _Options(marked, encryption, allow_unencrypted)
+            return _open_locked(path, clock, lock, options, watched=given, clean=clean)
         except BaseException:
             lock.release(clean=False)
             raise
@@ -127,8 +143,17 @@ def _disk_full_error(path: Path) -> StoreFull:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Arguments of `open_database`."""
+
+    marked: bool
+    encryption: RowEncryption | None
+    allow_unencrypted: bool
+
+
 def _open_locked(
-    path: Path, clock: Clock, lock: FileLock, *, watched: Path, clean: bool, marked: bool
+    path: Path, clock: Clock, lock: FileLock, options: _Options, *, watched: Path, clean: bool
 ) -> OpenedDatabase:
     _prepare_file(path)
     lock.lock_database()
@@ -136,14 +161,19 @@ def _open_locked(
     # A damaged text must not prevent the start; its row check detects the damage.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     try:
-        _check_database(conn, path)
+        _check_database(conn, path, options)
         _configure_connection(conn)
-        migrate_schema(conn)
+        migrate_schema(
+            conn, is_encrypted=select_row_format(read_identity(conn), options.encryption, str(path)).is_encrypted
+        )
         compare_schema(conn, str(path))
         keys = _load_keys(conn)
-        if not marked:
+        row_format = open_row_format(conn, options.encryption, str(path))
+        record_keys(conn, row_format)
+        if not options.marked:
             refuse_marked(conn.execute(sqlite_statements()["get_marks"]).fetchall(), str(path))
-        for row in conn.execute(sqlite_statements()["round_keys"]).fetchall():
+        round_keys = conn.execute(sqlite_statements()["round_keys"]).fetchall()
+        for row in row_format.decrypt_rows("round_keys", round_keys):
             read_round_key(row, keys)
         next_id = int(conn.execute(sqlite_statements()["last_share_id"]).fetchone()[0]) + 1
         if lock.crashed_run is None:  # otherwise the record of the crash applies until this run ends cleanly
@@ -162,7 +192,8 @@ def _open_locked(
             raise StoreError(f"the last run's WAL could not be checkpointed into {path}: {error}") from error
     if run is not None and run != lock.crashed_run and eraser.write_back():
         lock.mark_open(run)
-    return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, PathMonitor(watched))
+    tx = SqliteTransaction(keys, conn, next_id, row_format=row_format)
+    return OpenedDatabase(tx, eraser, lock, PathMonitor(watched))
 
 
 def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
@@ -233,11 +264,14 @@ def _check_header(path: Path) -> None:
         raise StoreCorrupt(f"{path} is damaged: it is truncated")
 
 
-def _check_database(conn: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database that is damaged or of another program or a newer version. Writes nothing."""
+def _check_database(conn: sqlite3.Connection, path: Path, options: _Options) -> None:
+    """Refuse a database that is damaged, of another program, or of other keys. Writes nothing."""
     identity = read_identity(conn)
     if not identity.is_new():
         identity.check(str(path))
+        row_format = open_row_format(conn, options.encryption, str(path))
+        if not options.allow_unencrypted:
+            refuse_unencrypted(row_format, options.encryption, str(path))
     if path.stat().st_size <= CHECKED_AT_START:
         check_pages(conn, str(path), "quick_check(3)")
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiosqlite
 import anyio
@@ -19,22 +19,35 @@ import anyio
 from helper.errors import StoreError
 from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
-from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.errors import result_code, translate, translate_opening
+from helper.store.sqlite.row_format import UNENCRYPTED, RowFormat, open_row_format, refuse_unencrypted
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
 from helper.store.sqlite.second_name_check import read_only_uri
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
+
 _OPEN_FAILURE_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
 
 class SqliteReader:
-    """A read-only connection with its own thread."""
+    """A read-only connection with its own thread.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the database file.
+        encryption: made from the key file, None without a key file.
+
+    Attributes:
+        row_format: the format of the open file.
+    """
+
+    def __init__(self, path: Path, encryption: RowEncryption | None = None) -> None:
         self._path = path
+        self._encryption = encryption
+        self.row_format = UNENCRYPTED
         self._conn: aiosqlite.Connection | None = None
         self._snapshot_lock = asyncio.Lock()
 
@@ -43,18 +56,26 @@ class SqliteReader:
 
         Raises:
             StoreForeign: the file is not a database.
+            StoreKeyError: the file is encrypted, and a key that it needs is missing.
             StoreError: the file cannot be read.
         """
         try:
             try:
-                self._conn = await _connect(self._path)
+                await self._connect()
             except sqlite3.OperationalError as error:
                 # In a read-only directory SQLite cannot open the WAL's shared memory; without a WAL it is not needed.
                 if result_code(error) not in _OPEN_FAILURE_CODES or file_size(wal_path(self._path)) > 0:
                     raise
-                self._conn = await _connect(self._path, "&immutable=1")
+                await self._connect("&immutable=1")
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate_opening(error, str(self._path)) from error
+
+    async def _connect(self, options: str = "") -> None:
+        # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect, and
+        # such a thread may call a closed event loop.
+        uri = read_only_uri(self._path) + options
+        conn, self.row_format = await asyncio.to_thread(_open_file, uri, self._encryption, str(self._path))
+        self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
 
     async def close(self) -> None:
         """Disconnect, and end the thread."""
@@ -68,7 +89,8 @@ class SqliteReader:
         Raises:
             StoreError: the file cannot be read.
         """
-        return await self.run(sqlite_statements()[name], params)
+        rows = self.row_format
+        return rows.decrypt_rows(name, await self.run(rows.statement(name), rows.encrypt_params(name, params)))
 
     async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
         """Return the rows of all these named queries, one after the other, as of one moment.
@@ -95,39 +117,41 @@ class SqliteReader:
         return list(rows)
 
 
-async def _connect(path: Path, options: str = "") -> aiosqlite.Connection:
-    # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect, and such
-    # a thread may call a closed event loop.
-    conn = await asyncio.to_thread(_open_file, read_only_uri(path) + options)
-    return await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
-
-
-def _open_file(uri: str) -> sqlite3.Connection:
+def _open_file(uri: str, encryption: RowEncryption | None, name: str) -> tuple[sqlite3.Connection, RowFormat]:
     conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     conn.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         conn.execute("PRAGMA query_only = ON")
         conn.execute("PRAGMA temp_store = MEMORY")
-        conn.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        return conn, open_row_format(conn, encryption, name)
     except BaseException:
         conn.close()
         raise
-    return conn
 
 
 @asynccontextmanager
-async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
+async def open_queue_file(
+    path: Path, encryption: RowEncryption | None = None, *, allow_unencrypted: bool = True
+) -> AsyncIterator[QueueReader]:
     """Open a database file read-only for operator commands, without a running helper.
 
+    Args:
+        path: the file.
+        encryption: made from the key file, None without a key file.
+        allow_unencrypted: read a file that is not encrypted even with a key file, which the service refuses.
+
     Raises:
+        StoreKeyError: it is encrypted, and a key that it needs is missing; or it is not encrypted, and must be.
         StoreForeign: it is not a database of this version of the helper.
         StoreMoved: the queue was migrated to another database.
         StoreError: it cannot be read.
     """
-    reader = SqliteReader(path)
+    reader = SqliteReader(path, encryption)
     await reader.open()
     try:
         FileIdentity(*(await reader.run(IDENTITY_QUERY))[0]).check(str(path), latest_only=True)
+        if not allow_unencrypted:
+            refuse_unencrypted(reader.row_format, encryption, str(path))
         refuse_marked(await reader.fetch("get_marks"), str(path))
         yield QueueReader(reader)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from functools import cache
+from importlib import resources
 from typing import Final, NamedTuple
 
 from helper.errors import StoreCorrupt, StoreForeign
@@ -11,13 +12,17 @@ from helper.store.sql_files import read_migrations
 
 APPLICATION_ID: Final = 0x73564F54
 """`application_id` in the header of the helper's files: "sVOT"."""
-
+ENCRYPTED_APPLICATION_ID: Final = 0x73564F45
+"""The same for files with encrypted witnesses: "sVOE"."""
+_ENCRYPTED_SINCE: Final = 2
+"""Schema version whose tables `encrypted_tables.sql` replaces."""
 
 IDENTITY_QUERY: Final = (
     "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema) "
     "FROM pragma_application_id, pragma_user_version"
 )
 """Reads a `FileIdentity`."""
+_SCHEMA_QUERY: Final = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
 
 
 class FileIdentity(NamedTuple):
@@ -37,6 +42,11 @@ class FileIdentity(NamedTuple):
         """Return whether the file is an empty database."""
         return self == (0, 0, 0)
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether witnesses and messages in the file are encrypted."""
+        return self.application_id == ENCRYPTED_APPLICATION_ID
+
     def check(self, name: str, *, latest_only: bool = False) -> None:
         """Refuse a file that this version of the helper cannot use.
 
@@ -51,7 +61,7 @@ class FileIdentity(NamedTuple):
         latest = latest_version()
         if self.is_new():
             raise StoreForeign(f"{name} is an empty database", advice="Start the helper: it creates the schema.")
-        if self.application_id != APPLICATION_ID:
+        if self.application_id not in {APPLICATION_ID, ENCRYPTED_APPLICATION_ID}:
             raise StoreForeign(f"{name} is a database of another program")
         if self.version < 1:
             raise StoreCorrupt(f"{name} is damaged: its schema version is {self.version}")
@@ -74,6 +84,17 @@ def migrations() -> tuple[str, ...]:
     return read_migrations("helper.store")
 
 
+def encrypted_migrations() -> tuple[str, ...]:
+    """Return the migrations of the schema of an encrypted file.
+
+    They are the same, except that version 2 replaces the tables with encrypted columns. No encrypted file has an older
+    version. A later migration that changes one of these tables needs a second form here.
+    """
+    steps = migrations()
+    tables = (resources.files("helper.store.sqlite") / "encrypted_tables.sql").read_text("utf-8")
+    return (*steps[: _ENCRYPTED_SINCE - 1], f"{steps[_ENCRYPTED_SINCE - 1]}\n{tables}", *steps[_ENCRYPTED_SINCE:])
+
+
 def latest_version() -> int:
     """Return the schema version of this helper, stored as `user_version` in the header of a file."""
     return len(migrations())
@@ -91,16 +112,22 @@ def check_pages(conn: sqlite3.Connection, name: str, pragma: str) -> None:
         raise StoreCorrupt(f"{name} is damaged: {'; '.join(problems)}")
 
 
-def migrate_schema(conn: sqlite3.Connection) -> None:
-    """Apply the missing migrations in one transaction."""
+def migrate_schema(conn: sqlite3.Connection, *, is_encrypted: bool = False) -> None:
+    """Apply the missing migrations in one transaction.
+
+    Args:
+        conn: the writing connection.
+        is_encrypted: whether the file is encrypted, or is to be created as an encrypted one.
+    """
     version = read_identity(conn).version
     if version == latest_version():
         return
-    steps = "\n".join(migrations()[version:])
+    steps = "\n".join((encrypted_migrations() if is_encrypted else migrations())[version:])
+    application_id = ENCRYPTED_APPLICATION_ID if is_encrypted else APPLICATION_ID
     try:
         conn.executescript(
             f"BEGIN IMMEDIATE; {steps}\n"
-            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {latest_version()}; COMMIT;"
+            f"PRAGMA application_id = {application_id}; PRAGMA user_version = {latest_version()}; COMMIT;"
         )
     except sqlite3.Error:
         if conn.in_transaction:
@@ -110,12 +137,16 @@ def migrate_schema(conn: sqlite3.Connection) -> None:
 
 def compare_schema(conn: sqlite3.Connection, name: str) -> None:
     """Refuse a file whose schema text differs from that of the migrations: it is damaged."""
-    sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    found = conn.execute(_SCHEMA_QUERY).fetchall()
+    if found != schema_objects(is_encrypted=read_identity(conn).is_encrypted):
+        raise StoreCorrupt(f"{name} is damaged: its schema differs from this version's")
+
+
+def schema_objects(*, is_encrypted: bool) -> list[tuple[str, str, str, str | None]]:
+    """Return the schema of a file that was created now: type, name, table and SQL text of each object."""
     reference = sqlite3.connect(":memory:")
     try:
-        reference.executescript("\n".join(migrations()))
-        expected = reference.execute(sql).fetchall()
+        reference.executescript("\n".join(encrypted_migrations() if is_encrypted else migrations()))
+        return reference.execute(_SCHEMA_QUERY).fetchall()
     finally:
         reference.close()
-    if conn.execute(sql).fetchall() != expected:
-        raise StoreCorrupt(f"{name} is damaged: its schema differs from this version's")

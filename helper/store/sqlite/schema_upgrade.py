@@ -10,15 +10,18 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.opening import open_database
-from helper.store.sqlite.schema import latest_version, migrate_schema
+from helper.store.sqlite.schema import latest_version, migrate_schema, read_identity
 from helper.store.sqlite.snapshot import Contents, check_image, take_snapshot
+
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
 
 _UNCHANGED_COUNTS: Final = ("live", "confirmed", "damaged")
 
@@ -43,7 +46,7 @@ class UpgradeTrial:
         return self.before.schema < self.target
 
 
-def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
+def try_migration(path: Path, clock: Clock, encryption: RowEncryption | None = None) -> UpgradeTrial:
     """Migrate a copy in memory and check it. The file is not modified.
 
     Raises:
@@ -51,10 +54,10 @@ def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
         StoreCorrupt: it is damaged, or would be after the migration.
         StoreError: it cannot be read or migrated.
     """
-    snapshot = take_snapshot(path, clock)
+    snapshot = take_snapshot(path, clock, encryption)
     before, target = snapshot.contents, latest_version()
     if before.schema < target:
-        after = check_image(_migrate_image(snapshot.image), f"{path}, migrated")
+        after = check_image(_migrate_image(snapshot.image), f"{path}, migrated", encryption)
         lost = [name for name in _UNCHANGED_COUNTS if getattr(before, name) != getattr(after, name)]
         if after.schema != target or lost:
             raise StoreCorrupt(
@@ -71,21 +74,21 @@ def refuse_running(path: Path) -> None:
     lock.release(clean=False)
 
 
-def upgrade_file(path: Path, clock: Clock) -> None:
+def upgrade_file(path: Path, clock: Clock, encryption: RowEncryption | None = None) -> None:
     """Upgrade the file in one transaction, and close it cleanly.
 
     Raises:
         StoreLocked: a helper has it open.
         StoreError: it failed; the file is unchanged.
     """
-    open_database(path, clock).close()
+    open_database(path, clock, encryption=encryption, allow_unencrypted=True).close()
 
 
 def _migrate_image(image: bytes) -> bytes:
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             copy.deserialize(image)
-            migrate_schema(copy)
+            migrate_schema(copy, is_encrypted=read_identity(copy).is_encrypted)
             return copy.serialize()
     except sqlite3.Error as error:
         raise translate(error) from error

@@ -11,16 +11,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock
 from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
-from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.opening import BUSY_SECONDS
+from helper.store.sqlite.row_format import open_row_format
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
 from helper.store.sqlite.second_name_check import read_only_uri
-from helper.store.table_rows import ShareRow
+
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
@@ -37,12 +39,14 @@ class Contents:
         live: number of shares with a witness.
         confirmed: number of tombstones.
         damaged: number of live rows that fail their check; the helper quarantines them.
+        encrypted: whether witnesses and messages are encrypted in the file.
     """
 
     schema: int
     live: int
     confirmed: int
     damaged: int
+    encrypted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ class Snapshot:
     """A checked copy.
 
     Attributes:
-        image: the bytes of a database file. They contain witnesses; never write them to disk in plaintext.
+        image: the bytes of a database file. Unless it is encrypted, they contain witnesses; never write them to disk
+            in plaintext.
         contents: its contents.
         read_seconds: duration of the read transaction.
     """
@@ -60,10 +65,16 @@ class Snapshot:
     read_seconds: float
 
 
-def take_snapshot(path: Path, clock: Clock) -> Snapshot:
+def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption | None = None) -> Snapshot:
     """Copy the database and check the copy. Needs memory of two to three times the file's size.
 
+    Args:
+        path: the database file.
+        clock: measures the read transaction.
+        encryption: made from the key file, None without a key file.
+
     Raises:
+        StoreKeyError: it is encrypted, and a key that it needs is missing.
         StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: it has a second name.
@@ -83,7 +94,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate_opening(error, str(path)) from error
     image[_VERSIONS] = _ROLLBACK_JOURNAL
-    return Snapshot(bytes(image), check_image(image, str(path)), seconds)
+    return Snapshot(bytes(image), check_image(image, str(path), encryption), seconds)
 
 
 def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
@@ -96,17 +107,19 @@ def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
         conn.execute("ROLLBACK")
 
 
-def check_image(image: bytes | bytearray, name: str) -> Contents:
+def check_image(image: bytes | bytearray, name: str, encryption: RowEncryption | None = None) -> Contents:
     """Check an image from its header to its rows.
 
     Args:
         image: the bytes of a database file.
         name: its name in error messages.
+        encryption: made from the key file, None without a key file.
 
     Returns:
         Its contents.
 
     Raises:
+        StoreKeyError: it is encrypted, and a key that it needs is missing.
         StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
     """
@@ -116,23 +129,23 @@ def check_image(image: bytes | bytearray, name: str) -> Contents:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.deserialize(image)
-            return _read_contents(conn, name)
+            return _read_contents(conn, name, encryption)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate_opening(error, name) from error
 
 
-def _read_contents(conn: sqlite3.Connection, name: str) -> Contents:
+def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryption | None) -> Contents:
     identity = read_identity(conn)
     identity.check(name)
     check_pages(conn, name, f"integrity_check({_MAX_PROBLEMS})")
     if identity.version == latest_version():
         compare_schema(conn, name)
-    key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
-    aside = {row[0] for row in conn.execute(sqlite_statements()["quarantined_ids"])}
+    rows = open_row_format(conn, encryption, name)
+    key = read_key(conn.execute(rows.statement("get_meta"), (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
+    aside = {row[0] for row in conn.execute(rows.statement("quarantined_ids"))}
     live = damaged = 0
-    for row in conn.execute(sqlite_statements()["all_shares"]):
-        share = ShareRow(*row)
+    for share in rows.read_shares(conn):
         live += 1
         damaged += share.id in aside or not share.is_sound(key)
-    ((confirmed,),) = conn.execute(sqlite_statements()["tombstone_count"]).fetchall()
-    return Contents(identity.version, live, confirmed, damaged)
+    ((confirmed,),) = conn.execute(rows.statement("tombstone_count")).fetchall()
+    return Contents(identity.version, live, confirmed, damaged, rows.is_encrypted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt
@@ -12,6 +13,9 @@ from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter
 from helper.store.store import Store, report_damaged
+
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
 
 
 def reindex(tx: SqliteTransaction) -> None:
@@ -26,6 +30,7 @@ class SqliteStore(Store):
         path: the database; created with mode 0600 if it does not exist.
         clock: source of the times in history entries; measures the delay of erasure.
         on_damaged: called on the event loop with each row that failed its check and was quarantined.
+        encryption: made from the key file; with it, a new file is encrypted, and an unencrypted one is refused.
     """
 
     def __init__(
@@ -34,15 +39,16 @@ class SqliteStore(Store):
         *,
         clock: Clock | None = None,
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
+        encryption: RowEncryption | None = None,
     ) -> None:
         clock = SystemClock() if clock is None else clock
-        self._writer: SqliteWriter = SqliteWriter(path, clock, on_damaged)
-        self._reader: SqliteReader = SqliteReader(path)
-        self._operator_reader: SqliteReader = SqliteReader(path)
+        self._writer: SqliteWriter = SqliteWriter(path, clock, on_damaged, encryption)
+        self._reader: SqliteReader = SqliteReader(path, encryption)
+        self._operator_reader: SqliteReader = SqliteReader(path, encryption)
         super().__init__(clock, self._writer, self._reader, self._operator_reader)
 
     async def open(self) -> None:
-        """Create or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""
+        """Create or open the file; raises StoreForeign, StoreCorrupt, StoreLocked, StoreKeyError or StoreError."""
         await self._writer.start()
         try:
             await self._reader.open()

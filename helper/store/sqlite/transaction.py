@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from helper.store.sql_files import multi_row_statement, sqlite_statements
+from helper.store.sql_files import multi_row_statement
 from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
+from helper.store.sqlite.row_format import UNENCRYPTED, RowFormat
 from helper.store.sqlite.schema import latest_version
 from helper.store.table_rows import Row, ShareRow
 from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, StoredShare, TakenShare, Transaction
@@ -26,23 +27,29 @@ class SqliteTransaction(Transaction):
         conn: the writer's connection.
         next_id: the next share id; never decreases while the process runs.
         can_reindex: whether the indexes may be rebuilt; they are rebuilt at most once per start.
+        row_format: encrypts and decrypts rows, if the file is encrypted.
     """
 
     conn: sqlite3.Connection
     next_id: int
     can_reindex: bool = True
+    row_format: RowFormat = UNENCRYPTED
 
     def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
-        return self.conn.execute(sqlite_statements()[name], params).rowcount
+        rows = self.row_format
+        return self.conn.execute(rows.statement(name), rows.encrypt_params(name, params)).rowcount
 
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
-        return self.conn.execute(sqlite_statements()[name], params).fetchall()
+        rows = self.row_format
+        cursor = self.conn.execute(rows.statement(name), rows.encrypt_params(name, params))
+        return rows.decrypt_rows(name, cursor.fetchall())
 
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
-        self.conn.executemany(sqlite_statements()[name], rows)
+        convert = self.row_format.encrypt_params
+        self.conn.executemany(self.row_format.statement(name), (convert(name, row) for row in rows))
 
     def force_sync(self) -> None:
         """Write a page. An UPDATE of a row to its current values would write none."""
@@ -55,12 +62,25 @@ class SqliteTransaction(Transaction):
 
     def find_taken(self, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
         """Return the identities that are already stored or spent, by index."""
-        indexed = [(index, *name) for index, name in enumerate(identities)]
-        return {
-            index: TakenShare(bool(is_confirmed), *ids)
-            for rows in self._execute_multi_row("find_taken", indexed)
-            for index, is_confirmed, *ids in rows
-        }
+        taken: dict[int, TakenShare] = {}
+        for rows in self._execute_multi_row("find_taken", self._find_taken_params(identities)):
+            for index, is_confirmed, id_by_mac, id_by_nullifier in rows:
+                known = taken.get(index)
+                if known is not None and known.id_by_nullifier is not None:
+                    id_by_nullifier = max(known.id_by_nullifier, id_by_nullifier or 0)  # noqa: PLW2901
+                taken[index] = TakenShare(bool(is_confirmed), id_by_mac, id_by_nullifier)
+        return taken
+
+    def _find_taken_params(self, identities: Sequence[ShareIdentity]) -> list[Row]:
+        """Return one row per identity, or in an encrypted file one per identity and key."""
+        encryption = self.row_format.encryption
+        if encryption is None:
+            return [(index, *identity) for index, identity in enumerate(identities)]
+        return [
+            (index, *identity, tag)
+            for index, identity in enumerate(identities)
+            for tag in encryption.nullifier_tags(identity[2])
+        ]
 
     def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:
         """Return these rows, damaged or not.
@@ -73,7 +93,7 @@ class SqliteTransaction(Transaction):
             return [
                 StoredShare.from_columns(columns)
                 for rows in self._execute_multi_row("stored_shares", ids)
-                for columns in rows
+                for columns in self.row_format.decrypt_rows("stored_shares", rows)
             ]
         except sqlite3.DatabaseError as error:
             if result_code(error) != sqlite3.SQLITE_CORRUPT:
@@ -84,8 +104,22 @@ class SqliteTransaction(Transaction):
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert new shares."""
-        for _ in self._execute_multi_row("add_share", [row.to_columns() for row in rows]):
+        encryption = self.row_format.encryption
+        columns = [row.to_columns() if encryption is None else encryption.encrypt_share(row) for row in rows]
+        for _ in self._execute_multi_row("add_share", columns):
             pass
+
+    def find_shares_by_nullifier(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
+        """Return live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
+        encryption = self.row_format.encryption
+        if encryption is None:
+            return Transaction.find_shares_by_nullifier(self, spent)
+        return sorted(
+            (share_id, round_no, nullifier)
+            for round_no, nullifier in spent
+            for tag in encryption.nullifier_tags(nullifier)
+            for (share_id,) in self.fetch_all("shares_of_tag", (tag,))
+        )
 
     def _execute_multi_row(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[Row]]:
         """Run a named one-row statement for many rows; yields the result of each execution.
@@ -96,7 +130,7 @@ class SqliteTransaction(Transaction):
         while left := len(rows) - start:
             size = min(MAX_ROWS_PER_STATEMENT, 1 << left.bit_length() - 1)
             values = list(chain.from_iterable(rows[start : start + size]))
-            yield self.conn.execute(multi_row_statement(name, size), values).fetchall()
+            yield self.conn.execute(multi_row_statement(self.row_format.statement(name), size), values).fetchall()
             start += size
 
     def get_share(self, share_id: int) -> ShareRow | None:

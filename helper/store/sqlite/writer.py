@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -27,6 +28,9 @@ from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import UNREADABLE_SHARE
 from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
 from helper.store.writer_thread import WriterThread
+
+if TYPE_CHECKING:
+    from helper.store.row_encryption import RowEncryption
 
 log = structlog.get_logger("helper.store")
 
@@ -52,14 +56,22 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         path: the database file.
         clock: used for erasure and for times in the database.
         on_damaged: called on the event loop with each row that was quarantined.
+        encryption: made from the key file, None without a key file.
 
     Attributes:
         disk_health: whether the database can be written.
     """
 
-    def __init__(self, path: Path, clock: Clock, on_damaged: Callable[[DamagedShare], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        on_damaged: Callable[[DamagedShare], None],
+        encryption: RowEncryption | None = None,
+    ) -> None:
         super().__init__(on_damaged)
         self._path = path
+        self._encryption = encryption
         self._clock = clock
         self._jobs_awaiting_erasure: list[WriteJob] = []
         self._opened: OpenedDatabase | None = None
@@ -73,7 +85,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
     # ------------------------------------------------------------------ the thread
 
     def _open(self) -> None:
-        self._opened = open_database(self._path, self._clock)
+        self._opened = open_database(self._path, self._clock, encryption=self._encryption)
         self._keys = self._opened.tx.keys
 
     def _close(self) -> None:

@@ -80,6 +80,7 @@ def test_backup_and_restore_with_passphrase(
         "live": 2,
         "confirmed": 0,
         "damaged": 0,
+        "encrypted": False,
     }
     assert run_command("db", "restore", str(output), "--db", str(restored_path)) == 1
     assert "already" in capsys.readouterr().err

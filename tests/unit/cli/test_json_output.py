@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.lookups import IncludedTx
 from helper.cli import db as db_module
-from helper.cli import queue, queue_transfer
+from helper.cli import db_encrypt, queue, queue_transfer
 from helper.cli.proof import SearchSource
 from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
@@ -53,7 +53,7 @@ def run_json(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
-    for module in (queue, queue_transfer, db_module):  # irreversible; not in the test process
+    for module in (queue, queue_transfer, db_module, db_encrypt):  # irreversible; not in the test process
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
@@ -144,6 +144,11 @@ def test_json_output_of_db_commands(run_json: RunJson, tmp_path: Path) -> None:
     anyio.run(make)
     run_json("db backup", "--output", "b.age")
     run_json("db check")
+    key = tmp_path / "store.key"
+    key.touch(0o600)
+    key.write_text("ab" * 32)
+    assert run_json("db encrypt", "--key-file", str(key), "--yes")["encrypted"] is True
+    assert run_json("db decrypt", "--key-file", str(key), "--yes")["encrypted"] is False
     assert run_json("db migrate", "--dry-run")["migrated"] is False
     run_json("db check", "--backup", "b.age")
     assert run_json("db restore", "b.age", "--force")["set_aside"]

@@ -450,6 +450,19 @@ def test_systemd_credentials_are_read(tmp_path: Path) -> None:
     assert load(write_config(tmp_path, f'[operator]\ntoken_file = "{named}"\n'), env).operator.token == "named"
 
 
+def test_systemd_credential_is_the_key_file(tmp_path: Path) -> None:
+    directory = tmp_path / "credentials"
+    directory.mkdir()
+    env = {"CREDENTIALS_DIRECTORY": str(directory)}
+    assert load(None, env).store.key_file == ""
+    (directory / "store-key").write_text("ab" * 32)
+    loaded = load_traced(None, env)
+    assert loaded.config.store.key_file == str(directory / "store-key")
+    assert str(loaded.origins["store.key_file"]) == str(directory / "store-key")
+    assert load(write_config(tmp_path, '[store]\nkey_file = "mine"\n'), env).store.key_file == "mine"
+    assert load(write_config(tmp_path, '[store]\nkey_file = ""\n'), env).store.key_file == ""
+
+
 def test_token_file_without_token_is_reported(tmp_path: Path) -> None:
     empty, bad, spaced = tmp_path / "empty", tmp_path / "bad", tmp_path / "spaced"
     empty.write_text("\n")

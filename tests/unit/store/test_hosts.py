@@ -22,10 +22,10 @@ from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.lease.database import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
+from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import refuse_host_name_in_use
 from helper.store.postgres.transaction import PostgresTransaction
 from tests.support.clock import FakeClock

@@ -32,9 +32,9 @@ from helper.store.db_copy.tables import (
     last_common_key,
     rows_up_to,
 )
+from helper.store.keyring import Keyring
 from helper.store.models import QueueFilter
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import migrations as postgres_migrations
 from helper.store.sqlite.schema import migrations
 from helper.store.store import Store
@@ -68,7 +68,7 @@ def create_backend(kind: str, name: str, request: pytest.FixtureRequest, directo
     if kind == "postgres":
         return PostgresBackend(request.getfixturevalue("cluster").url, f"test_{secrets.token_hex(6)}")
     (directory / name).mkdir()
-    return SqliteBackend(directory / name)
+    return SqliteBackend(directory / name, is_encrypted=kind == "encrypted sqlite")
 
 
 def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> tuple[StoreBackend, StoreBackend]:
@@ -110,7 +110,7 @@ async def open_store(clock: FakeClock) -> AsyncIterator[OpenStore]:
 
 def create_endpoint(backend: StoreBackend) -> MigrationEndpoint:
     if isinstance(backend, SqliteBackend):
-        return SqliteEndpoint(backend.path, FakeClock())
+        return SqliteEndpoint(backend.path, FakeClock(), backend.encryption)
     assert isinstance(backend, PostgresBackend)
     return PostgresEndpoint(
         create_connection_settings(backend.address, schema=backend.schema, host="mover", idle_transaction_seconds=60),
@@ -288,7 +288,7 @@ async def test_round_trip_migration_restores_no_erased_rows(
     assert read_all_rows(source) == expected
     if isinstance(source, SqliteBackend):
         left = b"".join(file.read_bytes() for file in source.path.parent.iterdir())
-        assert make_posted_share(5).share.shares_hash in left
+        assert (make_posted_share(5).share.shares_hash in left) == (source.encryption is None)
         for number in (1, 3, 4, 7, 8):
             posted = make_posted_share(number, round_id=OTHER_ROUND if number == 7 else ROUND)
             assert posted.share.shares_hash not in left
@@ -439,10 +439,15 @@ TAMPERING_STATEMENTS = {
     "purged failures": "UPDATE failed_before SET n = n + 1",
     "the counters": "UPDATE counters SET n = n + 1 WHERE state = 0",
 }
-BYTE_COLUMNS: dict[type[MigrationEndpoint], str] = {
-    SqliteEndpoint: "UPDATE shares SET shares_hash = zeroblob(32)",
-    PostgresEndpoint: "UPDATE shares SET witness = set_byte(witness, 300, get_byte(witness, 300) # 1)",
-}
+
+
+def tamper_with_witness(backend: StoreBackend) -> str:
+    """A statement that changes the witnesses of all shares."""
+    if isinstance(backend, PostgresBackend):
+        return "UPDATE shares SET witness = set_byte(witness, 300, get_byte(witness, 300) # 1)"
+    assert isinstance(backend, SqliteBackend)
+    column = "shares_hash = zeroblob(32)" if backend.encryption is None else "witness = zeroblob(742)"
+    return f"UPDATE shares SET {column}"
 
 
 async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
@@ -457,7 +462,9 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
 
         def tampered(what: str = what, end: Any = ends[1], end_copy: Callable[[], None] = end_copy) -> None:
             end_copy()
-            assert end._connection.execute(TAMPERING_STATEMENTS.get(what) or BYTE_COLUMNS[type(end)]).rowcount > 0, what
+            assert (
+                end._connection.execute(TAMPERING_STATEMENTS.get(what) or tamper_with_witness(target)).rowcount > 0
+            ), what
 
         monkeypatch.setattr(ends[1], "end_copy", tampered)
         with pytest.raises(StoreCopyDiffers, match="differs from"):
@@ -619,6 +626,8 @@ async def test_migration_sanitizes_text_only_sqlite_accepts(
     key = bytes.fromhex(source.query_rows("SELECT value FROM meta WHERE key = 'key.rows'")[0][0])
     with open_closed_database(source.path) as conn:
         columns = conn.execute(f"{load_copy_statements()['page_shares']}", (0, 1)).fetchone()
+        if source.encryption is not None:
+            (columns,) = source.encryption.decrypt_rows("share_by_id", [columns])
         row = ShareRow(*columns)._replace(note="a\0b").with_check(key)
         conn.execute("UPDATE shares SET note = ?, row_check = ? WHERE id = ?", (row.note, row.row_check, row.id))
         conn.execute("UPDATE history SET note = char(97, 0, 98)")

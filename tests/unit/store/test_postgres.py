@@ -16,9 +16,9 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool.pool_async import WaitingClient
 
 from helper.errors import StoreError, StoreUnreachable
+from helper.store.keyring import DecryptionError, Keyring
 from helper.store.postgres.connection import CONNECT_SECONDS, create_connection_settings
 from helper.store.postgres.errors import translate
-from helper.store.postgres.keyring import DecryptionError, Keyring
 from helper.store.postgres.reader import PostgresReader
 from helper.store.postgres.server_certificate import find_system_authorities
 from helper.store.sql_files import postgres_statements, sqlite_statements

@@ -1,6 +1,6 @@
 -- The schema of a new database on PostgreSQL. A later change is a file of its own; a released file is never edited.
 -- It differs from SQLite's (`../../migrations/0001_initial.sql`) in what several hosts need, and in the columns that
--- nobody with access to the database's files, log or backups may read: these are encrypted (`../row_encryption.py`).
+-- nobody with access to the database's files, log or backups may read: these are encrypted (`../../row_encryption.py`).
 
 -- Small facts: the cursor, the chain's id, the keys of this database (hex).
 CREATE TABLE meta (

@@ -1,8 +1,8 @@
-"""Backends of the conformance tests: an SQLite file, and a shared PostgreSQL database."""
+"""Backends of the conformance tests: an SQLite file, encrypted or not, and a shared PostgreSQL database."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import psycopg
 
 from helper.clock import Clock
+from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres import PostgresStore
-from helper.store.postgres.keyring import Keyring
 from helper.store.queue_reader import QueueReader
+from helper.store.row_encryption import RowEncryption
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -58,15 +59,26 @@ class StoreBackend(Protocol):
         ...
 
 
-class SqliteBackend:
-    """An SQLite file."""
+def make_file_encryption(keys: Sequence[bytes] = SEALING_KEYS) -> RowEncryption:
+    """The encryption of a file with these keys."""
+    return RowEncryption(Keyring(keys), has_all_keys=True)
 
-    def __init__(self, directory: Path) -> None:
+
+class SqliteBackend:
+    """An SQLite file.
+
+    Args:
+        directory: its directory.
+        is_encrypted: whether witnesses and messages are encrypted.
+    """
+
+    def __init__(self, directory: Path, *, is_encrypted: bool = False) -> None:
         self.path = directory / "queue.db"
+        self.encryption = make_file_encryption() if is_encrypted else None
 
     def create_store(self, clock: Clock, report: Report) -> SqliteStore:
         """Create a store on the file."""
-        return SqliteStore(self.path, clock=clock, on_damaged=report)
+        return SqliteStore(self.path, clock=clock, on_damaged=report, encryption=self.encryption)
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Run a query."""
@@ -87,13 +99,13 @@ class SqliteBackend:
     @asynccontextmanager
     async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
         """Open the reader of the file."""
-        async with open_queue_file(self.path) as queue:
+        async with open_queue_file(self.path, self.encryption) as queue:
             yield [queue]
 
     @property
     def locator(self) -> list[str]:
         """Arguments with which another process opens the store."""
-        return ["sqlite", str(self.path.parent)]
+        return ["sqlite" if self.encryption is None else "encrypted sqlite", str(self.path.parent)]
 
 
 class PostgresBackend:
@@ -165,4 +177,6 @@ class PostgresBackend:
 
 def parse_locator(locator: list[str]) -> SqliteBackend | PostgresBackend:
     """Parse the locator of a backend."""
-    return SqliteBackend(Path(locator[1])) if locator[0] == "sqlite" else PostgresBackend(locator[1], locator[2])
+    if locator[0] == "postgres":
+        return PostgresBackend(locator[1], locator[2])
+    return SqliteBackend(Path(locator[1]), is_encrypted=locator[0] == "encrypted sqlite")

@@ -14,13 +14,13 @@ from tests.support.clock import FakeClock
 from tests.support.postgres import find_binaries
 from tests.unit.store.conformance.backends import PostgresBackend, Reopen, SqliteBackend, StoreBackend
 
-BACKEND_KINDS = ["sqlite"] + (["postgres"] if find_binaries() is not None else [])
+BACKEND_KINDS = ["sqlite", "encrypted sqlite"] + (["postgres"] if find_binaries() is not None else [])
 
 
 @pytest.fixture(params=BACKEND_KINDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
-    if request.param == "sqlite":
-        return SqliteBackend(tmp_path)
+    if request.param != "postgres":
+        return SqliteBackend(tmp_path, is_encrypted=request.param == "encrypted sqlite")
     return PostgresBackend(request.getfixturevalue("cluster").url, f"test_{token_hex(6)}")
 
 

@@ -434,7 +434,7 @@ class StoreModel(RuleBasedStateMachine):
         assert self.run_until_complete(self.store.get_cursor()) == self.cursor
 
 
-MAX_EXAMPLES = {"sqlite": 60, "postgres": 5}
+MAX_EXAMPLES = {"sqlite": 60, "encrypted sqlite": 20, "postgres": 5}
 """PostgreSQL gets fewer examples, because each write costs a network round trip."""
 
 
@@ -444,10 +444,10 @@ def test_store_matches_model_over_random_operations(kind: str, tmp_path: Path, r
 
     class BackendModel(StoreModel):
         def create_backend(self) -> StoreBackend:
-            if kind == "sqlite":
+            if kind != "postgres":
                 directory = tmp_path / f"{next(numbers)}"
                 directory.mkdir()
-                return SqliteBackend(directory)
+                return SqliteBackend(directory, is_encrypted=kind == "encrypted sqlite")
             return PostgresBackend(request.getfixturevalue("cluster").url, f"model_{next(numbers)}")
 
     run_state_machine_as_test(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helper.errors import StoreError
-from helper.store.postgres.keyring import Keyring, read_keyring
+from helper.store.keyring import Keyring, read_keyring
 
 FIRST, SECOND = "ab" * 32, "01" * 32
 
@@ -39,6 +39,18 @@ def test_key_file_readable_by_others_is_refused(key_file: Path) -> None:
     key_file.chmod(0o640)
     with pytest.raises(StoreError, match=r"users other .* \(mode 0640\)"):
         read_keyring(key_file)
+
+
+def test_systemd_credential_may_have_mask_of_access_control_list(
+    key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_file.write_text(FIRST)
+    key_file.chmod(0o440)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "other"))
+    with pytest.raises(StoreError, match=r"mode 0440"):
+        read_keyring(key_file)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_keyring(key_file).key_ids == Keyring([bytes.fromhex(FIRST)]).key_ids
 
 
 def test_missing_key_file_is_reported(tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
 """Encrypts secret columns in statement parameters and decrypts them in rows.
 
-Operations and readers use the same named statements on both databases. This module defines, by statement name, which
-columns differ from SQLite's.
+Operations and readers use the same named statements on all databases. This module defines, by statement name, which
+columns of an encrypted database differ from those of an unencrypted SQLite file.
+
+A ciphertext is bound to its row by the row check, a keyed hash of all decrypted columns: a ciphertext that was moved to
+another row fails it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
-from helper.store.postgres.keyring import DecryptionError, Keyring
+from helper.errors import StoreKeyError
+from helper.store.keyring import DecryptionError, Keyring
 from helper.store.share_listing import ListedShare
 from helper.store.table_rows import RevealRow, RoundKeyRow, Row, ShareRow
 from helper.store.transaction import Params
@@ -22,6 +27,8 @@ _FIXED_COUNT: Final = 12
 """Fields of `Witness` with a fixed length."""
 _PLAINTEXT: Final = struct.Struct(_NUMBERS.format + "32s512s32s32s32s32s")
 _HASH_BYTES: Final = 32
+
+_CACHED_ROUND_KEYS: Final = 64
 
 EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
 
@@ -48,14 +55,6 @@ class Witness(NamedTuple):
     kind: str = ""
     extra: bytes = b""
 
-    def encode(self) -> bytes:
-        """Return the plaintext."""
-        fixed = (_NUMBERS.pack(*self[:_NUMBER_COUNT]), *self[_NUMBER_COUNT:_FIXED_COUNT])
-        if not self.kind and not self.extra:
-            return b"".join(fixed)
-        kind = self.kind.encode()
-        return b"".join((*fixed, bytes((len(kind),)), kind, self.extra))
-
     @classmethod
     def decode(cls, plain: bytes) -> Witness:
         """Return the witness of a plaintext; the defaults if its length is wrong."""
@@ -73,7 +72,8 @@ _WITNESS_START: Final = ShareRow._fields.index("share_index")
 _WITNESS_END: Final = _WITNESS_START + _FIXED_COUNT
 """In `shares`, the columns `tag` and `witness` take the place of these columns of `ShareRow`, and of the last two."""
 _KIND: Final = ShareRow._fields.index("kind")
-_read_witness: Final = attrgetter(*Witness._fields)
+_read_numbers: Final = itemgetter(*map(ShareRow._fields.index, Witness._fields[:_NUMBER_COUNT]))
+_read_fixed_bytes: Final = itemgetter(*map(ShareRow._fields.index, Witness._fields[_NUMBER_COUNT:_FIXED_COUNT]))
 _witness_in_row_order: Final = attrgetter(*ShareRow._fields[_WITNESS_START:_WITNESS_END])
 _SHARE_COLUMNS: Final = len(ShareRow._fields) - len(Witness._fields) + 2
 _SHARE_AND_REVEAL_COLUMNS: Final = _SHARE_COLUMNS + len(RevealRow._fields) - 1
@@ -81,20 +81,43 @@ _NO_REVEAL: Final = (None,) * len(RevealRow._fields)
 """The columns of a missing message in a LEFT JOIN."""
 
 
-class RowEncryption:
-    """Converts statement parameters to PostgreSQL columns, and rows to what the operations expect."""
+def _encode_witness(row: ShareRow) -> bytes:
+    """Return the plaintext of the witness of a row. Runs for each accepted share."""
+    fixed = b"".join((_NUMBERS.pack(*_read_numbers(row)), *_read_fixed_bytes(row)))
+    if not row.kind and not row.extra:
+        return fixed
+    kind = row.kind.encode()
+    return b"".join((fixed, bytes((len(kind),)), kind, row.extra))
 
-    def __init__(self, keyring: Keyring) -> None:
-        self._keyring = keyring
+
+class RowEncryption:
+    """Converts statement parameters to encrypted columns, and rows to what the operations expect.
+
+    Args:
+        keyring: the keys of the database.
+        has_all_keys: whether the keyring is known to have the keys of all rows. A row with an unknown key identifier is
+            then damaged; otherwise decrypting it is an error.
+
+    Attributes:
+        keyring: the keys of the database.
+    """
+
+    def __init__(self, keyring: Keyring, *, has_all_keys: bool = False) -> None:
+        self.keyring = keyring
+        self._damage: tuple[type[Exception], ...] = (
+            (DecryptionError, StoreKeyError) if has_all_keys else (DecryptionError,)
+        )
+        # Read for each posted share; there are few rounds.
+        self._open_round_key = lru_cache(_CACHED_ROUND_KEYS)(self._open)
         self._encrypt: dict[str, Callable[[Any], EncryptedParams]] = {
             "add_share": lambda columns: self.encrypt_share(ShareRow(b"", *columns)),
             "add_reveal": self._encrypted_reveal,
             "add_round_key": self._encrypted_round_key,
-            "shares_of_nullifier": lambda params: (keyring.nullifier_tags(*params),),
         }
         self._decrypt: dict[str, Callable[[Row], Row]] = {
             "share_by_id": self._decrypt_share,
             "live_share": self._decrypt_share,
+            "all_shares": self._decrypt_share,
             "stored_shares": lambda columns: (*self._decrypt_share(columns[:-2]), *columns[-2:]),
             "reveal": self._decrypt_reveal,
             "round_key": self._decrypt_round_key,
@@ -103,52 +126,55 @@ class RowEncryption:
             "sent_reveal": self._decrypt_sent_reveal,
             "list_waiting": self._decrypt_list_entry,
             "list_in_progress": self._decrypt_list_entry,
+            "list_share": self._decrypt_list_entry,
             "shares_by_prefix": self._decrypt_list_entry,
             "reveal_facts": self._reveal_facts,
         }
 
     def encrypt_params(self, name: str, params: Params) -> EncryptedParams:
-        """Return the parameters of a statement for PostgreSQL."""
+        """Return the parameters of a statement, with encrypted columns."""
         convert = self._encrypt.get(name)
         return params if convert is None else convert(params)
 
     def decrypt_rows(self, name: str, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows of a query in the form that both stores share.
+        """Return the rows of a query as an unencrypted SQLite file returns them.
 
         Raises:
-            StoreError: a row is encrypted with a key that this host does not have.
+            StoreKeyError: a row is encrypted with a key that this host does not have, unless `has_all_keys`.
         """
         convert = self._decrypt.get(name)
         return list(rows) if convert is None else [convert(row) for row in rows]
 
     def nullifier_tags(self, nullifier: bytes) -> list[bytes]:
         """Return the possible keyed hashes of a nullifier in a share's row."""
-        return self._keyring.nullifier_tags(nullifier)
+        return self.keyring.nullifier_tags(nullifier)
 
     # ------------------------------------------------------------------ encryption
 
     def encrypt_share(self, row: ShareRow) -> Row:
         """Return the values for the columns of `shares`."""
-        tag = self._keyring.nullifier_tags(row.nullifier)[0]
-        witness = self._keyring.encrypt(Witness._make(_read_witness(row)).encode())
+        tag = self.keyring.nullifier_tag(row.nullifier)
+        witness = self.keyring.encrypt(_encode_witness(row))
         return (*row[1:_WITNESS_START], tag, witness, *row[_WITNESS_END:_KIND])
 
     def _encrypted_reveal(self, columns: Row) -> Row:
         """Return the values for the columns of `reveals`, whose message begins with the transaction hash."""
         share_id, message, tx_hash, *others = columns
-        return (share_id, self._keyring.encrypt(tx_hash + message), *others)
+        return (share_id, self.keyring.encrypt(tx_hash + message), *others)
 
     def _encrypted_round_key(self, columns: Row) -> RoundKeyRow:
         row = RoundKeyRow(*columns)
-        return row._replace(mac_key=self._keyring.encrypt(row.mac_key))
+        return row._replace(mac_key=self.keyring.encrypt(row.mac_key))
 
     # ------------------------------------------------------------------ decryption
 
-    def _open(self, sealed: bytes) -> bytes:
-        """Return the plaintext of a column; empty if it is damaged."""
+    def _open(self, sealed: object) -> bytes:
+        """Return the plaintext of a column; empty if it is damaged. A damaged column of a file may have any type."""
+        if not isinstance(sealed, bytes):
+            return b""
         try:
-            return self._keyring.decrypt(sealed)
-        except DecryptionError:
+            return self.keyring.decrypt(sealed)
+        except self._damage:
             return b""
 
     def _decrypt_share(self, columns: Row) -> ShareRow:
@@ -157,7 +183,7 @@ class RowEncryption:
         in_row_order = _witness_in_row_order(witness)
         return ShareRow._make((*columns[:_WITNESS_START], *in_row_order, *others, witness.kind, witness.extra))
 
-    def _hash_and_message(self, sealed: bytes) -> tuple[bytes, bytes]:
+    def _hash_and_message(self, sealed: object) -> tuple[bytes, bytes]:
         plain = self._open(sealed)
         return plain[:_HASH_BYTES], plain[_HASH_BYTES:]
 
@@ -168,9 +194,9 @@ class RowEncryption:
         tx_hash, message = self._hash_and_message(sealed)
         return (share_id, message, tx_hash, *others)
 
-    def _decrypt_round_key(self, columns: Row) -> RoundKeyRow:
-        row = RoundKeyRow(*columns)
-        return row._replace(mac_key=self._open(row.mac_key))
+    def _decrypt_round_key(self, columns: Row) -> Row:
+        no, round_id, mac_key, check = columns
+        return no, round_id, self._open_round_key(mac_key), check
 
     def _decrypt_sent_reveal(self, columns: Row) -> Row:
         """Decrypt a row of a share, its message, and two counts."""
