@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from helper.cli.command_line import COMMANDS
 from helper.config import Config, load
-from helper.config.discovery import CREDENTIALS, ENV_FILE
+from helper.config.discovery import CREDENTIALS, ENV_FILE, FILE_CREDENTIALS
 from helper.core.roles import ROLES
 from helper.object_store.credentials import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
@@ -97,7 +97,7 @@ def test_unit_matches_service() -> None:
     command = service["ExecStart"].split()
     assert command == ["/opt/svote-helper/bin/svote-helper", "serve"]
     offered = re.findall(r"LoadCredential=([a-z0-9-]+):", (SYSTEMD / "svote-helper.service").read_text())
-    assert set(offered) == {*CREDENTIALS.values(), S3_CREDENTIALS}
+    assert set(offered) == {*CREDENTIALS.values(), *FILE_CREDENTIALS.values(), S3_CREDENTIALS}
     assert f"u {service['User']} " in (SYSTEMD / "svote-helper.sysusers").read_text()
 
 
