@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 PLACEHOLDER = "…"
 TIMEOUT_SECONDS = 240.0
+RETRY_SECONDS = 1.0
+"""Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's startup."""
 _BLOCK = re.compile(r"<!-- (?P<kind>[a-z]+): (?P<name>[a-z0-9]+) -->\n```console\n(?P<text>.*?)```\n", re.DOTALL)
 
 
@@ -67,31 +70,44 @@ class DocumentShell:
         directory: working directory.
         env: environment.
         places: replacements on this machine for names on the page.
+        prefix: a command that runs the command appended to it, for example in a container.
+        inside: path of the working directory for the commands, if it differs.
     """
 
-    def __init__(self, directory: Path, env: Mapping[str, str], places: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        env: Mapping[str, str],
+        places: Mapping[str, str],
+        *,
+        prefix: Sequence[str] = (),
+        inside: Path | None = None,
+    ) -> None:
         self._directory = directory
+        self._inside = inside or directory
+        self._prefix = tuple(prefix)
         self._env = dict(env)
         self._path_mapping = dict(places)
         longest_first = sorted(places, key=len, reverse=True)
         self._variable_names = re.compile("|".join(map(re.escape, longest_first)))
-        self._variables = directory / ".variables"
-        self._variables.touch()
+        (directory / ".variables").touch()
 
     def localize(self, text: str) -> str:
         """Replace the page's names with those of this machine."""
+        if not self._path_mapping:
+            return text
         return self._variable_names.sub(lambda match: self._path_mapping[match[0]], text)
 
     def run_command(self, command: DocumentedCommand) -> CommandResult:
         """Run one command and wait for its end."""
-        out = self._directory / ".out"
+        out, variables = self._directory / ".out", self._inside / ".variables"
         script = (
-            f"set -a; . {self._variables}; set +a; cd {self._directory}\n{self.localize(command.command_line)}\n"
-            f"code=$?; declare -p ROUND >{self._variables} 2>/dev/null; exit $code"
+            f"set -a; . {variables}; set +a; cd {self._inside}\n{self.localize(command.command_line)}\n"
+            f"code=$?; declare -p ROUND >{variables} 2>/dev/null; exit $code"
         )
         with out.open("wb") as file:
             completed = subprocess.run(
-                ["bash", "-c", script],
+                [*self._prefix, "bash", "-c", script],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -104,7 +120,7 @@ class DocumentShell:
     @contextmanager
     def start_background(self, command: DocumentedCommand) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command in the background until it is terminated with SIGTERM. Its output can be read."""
-        words = self.localize(command.command_line).split()
+        words = [*self._prefix, *self.localize(command.command_line).split()]
         process = subprocess.Popen(
             words, env=self._env, cwd=self._directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
@@ -122,3 +138,70 @@ class DocumentShell:
             if not any(pattern.fullmatch(line) for line in lines):
                 return expected
         return None
+
+    @contextmanager
+    def run_in_background(self, block: CommandBlock) -> Iterator[None]:
+        """Run the program of a block in the background. Yields when it listens."""
+        (command,) = block.commands
+        with self.start_background(command) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline(), "the process exited during startup"
+            yield
+
+
+@dataclass(frozen=True)
+class DocumentedMachine:
+    """The machine that the page describes.
+
+    Attributes:
+        shell: shell for all commands.
+        read_journal: returns the log of the service, for failures.
+    """
+
+    shell: DocumentShell
+    read_journal: Callable[[], str]
+
+    def run_block(self, block: CommandBlock) -> None:
+        """Run a block. Every command must succeed and print what the page shows."""
+        for command in block.commands:
+            result = self.shell.run_command(command)
+            assert result.exit_code == 0, self._describe_failure(command, result, f"exit status {result.exit_code}")
+            missing = self.shell.first_missing_line(command, result)
+            assert missing is None, self._describe_failure(command, result, f"not printed: {missing}")
+
+    def repeat_until(self, block: CommandBlock, *, succeeds: bool) -> None:
+        """Repeat a block until every command prints what the page shows and has the expected exit status."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        for command in block.commands:
+            while True:
+                result = self.shell.run_command(command)
+                missing = self.shell.first_missing_line(command, result)
+                if missing is None and (result.exit_code == 0) == succeeds:
+                    break
+                reason = f"not printed: {missing}" if missing else f"exit status {result.exit_code}"
+                assert time.monotonic() < deadline, self._describe_failure(command, result, reason)
+                time.sleep(RETRY_SECONDS)
+
+    def _describe_failure(self, command: DocumentedCommand, result: CommandResult, reason: str) -> str:
+        return (
+            f"{command.command_line}\n{reason}\nit printed:\n{result.output}\njournal:\n{self.read_journal()[-3000:]}"
+        )
+
+
+def run_page(machine: DocumentedMachine, blocks: Sequence[CommandBlock], *, skipped_faults: Sequence[str] = ()) -> None:
+    """Run the page from installation to recovery: cause, see and repair each fault except the given ones."""
+    by_name = {(block.kind, block.name): block for block in blocks}
+    healthy = by_name["until", "healthy"]
+    with ExitStack() as stack:
+        for block in blocks:
+            if block.kind == "background":
+                stack.enter_context(machine.shell.run_in_background(block))
+            elif block.kind == "do":
+                machine.run_block(block)
+            elif block.kind == "until":
+                machine.repeat_until(block, succeeds=True)
+            elif block.kind == "cause" and block.name not in skipped_faults:
+                machine.run_block(block)
+                machine.repeat_until(by_name["see", block.name], succeeds=False)
+                machine.run_block(by_name["fix", block.name])
+                machine.repeat_until(healthy, succeeds=True)

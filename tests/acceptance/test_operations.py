@@ -2,7 +2,7 @@
 
 The commands of the page run in its order, and their output is compared with the page. Three things differ from the
 page: the directories and ports; pip, which is replaced by uv for speed; and systemctl, which is replaced by
-`fake_systemctl` because systemd does not run in a test.
+`fake_systemctl`. `tests/deploy` runs the same commands without these replacements, in a system that systemd has booted.
 """
 
 from __future__ import annotations
@@ -12,24 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.document_commands import (
-    TIMEOUT_SECONDS,
-    CommandBlock,
-    CommandResult,
-    DocumentedCommand,
-    DocumentShell,
-    parse_blocks,
-)
+from tests.acceptance.document_commands import DocumentedMachine, DocumentShell, parse_blocks, run_page
 from tests.support.process import find_free_port
-from tests.support.release import create_key, write_allowed_signers
+from tests.support.release import build_wheel, sign_release
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operations.md"
@@ -41,69 +33,6 @@ DISK_FULL_FAULT = "8"
 SYSTEM_FOLDERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
 SIGNERS_FOLDER = "/etc/svote-release"
 FOLDERS = (*SYSTEM_FOLDERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper", SIGNERS_FOLDER)
-RETRY_SECONDS = 1.0
-"""Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's startup."""
-
-
-@dataclass
-class DocumentedMachine:
-    """The machine that the page describes, in a directory.
-
-    Attributes:
-        directory: working directory of the machine.
-        shell: shell for all commands.
-        has_own_disk: whether the database directory is a separate file system that can be filled.
-    """
-
-    directory: Path
-    shell: DocumentShell
-    has_own_disk: bool
-
-    def run_block(self, block: CommandBlock) -> None:
-        """Run a block. Every command must succeed and print what the page shows."""
-        for command in block.commands:
-            result = self.shell.run_command(command)
-            assert result.exit_code == 0, self._describe_failure(command, result, f"exit status {result.exit_code}")
-            missing = self.shell.first_missing_line(command, result)
-            assert missing is None, self._describe_failure(command, result, f"not printed: {missing}")
-
-    def repeat_until(self, block: CommandBlock, *, succeeds: bool) -> None:
-        """Repeat a block until every command prints what the page shows and has the expected exit status."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        for command in block.commands:
-            while True:
-                result = self.shell.run_command(command)
-                missing = self.shell.first_missing_line(command, result)
-                if missing is None and (result.exit_code == 0) == succeeds:
-                    break
-                reason = f"not printed: {missing}" if missing else f"exit status {result.exit_code}"
-                assert time.monotonic() < deadline, self._describe_failure(command, result, reason)
-                time.sleep(RETRY_SECONDS)
-
-    def _describe_failure(self, command: DocumentedCommand, result: CommandResult, reason: str) -> str:
-        journal = self.directory / "run" / "svote-helper" / "journal"
-        log = journal.read_text(errors="replace")[-3000:] if journal.exists() else ""
-        return f"{command.command_line}\n{reason}\nit printed:\n{result.output}\njournal:\n{log}"
-
-
-def build_wheel(directory: Path) -> Path:
-    """Run `make wheel` with this environment into another directory."""
-    dist, venv = directory / "dist", BIN.parent
-    command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return dist
-
-
-def sign_release(dist: Path, signers: Path) -> None:
-    """Add to a wheel what `make release` adds, and allow the key that signed it.
-
-    The wheel is not that of `make release`, which takes minutes.
-    """
-    signers.mkdir()
-    key = create_key(signers / "key")
-    describe = [sys.executable, "-m", "scripts.release", "--describe", "--dist", str(dist), "--key", str(key)]
-    subprocess.run(describe, cwd=ROOT, check=True, capture_output=True)
-    write_allowed_signers(signers / "allowed_signers", key)
 
 
 def write_executable(path: Path, *lines: str) -> None:
@@ -112,9 +41,12 @@ def write_executable(path: Path, *lines: str) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
-    """A machine without an installation, with its own directories and free ports."""
-    dist = build_wheel(tmp_path)
+def machine_and_disk(tmp_path: Path) -> Iterator[tuple[DocumentedMachine, bool]]:
+    """A machine without an installation, with its own directories and free ports.
+
+    The second value states whether the directory of the database is a file system of its own that can be filled.
+    """
+    dist = build_wheel(tmp_path / "dist")
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
     for name in SYSTEM_FOLDERS:
         Path(places[name]).mkdir(parents=True)
@@ -144,11 +76,15 @@ def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
     shell = DocumentShell(dist, env, {**places, **replacements, **{name: str(port) for name, port in ports.items()}})
     with mount_small_disk(Path(places["/var/lib/svote-helper"])) as fillable:
         try:
-            yield DocumentedMachine(tmp_path, shell, fillable)
+            yield DocumentedMachine(shell, partial(read_journal, tmp_path / "run/svote-helper/journal")), fillable
         finally:
             subprocess.run([tools / "systemctl", "stop", "svote-helper"], env=env, check=False, capture_output=True)
             with suppress(OSError, ValueError):  # the program that occupies the port, if the page was interrupted
                 os.kill(int(Path(places["/var/lib/svote-helper"], "other.pid").read_text()), signal.SIGTERM)
+
+
+def read_journal(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""
 
 
 @contextmanager
@@ -169,34 +105,9 @@ def mount_small_disk(directory: Path) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-@contextmanager
-def run_in_background(shell: DocumentShell, block: CommandBlock) -> Iterator[None]:
-    """Run the program of a block in the background. Yields when it listens."""
-    (command,) = block.commands
-    with shell.start_background(command) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline(), "the process exited during startup"
-        yield
-
-
-def test_operations_page_commands_work(machine: DocumentedMachine) -> None:
+def test_operations_page_commands_work(machine_and_disk: tuple[DocumentedMachine, bool]) -> None:
     blocks = parse_blocks(PAGE)
-    by_name = {(block.kind, block.name): block for block in blocks}
     faults = [block.name for block in blocks if block.kind == "cause"]
     assert faults == [str(number) for number in range(1, FAULT_COUNT + 1)]
-    healthy = by_name["until", "healthy"]
-    with ExitStack() as stack:
-        for block in blocks:
-            if block.kind == "background":
-                stack.enter_context(run_in_background(machine.shell, block))
-            elif block.kind == "do":
-                machine.run_block(block)
-            elif block.kind == "until":
-                machine.repeat_until(block, succeeds=True)
-            elif block.kind == "cause":
-                if block.name == DISK_FULL_FAULT and not machine.has_own_disk:
-                    continue
-                machine.run_block(block)
-                machine.repeat_until(by_name["see", block.name], succeeds=False)
-                machine.run_block(by_name["fix", block.name])
-                machine.repeat_until(healthy, succeeds=True)
+    machine, has_own_disk = machine_and_disk
+    run_page(machine, blocks, skipped_faults=() if has_own_disk else (DISK_FULL_FAULT,))

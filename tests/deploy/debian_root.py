@@ -20,6 +20,10 @@ from pathlib import Path
 REPO_ROOT = Path(__file__).parents[2]
 BUILD = REPO_ROOT / "build" / "deploy"
 SUITE = "bookworm"
+PYTHON = "3.11"
+"""Version of its package python3."""
+GLIBC_MINOR = 36
+"""Minor version of its C library, 2.36."""
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 PACKAGES = (
     "ca-certificates",
@@ -53,7 +57,7 @@ def debian_root(packages: Iterable[str] = PACKAGES) -> Path:
         AssertionError: debootstrap failed; the message has the end of its output.
     """
     names = sorted(packages)
-    digest = hashlib.sha256("\n".join([SUITE, *names, Path(__file__).read_text()]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256("\n".join([SUITE, *names]).encode()).hexdigest()[:12]
     root = BUILD / f"root-{digest}"
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "root.lock").open("w") as lock:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from helper.runtime.release_files import MANIFEST_NAME, MANIFEST_SCHEMA, SIGNATURE_NAMESPACE, SUMS_NAME
 
+ROOT = Path(__file__).parents[2]
 SIGNER = "release@example.org"
 COMMIT = "5d2a" * 10
 
@@ -71,3 +74,26 @@ def create_signed_release(directory: Path, packages: Path, names: list[str]) -> 
     manifest = write_release(directory / "release", packages, names)
     sign_sums(manifest.parent, key)
     return SignedRelease(manifest, write_allowed_signers(directory / "allowed_signers", key), key)
+
+
+def build_wheel(dist: Path, source: Path = ROOT, **env: str) -> Path:
+    """Run `make wheel` in a source tree with the environment of the tests. Returns the directory with its output."""
+    venv = Path(sys.prefix)
+    command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
+    completed = subprocess.run(
+        command, cwd=source, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return dist
+
+
+def sign_release(dist: Path, signers: Path) -> None:
+    """Add to a wheel what `make release` adds, and allow the key that signed it.
+
+    The wheel is not that of `make release`, which takes minutes.
+    """
+    signers.mkdir()
+    key = create_key(signers / "key")
+    describe = [sys.executable, "-m", "scripts.release", "--describe", "--dist", str(dist), "--key", str(key)]
+    subprocess.run(describe, cwd=ROOT, check=True, capture_output=True)
+    write_allowed_signers(signers / "allowed_signers", key)

@@ -1,0 +1,123 @@
+"""Shared parts of the tests in a booted system: the Debian root, the wheel, the packages it needs, an installation.
+
+`make test ARGS='tests/deploy'` installs debootstrap and systemd-container. The tests are skipped only without root or
+without one of these programs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.release import Commit, export_sources
+from tests.deploy.debian_root import BUILD, debian_root
+from tests.deploy.installation import (
+    CONFIGURE_BLOCKS,
+    DIST,
+    INSTALL_BLOCKS,
+    WHEELS,
+    Installation,
+    copy_dist,
+    download_wheels,
+    prepare_machine,
+)
+from tests.deploy.machine import BootedMachine
+from tests.support.release import ROOT, build_wheel, sign_release
+
+PROGRAMS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux"}
+"""Programs and their Debian packages."""
+MIGRATIONS = "helper/store/migrations"
+
+
+@pytest.fixture(scope="session")
+def debian() -> Path:
+    """A Debian root directory, which nobody writes to."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount file systems and boot a container")
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"needs a Debian with {', '.join(missing)} (apt install {' '.join(missing)})")
+    return debian_root()
+
+
+@pytest.fixture(scope="session")
+def dist() -> Path:
+    """The output of `make wheel`, described and signed as by `make release`, with `allowed_signers` next to it."""
+    directory = BUILD / "dist"
+    with (BUILD / "dist.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(directory, ignore_errors=True)
+        build_wheel(directory)
+        shutil.rmtree(BUILD / "signers", ignore_errors=True)
+        sign_release(directory, BUILD / "signers")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def previous_dist() -> Path:
+    """The output of `make wheel` at the commit before the last migration of the schema."""
+    log = ["git", "-C", str(ROOT), "log", "-1", "--diff-filter=A", "--format=%H", "--", MIGRATIONS]
+    newest = subprocess.run(log, check=False, capture_output=True, text=True).stdout.strip()
+    shown = ["git", "-C", str(ROOT), "show", "-s", "--format=%H %ct", f"{newest}^"]
+    previous = subprocess.run(shown, check=False, capture_output=True, text=True)
+    if not newest or previous.returncode:
+        pytest.skip("needs the history of the repository (git fetch --unshallow)")
+    commit, epoch = previous.stdout.split()
+    directory = BUILD / f"dist-{commit[:12]}"
+    with (BUILD / "previous.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            source, unfinished = BUILD / "previous", directory.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            export_sources(Commit(commit, int(epoch)), source)
+            build_wheel(unfinished, source, CARGO_TARGET_DIR=str(ROOT / "proofs" / "target"))
+            unfinished.rename(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def wheels(dist: Path) -> Path:
+    """Directory with the wheels of the pinned requirements, for the Python of the Debian root."""
+    directory = BUILD / "wheels"
+    download_wheels(dist / "requirements.txt", directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def installed(
+    debian: Path, dist: Path, wheels: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, ...]]:
+    """The layers of a root in which the page has been run from the installation to the list of files."""
+    copy = copy_dist(dist, tmp_path_factory.mktemp("installed"))
+    with BootedMachine([debian], {str(DIST): copy, WHEELS: wheels}) as machine:
+        prepare_machine(machine, BUILD / "signers")
+        Installation(machine, copy).run_blocks(*INSTALL_BLOCKS)
+        machine.shut_down()
+        yield machine.upper, debian
+
+
+@pytest.fixture
+def blank(debian: Path, dist: Path, wheels: Path, tmp_path: Path) -> Iterator[Installation]:
+    """A system without an installation."""
+    copy = copy_dist(dist, tmp_path)
+    with BootedMachine([debian], {str(DIST): copy, WHEELS: wheels}) as machine:
+        prepare_machine(machine, BUILD / "signers")
+        yield Installation(machine, copy)
+
+
+@pytest.fixture
+def running(installed: tuple[Path, ...], dist: Path, wheels: Path, tmp_path: Path) -> Iterator[Installation]:
+    """A system in which the unit runs, as the page shows, with the practice chain."""
+    copy = copy_dist(dist, tmp_path)
+    with BootedMachine(installed, {str(DIST): copy, WHEELS: wheels}) as machine:
+        installation = Installation(machine, copy)
+        installation.start_chain()
+        installation.run_blocks(*CONFIGURE_BLOCKS)
+        installation.install_unit()
+        yield installation
