@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -73,11 +74,21 @@ def serve(
         from helper.clock import SystemClock  # noqa: PLC0415
         from helper.observability.log_config import configure  # noqa: PLC0415
         from helper.observability.sentry import create_reporter  # noqa: PLC0415
-        from helper.runtime.systemd import ServiceManager, adopt_inherited_listener  # noqa: PLC0415
+        from helper.runtime.systemd import (  # noqa: PLC0415
+            ServiceManager,
+            adopt_inherited_listener,
+            is_journal,
+            priority_prefix,
+        )
 
     clock = SystemClock()
     reporter = create_reporter(settings.helper.sentry_dsn, clock) if settings.helper.sentry_dsn else None
-    configure(settings.log.level, settings.log.format, report=reporter.report if reporter is not None else None)
+    configure(
+        settings.log.level,
+        settings.log.format,
+        report=reporter.report if reporter is not None else None,
+        prefix=priority_prefix if is_journal(os.environ, sys.stderr) else None,
+    )
 
     def on_started(url: str) -> None:
         print_message(f"listening on {url}")

@@ -105,6 +105,8 @@ def configure(
     format: Format = "auto",  # noqa: A002
     stream: TextIO | None = None,
     report: Callable[[Mapping[str, Any]], None] | None = None,
+    *,
+    prefix: Callable[[int], str] | None = None,
 ) -> None:
     """Configure logging for this process. May be called again.
 
@@ -113,6 +115,7 @@ def configure(
         format: json writes one object per line; pretty is for terminals; auto is pretty if the stream is a terminal.
         stream: the output, standard error by default.
         report: called with each error entry of this product's loggers.
+        prefix: returns what is written before an entry of a level; nothing by default.
     """
     out = stream or sys.stderr
     pretty = format == "pretty" or (format == "auto" and out.isatty())
@@ -142,7 +145,8 @@ def configure(
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        _PrefixFormatter(
+            prefix,
             foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
@@ -152,6 +156,19 @@ def configure(
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger(ROOT_LOGGER).setLevel(level.upper())
+
+
+class _PrefixFormatter(structlog.stdlib.ProcessorFormatter):
+    """Writes a prefix for the level before each entry."""
+
+    def __init__(self, prefix: Callable[[int], str] | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the entry."""
+        text = super().format(record)
+        return text if self._prefix is None else f"{self._prefix(record.levelno)}{text}"
 
 
 class RepeatFilter(logging.Filter):

@@ -1,14 +1,16 @@
-"""systemd integration: socket activation, readiness, status and watchdog.
+"""systemd integration: socket activation, readiness, status, watchdog, and priorities of log entries.
 
-Implements sd_listen_fds(3) and sd_notify(3). Without a service manager, all functions do nothing.
+Implements sd_listen_fds(3), sd_notify(3) and sd-daemon(3). Without a service manager, all functions do nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Final, TextIO
 
 import anyio
 
@@ -23,6 +25,27 @@ STATUS_SECONDS: Final = 15.0
 
 _FIRST_FD: Final = 3
 _ADVICE: Final = "Pass one listening stream socket, or name the wallet API socket (FileDescriptorName=wallets)."
+
+_PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Priorities of syslog(3) by the lowest level that they stand for. Those of lower levels are 7 (debug)."""
+
+
+def is_journal(env: Mapping[str, str], stream: TextIO) -> bool:
+    """Return whether systemd-journald reads what is written to a stream (JOURNAL_STREAM in systemd.exec(5))."""
+    try:
+        status = os.fstat(stream.fileno())
+    except OSError:  # also without a file descriptor
+        return False
+    return env.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def priority_prefix(level: int) -> str:
+    """Return the prefix that gives a line its priority in the journal.
+
+    Args:
+        level: a level of `logging`.
+    """
+    return f"<{next((priority for lowest, priority in _PRIORITIES if level >= lowest), 7)}>"
 
 
 def adopt_inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket | None:

@@ -47,6 +47,22 @@ def test_log_line_has_fields_and_time(stream: io.StringIO) -> None:
     assert line == {"event": "a thing", "level": "info", "logger": "helper.test", "count": 3, "reason": "so"}
 
 
+def test_entries_have_the_prefix_of_their_level() -> None:
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    out = io.StringIO()
+    configure("info", "json", out, prefix=lambda level: f"<{level}>")
+    try:
+        log = structlog.get_logger("helper.test")
+        log.warning("a thing")
+        logging.getLogger("library").error("a thing")
+    finally:
+        root.handlers[:], level = before
+        root.setLevel(level)
+        structlog.reset_defaults()
+    assert [line.partition("{")[0] for line in out.getvalue().splitlines()] == ["<30>", "<40>"]
+
+
 def test_unlisted_field_is_dropped_and_counted(stream: io.StringIO) -> None:
     before = count_dropped_fields().get("primary_blind", 0)
     structlog.get_logger("helper.test").warning("a thing", primary_blind=SECRET, nullifier=SECRET, count=1)
@@ -175,7 +191,8 @@ def logged_fields() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "log" and node.func.attr in LOG_METHODS:
+            logger = ast.unparse(node.func.value).rpartition(".")[2]
+            if logger in ("log", "_log") and node.func.attr in LOG_METHODS:
                 for keyword in node.keywords:
                     yield f"{path.relative_to(root)}:{node.lineno}", str(keyword.arg)
 

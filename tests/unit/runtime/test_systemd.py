@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
 import shutil
 import signal
@@ -15,7 +17,7 @@ import httpx
 import pytest
 
 from helper.errors import HelperError
-from helper.runtime.systemd import ServiceManager, adopt_inherited_listener
+from helper.runtime.systemd import ServiceManager, adopt_inherited_listener, is_journal, priority_prefix
 from tests.support.clock import FakeClock
 from tests.support.process import TIMEOUT_SECONDS, ChildProcess, find_free_port
 
@@ -122,6 +124,24 @@ async def test_notify_abstract_socket_address() -> None:
         abstract.setblocking(False)
         ServiceManager({"NOTIFY_SOCKET": f"@svote-helper-test-{os.getpid()}"}, 7, FakeClock()).notify("READY=1")
         assert await receive_message(abstract) == ["READY=1"]
+
+
+def test_journal_is_recognized_by_its_stream(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w") as journal, (tmp_path / "other").open("w") as other:
+        status = os.fstat(journal.fileno())
+        env = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        assert is_journal(env, journal)
+        assert not is_journal(env, other), "another standard error, for example of a child process"
+        assert not is_journal({}, journal)
+    assert not is_journal(env, io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("level", "prefix"),
+    [("DEBUG", "<7>"), ("INFO", "<6>"), ("WARNING", "<4>"), ("ERROR", "<3>"), ("CRITICAL", "<2>")],
+)
+def test_priority_prefix_of_level(level: str, prefix: str) -> None:
+    assert priority_prefix(logging.getLevelNamesMapping()[level]) == prefix
 
 
 def test_socket_activation_without_manager_uses_no_sockets() -> None:
