@@ -306,5 +306,5 @@ class BlockFollower:
     async def _skip(self, step: SkipStep) -> None:
         await self._store.skip_to(step.height, first=step.first)
         await self.history.load_ranges()
-        self._log.info("cursor_moved_forward", height=step.height, unread=self.history.unread_count)
+        self._log.info("cursor_moved_forward", height=step.height, count=self.history.unread_count)
         self._advance(step.height)
