@@ -14,6 +14,8 @@ SYSTEM := strace=strace faketime=faketime
 # start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah tor=tor)
+# Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (MINUTES).
+BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container)
 # Tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
 ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
@@ -48,9 +50,9 @@ demo: $(VENV)/.native ## run a vote on an embedded chain with real proofs (ARGS=
 	@$(BIN)/svote-helper demo $(ARGS)
 
 test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run all tests, warnings as errors (ARGS='-k name' is passed to pytest)
-	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(if $(WITH_BROWSER),chromium=chromium)
+	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(BOOT) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(ALONE) tests/browser)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(ALONE) tests/browser tests/deploy)
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 	@sh scripts/page.sh

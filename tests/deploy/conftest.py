@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -111,13 +112,28 @@ def blank(debian: Path, dist: Path, wheels: Path, tmp_path: Path) -> Iterator[In
         yield Installation(machine, copy)
 
 
-@pytest.fixture
-def running(installed: tuple[Path, ...], dist: Path, wheels: Path, tmp_path: Path) -> Iterator[Installation]:
-    """A system in which the unit runs, as the page shows, with the practice chain."""
-    copy = copy_dist(dist, tmp_path)
+@contextmanager
+def run_unit(installed: tuple[Path, ...], dist: Path, wheels: Path, directory: Path) -> Iterator[Installation]:
+    copy = copy_dist(dist, directory)
     with BootedMachine(installed, {str(DIST): copy, WHEELS: wheels}) as machine:
         installation = Installation(machine, copy)
         installation.start_chain()
         installation.run_blocks(*CONFIGURE_BLOCKS)
         installation.install_unit()
+        yield installation
+
+
+@pytest.fixture
+def running(installed: tuple[Path, ...], dist: Path, wheels: Path, tmp_path: Path) -> Iterator[Installation]:
+    """A system in which the unit runs, as the page shows, with the practice chain."""
+    with run_unit(installed, dist, wheels, tmp_path) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="session")
+def shared(
+    installed: tuple[Path, ...], dist: Path, wheels: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """Like `running`, for tests that leave the system as they find it."""
+    with run_unit(installed, dist, wheels, tmp_path_factory.mktemp("shared")) as installation:
         yield installation

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.acceptance.document_commands import CommandBlock, DocumentedMachine, DocumentShell, parse_blocks
 from tests.deploy.debian_root import GLIBC_MINOR, PYTHON
@@ -19,12 +18,14 @@ from tests.support.release import ROOT
 
 PAGE = ROOT / "docs" / "operations.md"
 SERVICE = "svote-helper"
+SHARES_PER_VOTE = 16
 STATE = "/var/lib/svote-helper"
 DIST = Path("/srv/dist")
 """Directory of the wheel in the system: the working directory of the page."""
 WHEELS = "/srv/wheels"
 CHAIN = "http://127.0.0.1:11317"
 API = "http://127.0.0.1:8090/shielded-vote/v1"
+ONE_PROVER = "[Service]\nEnvironment=SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS=1\n"
 INSTALL_BLOCKS = ("signature", "install", "manifest")
 CONFIGURE_BLOCKS = ("configure", "gateway")
 
@@ -34,17 +35,19 @@ class Installation:
 
     Args:
         machine: the system.
-        dist: directory of this machine that is `DIST` in the system.
+        dist: directory of this machine with the output of `make wheel`.
+        inside: its path in the system.
     """
 
-    def __init__(self, machine: BootedMachine, dist: Path) -> None:
+    def __init__(self, machine: BootedMachine, dist: Path, *, inside: Path = DIST) -> None:
         self.machine = machine
-        shell = DocumentShell(dist, {"PATH": PATH, "HOME": "/root"}, {}, prefix=machine.prefix, inside=DIST)
-        self.page = DocumentedMachine(shell, self._read_journal)
+        shell = DocumentShell(dist, {"PATH": PATH, "HOME": "/root"}, {}, prefix=machine.prefix, inside=inside)
+        self.page = DocumentedMachine(shell, self.read_journal)
         self.blocks = parse_blocks(PAGE)
 
-    def _read_journal(self) -> str:
-        return self.machine.run("journalctl", "--no-pager", "--unit", SERVICE, "-o", "cat", check=False).stdout
+    def read_journal(self, *options: str) -> str:
+        """Return the journal of the service; with options, as journalctl prints it."""
+        return self.machine.run("journalctl", "--no-pager", f"--unit={SERVICE}", *(options or ("--output=cat",))).stdout
 
     def run_blocks(self, *names: str, kinds: Sequence[str] = ("do",)) -> None:
         """Run blocks of the page by their names."""
@@ -61,23 +64,41 @@ class Installation:
         (block,) = (block for block in self.blocks if (block.kind, block.name) == (kind, name))
         return block
 
-    def start_chain(self) -> None:
-        """Start the practice chain of the page as a service of its own, which outlives the commands of a test."""
+    def start_chain(self, *program: str) -> None:
+        """Start the practice chain of the page as a service of its own, which outlives the commands of a test.
+
+        Args:
+            program: runs the command line of this product; the one of the page by default.
+        """
         (command,) = self.block("background", "chain").commands
         ready = "/run/chain.ready"
-        words = command.command_line.split()
-        self.machine.run("systemd-run", "--unit=chain", "--collect", *words, "--ready-file", ready)
+        name, *words = command.command_line.split()
+        self.machine.run(
+            "systemd-run", "--unit=chain", "--collect", *(program or (name,)), *words, "--ready-file", ready
+        )
         self.machine.wait_until(f"test -s {ready}")
 
+    def limit_provers(self) -> None:
+        """Let the unit start one prover, which is faster than one for each core."""
+        self.machine.write(f"/etc/systemd/system/{SERVICE}.service.d/provers.conf", ONE_PROVER)
+
     def install_unit(self) -> None:
-        """Install, enable and start the unit as the page does, and wait until the helper is ready."""
+        """Install, enable and start the unit as the page does, with one prover. Wait until the helper is ready."""
+        self.limit_provers()
         self.run_blocks("unit")
         self.wait_until_ready()
 
-    def override(self, unit: str, text: str) -> None:
-        """Add a drop-in file to a unit, as `systemctl edit` does."""
-        self.machine.write(f"/etc/systemd/system/{unit}.d/override.conf", text)
-        self.machine.run("systemctl", "daemon-reload")
+    @contextmanager
+    def override(self, text: str) -> Iterator[None]:
+        """Restart the service with a drop-in file, as `systemctl edit` writes it, and without it at the end."""
+        file = f"/etc/systemd/system/{SERVICE}.service.d/override.conf"
+        self.machine.write(file, text)
+        try:
+            self.machine.sh(f"systemctl daemon-reload && systemctl restart {SERVICE}")
+            self.wait_until_ready()
+            yield
+        finally:
+            self.machine.sh(f"rm {file} && systemctl daemon-reload && systemctl restart {SERVICE}")
 
     def create_round(self) -> str:
         """Create a round on the chain, and wait until the helper knows it."""
@@ -91,12 +112,11 @@ class Installation:
         base = API.removesuffix("/shielded-vote/v1")
         options = f"--proposal 1 --decision 1 --spread {spread} --base {base}"
         output = self.machine.sh(f"svote-helper wallet vote {round_id} {options}")
-        assert len(re.findall("queued", output)) == 16, output
+        assert output.count("queued") == SHARES_PER_VOTE, output
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of shares by state."""
-        total: dict[str, Any] = json.loads(self.machine.sh("svote-helper queue stats --json"))["total"]
-        return {name: number for name, number in total.items() if isinstance(number, int)}
+    def count_confirmed(self) -> int:
+        """Return the number of reveals of this helper on the chain."""
+        return int(json.loads(self.machine.sh("svote-helper queue stats --json"))["total"]["submitted"])
 
     def wait_for_confirmed(self, count: int, *, timeout: float = 120) -> None:
         """Wait until the chain has this number of reveals of this helper."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -40,7 +41,7 @@ class BootedMachine:
 
     def __init__(self, layers: Sequence[Path], binds: Mapping[str, Path] | None = None) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="svote-machine-"))
-        self.name = self._directory.name
+        self.name = f"svote-machine-{secrets.token_hex(4)}"
         self.upper = self._directory / "tmpfs" / "upper"
         self._root = self._directory / "root"
         self._layers = tuple(layers)
@@ -160,10 +161,6 @@ class BootedMachine:
         """Return properties of a unit, as `systemctl show` prints them."""
         lines = self.run("systemctl", "show", unit, f"--property={','.join(names)}").stdout.splitlines()
         return dict(line.split("=", 1) for line in lines)
-
-    def journal(self, unit: str, *options: str) -> str:
-        """Return the journal of a unit."""
-        return self.run("journalctl", "--no-pager", f"--unit={unit}", *options).stdout
 
     def wait_until(self, script: str, *, timeout: float = COMMAND_SECONDS, interval: float = 0.1) -> str:
         """Repeat a script until it exits with 0. Returns its output."""

@@ -1,0 +1,82 @@
+"""Upgrades a helper with pending shares to the wheel of this source tree as the page describes, and rolls it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helper.store.sqlite.schema import latest_version
+from tests.deploy.installation import (
+    DIST,
+    SERVICE,
+    SHARES_PER_VOTE,
+    STATE,
+    WHEELS,
+    Installation,
+    copy_dist,
+    download_wheels,
+)
+from tests.deploy.machine import BootedMachine
+
+pytestmark = pytest.mark.timeout(1200)
+
+NEW_DIST = Path("/srv/dist-new")
+SPREAD_SECONDS = 90
+BACKUP = "/root/before.age"
+READ_SCHEMA = (
+    f"import sqlite3; database = sqlite3.connect('file:{STATE}/queue.db?mode=ro', uri=True);"
+    "print(*database.execute('PRAGMA user_version').fetchone())"
+)
+PASSPHRASE = "--passphrase-file /root/passphrase"
+
+
+@pytest.fixture
+def old_and_new(
+    installed: tuple[Path, ...], dist: Path, previous_dist: Path, wheels: Path, tmp_path: Path
+) -> Iterator[tuple[Installation, Installation]]:
+    """A system with the previous wheel, and the same system for commands in the directory of the new one."""
+    download_wheels(previous_dist / "requirements.txt", wheels)
+    old_copy, new_copy = (copy_dist(source, tmp_path / source.name) for source in (previous_dist, dist))
+    binds = {str(DIST): old_copy, str(NEW_DIST): new_copy, WHEELS: wheels}
+    with BootedMachine(installed, binds) as machine:
+        # The chain does not depend on the installation that is upgraded.
+        machine.sh("mv /opt/svote-helper /opt/chain && rm /usr/local/bin/svote-helper")
+        old = Installation(machine, old_copy)
+        old.start_chain("/opt/chain/bin/python", "-m", "helper")
+        old.run_blocks("install", "configure")
+        old.limit_provers()
+        old.run_blocks("unit")
+        machine.wait_until("svote-helper healthcheck")
+        yield old, Installation(machine, new_copy, inside=NEW_DIST)
+
+
+def read_schema(machine: BootedMachine) -> int:
+    return int(machine.run("python3", "-c", READ_SCHEMA).stdout)
+
+
+def test_upgrade_with_pending_shares_and_rollback(old_and_new: tuple[Installation, Installation]) -> None:
+    old, new = old_and_new
+    machine = old.machine
+    assert read_schema(machine) == latest_version() - 1
+    old.vote(old.create_round(), spread=SPREAD_SECONDS)
+    machine.sh("umask 077 && openssl rand -hex 16 > /root/passphrase")
+    machine.sh(f"svote-helper db backup --output {BACKUP} {PASSPHRASE}")
+    new.run_blocks("install", "switch", kinds=["upgrade"])
+    new.wait_until_ready()
+    assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-2/bin/svote-helper"
+    assert new.count_confirmed() < SHARES_PER_VOTE, "shares were pending during the upgrade"
+    assert read_schema(machine) == latest_version()
+    new.wait_for_confirmed(SHARES_PER_VOTE, timeout=SPREAD_SECONDS + 60)
+    assert machine.properties(SERVICE, "NRestarts") == {"NRestarts": "0"}
+
+    machine.run("systemctl", "stop", SERVICE)
+    machine.sh("ln -sfn svote-helper-1 /opt/svote-helper")
+    machine.run("systemctl", "start", SERVICE, check=False)
+    assert "was written by a newer version" in new.read_journal()
+    machine.run("systemctl", "stop", SERVICE)
+    machine.sh(f"svote-helper db restore {BACKUP} --force {PASSPHRASE}")
+    machine.run("systemctl", "start", SERVICE)
+    machine.wait_until("svote-helper healthcheck")
+    assert read_schema(machine) == latest_version() - 1
