@@ -48,15 +48,14 @@ def debian() -> Path:
 
 
 @pytest.fixture(scope="session")
-def dist() -> Path:
-    """The output of `make wheel`, described and signed as by `make release`, with `allowed_signers` next to it."""
-    directory = BUILD / "dist"
-    with (BUILD / "dist.lock").open("w") as lock:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of `make wheel`, described and signed as by `make release`, with `signers` next to it."""
+    directory = tmp_path_factory.mktemp("wheel") / "dist"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "wheel.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(directory, ignore_errors=True)
         build_wheel(directory)
-        shutil.rmtree(BUILD / "signers", ignore_errors=True)
-        sign_release(directory, BUILD / "signers")
+    sign_release(directory, directory.parent / "signers")
     return directory
 
 
@@ -74,10 +73,15 @@ def previous_dist() -> Path:
     with (BUILD / "previous.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
-            source, unfinished = BUILD / "previous", directory.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
+            source, target, unfinished = BUILD / "source", BUILD / "target", directory.with_suffix(".unfinished")
+            for path in (target, unfinished):
+                shutil.rmtree(path, ignore_errors=True)
             export_sources(Commit(commit, int(epoch)), source)
-            build_wheel(unfinished, source, CARGO_TARGET_DIR=str(ROOT / "proofs" / "target"))
+            # A copy: its dependencies are compiled already, and its output would replace that of this source tree.
+            shutil.copytree(ROOT / "proofs" / "target", target)
+            build_wheel(unfinished, source, CARGO_TARGET_DIR=str(target))
+            for path in (source, target):
+                shutil.rmtree(path)
             unfinished.rename(directory)
     return directory
 
@@ -97,7 +101,7 @@ def installed(
     """The layers of a root in which the page has been run from the installation to the list of files."""
     copy = copy_dist(dist, tmp_path_factory.mktemp("installed"))
     with BootedMachine([debian], {str(DIST): copy, WHEELS: wheels}) as machine:
-        prepare_machine(machine, BUILD / "signers")
+        prepare_machine(machine, dist.parent / "signers")
         Installation(machine, copy).run_blocks(*INSTALL_BLOCKS)
         machine.shut_down()
         yield machine.upper, debian
@@ -108,7 +112,7 @@ def blank(debian: Path, dist: Path, wheels: Path, tmp_path: Path) -> Iterator[In
     """A system without an installation."""
     copy = copy_dist(dist, tmp_path)
     with BootedMachine([debian], {str(DIST): copy, WHEELS: wheels}) as machine:
-        prepare_machine(machine, BUILD / "signers")
+        prepare_machine(machine, dist.parent / "signers")
         yield Installation(machine, copy)
 
 
