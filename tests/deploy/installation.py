@@ -118,7 +118,7 @@ class Installation:
         """Return the number of reveals of this helper on the chain."""
         return int(json.loads(self.machine.sh("svote-helper queue stats --json"))["total"]["submitted"])
 
-    def wait_for_confirmed(self, count: int, *, timeout: float = 120) -> None:
+    def wait_for_confirmed(self, count: int, *, timeout: float = 300) -> None:
         """Wait until the chain has this number of reveals of this helper."""
         self.machine.wait_until(
             f"svote-helper queue stats --json | grep -q '\"submitted\":{count}[,}}]'", timeout=timeout, interval=0.5

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 
 TIMEOUT_SECONDS = 60.0
-PAUSE_SECONDS = 0.002
+PAUSE_SECONDS = 0.02
 
 
 class UnixConnection(http.client.HTTPConnection):

@@ -68,7 +68,7 @@ def test_upgrade_with_pending_shares_and_rollback(old_and_new: tuple[Installatio
     assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-2/bin/svote-helper"
     assert new.count_confirmed() < SHARES_PER_VOTE, "shares were pending during the upgrade"
     assert read_schema(machine) == latest_version()
-    new.wait_for_confirmed(SHARES_PER_VOTE, timeout=SPREAD_SECONDS + 60)
+    new.wait_for_confirmed(SHARES_PER_VOTE)
     assert machine.properties(SERVICE, "NRestarts") == {"NRestarts": "0"}
 
     machine.run("systemctl", "stop", SERVICE)
