@@ -89,9 +89,7 @@ def previous_dist() -> Path:
 @pytest.fixture(scope="session")
 def wheels(dist: Path) -> Path:
     """Directory with the wheels of the pinned requirements, for the Python of the Debian root."""
-    directory = BUILD / "wheels"
-    download_wheels(dist / "requirements.txt", directory)
-    return directory
+    return download_wheels(dist / "requirements.txt")
 
 
 @pytest.fixture(scope="session")

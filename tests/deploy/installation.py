@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import platform
 import shutil
@@ -12,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.acceptance.document_commands import CommandBlock, DocumentedMachine, DocumentShell, parse_blocks
-from tests.deploy.debian_root import GLIBC_MINOR, PYTHON
+from tests.deploy.debian_root import BUILD, GLIBC_MINOR, PYTHON
 from tests.deploy.machine import PATH, BootedMachine
 from tests.support.release import ROOT
 
@@ -136,12 +138,31 @@ def copy_dist(dist: Path, directory: Path) -> Path:
 
 def prepare_machine(machine: BootedMachine, signers: Path) -> None:
     """Give the system what is there before the page begins: the packages' index, and the publisher's key."""
-    machine.write("/etc/pip.conf", f"[global]\nno-index = true\nfind-links = {WHEELS}\n")
+    machine.write("/etc/pip.conf", pip_configuration(WHEELS))
     machine.write("/etc/svote-release/allowed_signers", (signers / "allowed_signers").read_text())
 
 
-def download_wheels(requirements: Path, directory: Path) -> None:
-    """Download the wheels of pinned requirements for the Python of the Debian root, as pip of this machine is set."""
+def pip_configuration(*directories: str) -> str:
+    """Return settings of pip that find packages only in directories."""
+    return f"[global]\nno-index = true\nfind-links = {' '.join(directories)}\n"
+
+
+def download_wheels(requirements: Path) -> Path:
+    """Return a directory with the wheels of pinned requirements for the Python of the Debian root.
+
+    pip of this machine downloads them once, as it is configured here.
+    """
+    directory = BUILD / f"wheels-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
+    with (BUILD / "wheels.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            unfinished = directory.with_suffix(".unfinished")
+            _run_pip_download(requirements, unfinished)
+            unfinished.rename(directory)
+    return directory
+
+
+def _run_pip_download(requirements: Path, directory: Path) -> None:
     machine = platform.machine()
     tags = [f"manylinux_2_{minor}" for minor in range(5, GLIBC_MINOR + 1)]
     tags += ["manylinux1", "manylinux2010", "manylinux2014"]

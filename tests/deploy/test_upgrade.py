@@ -17,12 +17,14 @@ from tests.deploy.installation import (
     Installation,
     copy_dist,
     download_wheels,
+    pip_configuration,
 )
 from tests.deploy.machine import BootedMachine
 
 pytestmark = pytest.mark.timeout(1200)
 
 NEW_DIST = Path("/srv/dist-new")
+OLD_WHEELS = "/srv/wheels-old"
 SPREAD_SECONDS = 90
 BACKUP = "/root/before.age"
 READ_SCHEMA = (
@@ -37,10 +39,11 @@ def old_and_new(
     installed: tuple[Path, ...], dist: Path, previous_dist: Path, wheels: Path, tmp_path: Path
 ) -> Iterator[tuple[Installation, Installation]]:
     """A system with the previous wheel, and the same system for commands in the directory of the new one."""
-    download_wheels(previous_dist / "requirements.txt", wheels)
+    old_wheels = download_wheels(previous_dist / "requirements.txt")
     old_copy, new_copy = (copy_dist(source, tmp_path / source.name) for source in (previous_dist, dist))
-    binds = {str(DIST): old_copy, str(NEW_DIST): new_copy, WHEELS: wheels}
+    binds = {str(DIST): old_copy, str(NEW_DIST): new_copy, WHEELS: wheels, OLD_WHEELS: old_wheels}
     with BootedMachine(installed, binds) as machine:
+        machine.write("/etc/pip.conf", pip_configuration(WHEELS, OLD_WHEELS))
         # The chain does not depend on the installation that is upgraded.
         machine.sh("mv /opt/svote-helper /opt/chain && rm /usr/local/bin/svote-helper")
         old = Installation(machine, old_copy)
