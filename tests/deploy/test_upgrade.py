@@ -9,6 +9,7 @@ import pytest
 
 from helper.store.sqlite.schema import latest_version
 from tests.deploy.installation import (
+    CONFIGURE_BLOCKS,
     DIST,
     SERVICE,
     SHARES_PER_VOTE,
@@ -48,7 +49,7 @@ def old_and_new(
         machine.sh("mv /opt/svote-helper /opt/chain && rm /usr/local/bin/svote-helper")
         old = Installation(machine, old_copy)
         old.start_chain("/opt/chain/bin/python", "-m", "helper")
-        old.run_blocks("install", "configure")
+        old.run_blocks("install", *CONFIGURE_BLOCKS)
         old.limit_provers()
         old.run_blocks("unit")
         machine.wait_until("svote-helper healthcheck")
