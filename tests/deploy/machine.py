@@ -153,7 +153,8 @@ class BootedMachine:
         return self.run("cat", path).stdout
 
     def write(self, path: str, text: str) -> None:
-        """Write a file."""
+        """Write a file of the root, not below a directory where the system mounts another file system."""
+        assert path.split("/")[1] in ("etc", "root", "opt", "srv", "usr"), path
         (self._root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
         (self._root / path.lstrip("/")).write_text(text)
 

@@ -115,7 +115,7 @@ def test_forbidden_system_call_ends_process(shared: Installation) -> None:
     ):
         command = f'ExecStart={python} "import os; os.{call}"'
         lines = ["[Service]", "Type=oneshot", *shipped, *KILL_AT_FORBIDDEN_CALL.splitlines()[1:], command, ""]
-        shared.machine.write(f"/run/systemd/system/{name}.service", "\n".join(lines))
+        shared.machine.write(f"/etc/systemd/system/{name}.service", "\n".join(lines))
         shared.machine.sh(f"systemctl daemon-reload; systemctl start {name} || true")
         assert shared.machine.properties(name, "Result")["Result"] in results
 
