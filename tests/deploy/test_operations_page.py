@@ -7,7 +7,7 @@ import pytest
 from tests.acceptance.document_commands import run_page
 from tests.deploy.installation import STATE, Installation
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 
 
 def test_operations_page_works_in_booted_system(blank: Installation) -> None:
