@@ -1,4 +1,4 @@
-"""Upgrades a helper with pending shares to the wheel of this source tree as the page describes, and rolls it back."""
+"""Upgrades a helper with pending shares to the wheel of this source tree as the page describes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ pytestmark = pytest.mark.timeout(1200)
 NEW_DIST = Path("/srv/dist-new")
 OLD_WHEELS = "/srv/wheels-old"
 SPREAD_SECONDS = 90
-BACKUP = "/root/before.age"
 READ_SCHEMA = (
     f"import sqlite3; database = sqlite3.connect('file:{STATE}/queue.db?mode=ro', uri=True);"
     "print(*database.execute('PRAGMA user_version').fetchone())"
 )
-PASSPHRASE = "--passphrase-file /root/passphrase"
 
 
 @pytest.fixture
@@ -60,13 +58,11 @@ def read_schema(machine: BootedMachine) -> int:
     return int(machine.run("python3", "-c", READ_SCHEMA).stdout)
 
 
-def test_upgrade_with_pending_shares_and_rollback(old_and_new: tuple[Installation, Installation]) -> None:
+def test_upgrade_with_pending_shares(old_and_new: tuple[Installation, Installation]) -> None:
     old, new = old_and_new
     machine = old.machine
     assert read_schema(machine) == latest_version() - 1
     old.vote(old.create_round(), spread=SPREAD_SECONDS)
-    machine.sh("umask 077 && openssl rand -hex 16 > /root/passphrase")
-    machine.sh(f"svote-helper db backup --output {BACKUP} {PASSPHRASE}")
     new.run_blocks("install", "switch", kinds=["upgrade"])
     new.wait_until_ready()
     assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-2/bin/svote-helper"
@@ -79,8 +75,7 @@ def test_upgrade_with_pending_shares_and_rollback(old_and_new: tuple[Installatio
     machine.sh("ln -sfn svote-helper-1 /opt/svote-helper")
     machine.run("systemctl", "start", SERVICE, check=False)
     assert "was written by a newer version" in new.read_journal()
-    machine.run("systemctl", "stop", SERVICE)
-    machine.sh(f"svote-helper db restore {BACKUP} --force {PASSPHRASE}")
-    machine.run("systemctl", "start", SERVICE)
-    machine.wait_until("svote-helper healthcheck")
-    assert read_schema(machine) == latest_version() - 1
+    machine.sh("ln -sfn svote-helper-2 /opt/svote-helper")
+    machine.run("systemctl", "restart", SERVICE)
+    new.wait_until_ready()
+    assert new.count_confirmed() == SHARES_PER_VOTE
