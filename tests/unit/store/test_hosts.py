@@ -348,15 +348,17 @@ async def test_hosts_claim_backlog_of_both_rounds_without_collisions(join_host: 
     backlogs = [create_backlog(host, clock) for host in hosts]
 
     claimed: list[QueuedShare] = []
+    singles = 0
     while len(claimed) < 32:  # a claim may have one share, if another host has claimed the other one since the listing
         for backlog in backlogs:
             claim = await backlog.claim(ends, now=late, chain_time=late, limit=2, first_limit=2)
             assert claim is not None
             claimed += [queued for queued, _ in claim.shares]
+            singles += len(claim.shares) == 1
 
     assert len({queued.id for queued in claimed}) == len(claimed)
     by_round = Counter(queued.round_id for queued in claimed)
-    assert by_round[ROUND] == pytest.approx(by_round[OTHER_ROUND], abs=2)
+    assert abs(by_round[ROUND] - by_round[OTHER_ROUND]) <= singles, "a claim of two shares has one of each round"
     assert await hosts[0].count_claiming_hosts() == 2
 
 
