@@ -1,6 +1,6 @@
 """The files in deploy/: systemd verifies the units, and names match the code.
 
-The container files are only parsed here; `test_packaging` builds one with fake base images.
+The container files are only parsed here; `tests/deploy/test_containers.py` runs them.
 """
 
 from __future__ import annotations
