@@ -23,6 +23,9 @@ CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
 WALLET := build/browser/keplr.js
 MODULES := ui/node_modules/.package-lock.json
+# Programs for the tests of the container files, which run only if ARGS names them.
+DEPLOY += $(if $(findstring tests/deploy,$(ARGS)),podman=podman runc=runc debootstrap=debootstrap iptables=iptables \
+  $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
