@@ -60,7 +60,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def image(podman: Podman, bases: BaseImages, tree: Path) -> str:
     """The image, built as compose builds it, and its build stage, which remains as a layer cache."""
-    compose = [COMPOSE, "--file", tree / "deploy/container/compose.yaml", "build"]
+    compose: list[str | Path] = [COMPOSE, "--file", tree / "deploy/container/compose.yaml", "build"]
     arguments = [
         f"--build-arg={name}={value}" for name, value in (("RUST_IMAGE", bases.rust), ("PYTHON_IMAGE", bases.python))
     ]
@@ -242,7 +242,7 @@ def test_demo_runs_in_512_mb_on_one_core(podman: Podman, image: str) -> None:
         "svote-helper demo --json && cat /sys/fs/cgroup/memory/memory.max_usage_in_bytes /sys/fs/cgroup/memory.peak"
         " 2>/dev/null || test $? = 1"
     )
-    output = podman.output("run", "--rm", *limits, *confined, "--entrypoint", "sh", image, "-c", script, timeout=300)
+    output = podman.output("run", "--rm", *limits, *confined, "--entrypoint", "sh", image, "-c", script, timeout=900)
     result, peak = output.splitlines()[-2:]
     assert json.loads(result)["tally_ok"] is True
     print(f"peak {int(peak) / 2**20:.0f} MB")
