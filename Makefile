@@ -15,7 +15,8 @@ SYSTEM := strace=strace faketime=faketime
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah tor=tor)
 # Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (about 15 minutes).
-BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container)
+BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container \
+  podman=podman runc=runc iptables=iptables $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))
 # Tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
 ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
@@ -23,9 +24,6 @@ CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
 WALLET := build/browser/keplr.js
 MODULES := ui/node_modules/.package-lock.json
-# Programs for the tests of the container files, which run only if ARGS names them.
-DEPLOY += $(if $(findstring tests/deploy,$(ARGS)),podman=podman runc=runc debootstrap=debootstrap iptables=iptables \
-  $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
