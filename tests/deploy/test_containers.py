@@ -146,7 +146,7 @@ def test_compose_service_is_confined_and_keeps_its_queue(podman: Podman, image: 
     round_id = open_round(chain, base)
     vote(compose, "helper", round_id)
     wait_until(lambda: submitted_shares(compose, "helper") == SHARES, "all shares are counted")
-    vote(compose, "helper", round_id, "--spread", "3600")
+    vote(compose, "helper", round_id, "--spread", "1800")
     assert count_reveals(chain, round_id) >= SHARES
 
     # another container, with the same volume
