@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import tarfile
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ pytestmark = pytest.mark.timeout(1800)  # the first test builds everything
 OVERRIDES = Path(__file__).parent / "compose"
 USER = 10001
 KEY = SECRET.encode().hex().ljust(64, "0")
+PROGRAMS = {"podman": "podman", "runc": "runc", "debootstrap": "debootstrap", "iptables": "iptables"} | {
+    f"/usr/lib/podman/{name}": name for name in ("netavark", "aardvark-dns")
+}
+"""Programs and their Debian packages."""
 SHARES = 16
 """Shares of one vote."""
 VOTES = 4
@@ -32,6 +37,11 @@ IMAGE = "localhost/svote-helper"
 
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to run containers of other users")
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"needs a Debian with {', '.join(missing)} (apt install {' '.join(missing)})")
     engine = Podman(BUILD / "containers")
     engine.remove_containers()
     yield engine

@@ -167,6 +167,15 @@ def test_container_runs_unprivileged_with_healthcheck() -> None:
     assert load(None, settings).helper.db_path == "/var/lib/svote-helper/queue.db"
 
 
+def test_base_images_are_pinned_by_digest() -> None:
+    containerfile, cluster = ((CONTAINER / name).read_text() for name in ("Containerfile", "compose.cluster.yaml"))
+    images = re.findall(r"^ARG \w+_IMAGE=(\S+)$", containerfile, re.MULTILINE)
+    images += re.findall(r"image: \$\{POSTGRES_IMAGE:-(\S+)\}$", cluster, re.MULTILINE)
+    assert len(images) == 3
+    for image in images:
+        assert re.fullmatch(r"docker\.io/library/(python|rust|postgres):[\w.-]+@sha256:[0-9a-f]{64}", image)
+
+
 def test_compose_cluster_has_role_profiles_with_minimal_secrets(tmp_path: Path) -> None:
     compose: dict[str, Any] = yaml.safe_load((CONTAINER / "compose.cluster.yaml").read_text())
     services = compose["services"]
