@@ -246,7 +246,7 @@ def stop_with_claims(podman: Podman, compose: Compose, container: str) -> None:
 
 
 def test_demo_runs_in_512_mb_on_one_core(podman: Podman, image: str) -> None:
-    limits = ("--memory", "512m", "--memory-swap", "512m", "--cpus", "1", "--ulimit", "nofile=1000:1000")
+    limits = ("--memory", "512m", "--memory-swap", "512m", "--cpus", "1")
     confined = ("--read-only", "--tmpfs", "/tmp:mode=1777", "--cap-drop", "ALL", "--network", "none")
     script = (
         "svote-helper demo --json && cat /sys/fs/cgroup/memory/memory.max_usage_in_bytes /sys/fs/cgroup/memory.peak"
