@@ -56,10 +56,10 @@ async def test_queue_show_failed_attempt_has_times_and_stage(
     async with run_helper(tmp_path, http, chain) as helper:
         proposals = [{"id": PROPOSAL_REFUSED, "title": "One of many", "options": ["Yes", "No"]}]
         round_id = await chain.open_round(proposals=proposals)
-        due = unix_time_in(1)
         async with helper.create_wallet() as wallet:
             sealed = await wallet.seal_ballot(round_id, PROPOSAL_REFUSED, 1, weight=7)
             position = await wallet.cast_ballot(sealed)
+            due = unix_time_in(2)
             vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(due), indices=[0])
         await helper.wait_until("has failed twice", lambda facts: facts["counts"].get("failures", 0) >= 2)
         share = await find_only_share(helper)
