@@ -14,7 +14,7 @@ SYSTEM := strace=strace faketime=faketime
 # start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah tor=tor)
-# Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (about 15 minutes).
+# Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (up to an hour).
 BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container \
   podman=podman runc=runc iptables=iptables $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))
 # Tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
