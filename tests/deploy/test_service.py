@@ -31,6 +31,8 @@ PRIORITIES = {"debug": "7", "info": "6", "warning": "4", "error": "3", "critical
 RESTARTS = 3
 ONION_SOCKET = "/run/svote-helper/wallets.sock"
 CURL_COULD_NOT_CONNECT = 7
+DISK_SIZE = "1g"
+"""Size of a disk that `doctor` considers sufficient."""
 KILL_AT_FORBIDDEN_CALL = "[Service]\nSystemCallErrorNumber=\nSystemCallFilter=~io_uring_setup:EPERM\n"
 """Except for io_uring_setup: libuv tries it, and works without it."""
 
@@ -231,7 +233,7 @@ def test_first_connection_starts_service(running: Installation) -> None:
 def test_full_disk_survives_restart(running: Installation) -> None:
     machine = running.machine
     machine.run("systemctl", "stop", SERVICE)
-    machine.sh(f"cp -a {STATE} /root/state && mount -t tmpfs -o size=8m,mode=700 tmpfs {STATE}")
+    machine.sh(f"cp -a {STATE} /root/state && mount -t tmpfs -o size={DISK_SIZE},mode=700 tmpfs {STATE}")
     machine.sh(f"cp -a /root/state/. {STATE}/ && chown {SERVICE}: {STATE} && rm -r /root/state")
     machine.run("systemctl", "start", SERVICE)
     running.wait_until_ready()
