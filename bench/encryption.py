@@ -25,7 +25,7 @@ from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
 from tests.support.harness import REAL_PROGRAM, HelperProcess, run_helper
 
-VOTES_PER_TURN = 320
+VOTES_PER_TURN = 640
 """Their shares suffice for a turn."""
 TURN_SECONDS = 1
 
