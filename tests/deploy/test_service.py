@@ -40,8 +40,8 @@ KILL_AT_FORBIDDEN_CALL = "[Service]\nSystemCallErrorNumber=\nSystemCallFilter=~i
 @contextmanager
 def send_requests(running: Installation, address: str) -> Iterator[dict[str, Any]]:
     """Send requests over new connections during the block. The result is filled in at its end."""
-    running.machine.write("/root/client.py", CLIENT.read_text())
-    command = [*running.machine.prefix, "python3", "/root/client.py", address, API_PATH]
+    running.machine.write("/srv/client.py", CLIENT.read_text())
+    command = [*running.machine.prefix, "python3", "/srv/client.py", address, API_PATH]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
@@ -125,13 +125,13 @@ def test_forbidden_system_call_ends_process(shared: Installation) -> None:
 def test_node_is_found_by_name(shared: Installation) -> None:
     """getaddrinfo() works without AF_NETLINK."""
     machine = shared.machine
-    machine.sh("cp -p /etc/svote-helper/helper.toml /root && echo '127.0.0.1 node.example' >> /etc/hosts")
+    machine.sh("cp -p /etc/svote-helper/helper.toml /srv && echo '127.0.0.1 node.example' >> /etc/hosts")
     machine.sh("sed -i 's|http://127.0.0.1:11317|http://node.example:11317|' /etc/svote-helper/helper.toml")
     try:
         machine.run("systemctl", "restart", SERVICE)
         machine.wait_until(f"journalctl -u {SERVICE} -o cat | grep -q 'node.example:11317.*node_fresh'")
     finally:
-        machine.sh(f"mv /root/helper.toml /etc/svote-helper/ && systemctl restart {SERVICE}")
+        machine.sh(f"mv /srv/helper.toml /etc/svote-helper/ && systemctl restart {SERVICE}")
 
 
 def test_watchdog_restarts_stopped_service(shared: Installation) -> None:
@@ -189,7 +189,7 @@ def test_journal_entry_has_priority_and_listed_fields(shared: Installation) -> N
 def test_token_credential_is_used(shared: Installation) -> None:
     machine = shared.machine
     machine.sh("umask 077 && openssl rand -hex 16 > /etc/svote-helper/operator-token")
-    machine.sh("cp -p /etc/svote-helper/helper.toml /root && sed -i '/^token = /d' /etc/svote-helper/helper.toml")
+    machine.sh("cp -p /etc/svote-helper/helper.toml /srv && sed -i '/^token = /d' /etc/svote-helper/helper.toml")
     (line,) = re.findall(r"^#(LoadCredential=operator-token:.*)$", UNIT_FILE.read_text(), re.MULTILINE)
     # The event stream of operators does not end: its headers are enough.
     events = f"curl -sS -m 2 -o /dev/null -w '%{{http_code}}' http://{ADDRESS}{API_PATH}/events"
@@ -199,7 +199,7 @@ def test_token_credential_is_used(shared: Installation) -> None:
             right = f'{events} -H "Authorization: Bearer $(cat /etc/svote-helper/operator-token)"'
             assert machine.sh(f"{right} 2>/dev/null || true") == "200"
     finally:
-        machine.run("mv", "/root/helper.toml", "/etc/svote-helper/")
+        machine.run("mv", "/srv/helper.toml", "/etc/svote-helper/")
 
 
 def test_restart_under_load_refuses_no_connection(running: Installation) -> None:
@@ -233,8 +233,8 @@ def test_first_connection_starts_service(running: Installation) -> None:
 def test_full_disk_survives_restart(running: Installation) -> None:
     machine = running.machine
     machine.run("systemctl", "stop", SERVICE)
-    machine.sh(f"cp -a {STATE} /root/state && mount -t tmpfs -o size={DISK_SIZE},mode=700 tmpfs {STATE}")
-    machine.sh(f"cp -a /root/state/. {STATE}/ && chown {SERVICE}: {STATE} && rm -r /root/state")
+    machine.sh(f"cp -a {STATE} /srv/state && mount -t tmpfs -o size={DISK_SIZE},mode=700 tmpfs {STATE}")
+    machine.sh(f"cp -a /srv/state/. {STATE}/ && chown {SERVICE}: {STATE} && rm -r /srv/state")
     machine.run("systemctl", "start", SERVICE)
     running.wait_until_ready()
     running.vote(running.create_round(), spread=30)
