@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 
@@ -20,6 +20,13 @@ from proofs import EncodingError, Statement
 BATCH_REVEALS: Final = 512
 """Reveals that are verified in one call. With k10, they take one to two seconds on two cores."""
 
+MAX_VERIFYING: Final = 2
+"""Batches that are verified at the same time. `proofs.verify_each` divides a batch equally among the cores. With a
+second batch, a core that has completed its part does not wait for the others."""
+
+MAX_BATCHES: Final = MAX_VERIFYING + 1
+"""Batches that are verified or wait for it. With one waiting, no core waits until blocks have been read."""
+
 _EMPTY_SUM: Final = bytes(64)
 _CIPHERTEXT_BYTES: Final = 64
 
@@ -27,6 +34,29 @@ _CIPHERTEXT_BYTES: Final = 64
 def proof_id(message: RevealMessage, root: bytes) -> bytes:
     """Identify a proof with all its public inputs: 32 bytes, the SHA-256 of the transaction and the tree root."""
     return sha256(message.to_tx() + root).digest()
+
+
+class _Item(NamedTuple):
+    """A reveal whose proof is verified.
+
+    Attributes:
+        where: its place, for findings.
+        circuit: name of its circuit.
+        statement: the public inputs of its proof.
+    """
+
+    where: str
+    message: RevealMessage
+    circuit: str
+    statement: Statement
+
+
+class _Batch(NamedTuple):
+    """A batch of `size` reveals. The task verifies its items and returns for each the reason why it is not valid."""
+
+    size: int
+    items: list[_Item]
+    verifying: asyncio.Task[list[str | None]]
 
 
 class RevealChecks:
@@ -57,7 +87,8 @@ class RevealChecks:
         self._valid_proofs = valid_proofs
         self._nullifiers: set[bytes] = set()
         self._pending: list[tuple[str, RevealMessage]] = []
-        self._batch: asyncio.Task[None] | None = None
+        self._batches: deque[_Batch] = deque()
+        self._verifying = anyio.CapacityLimiter(MAX_VERIFYING)
         self._circuits = {info.proof_bytes: name for name, info in circuit_infos().items()}
         self.counts: Counter[Option] = Counter()
         self.sums: dict[Option, bytes] = {}
@@ -66,7 +97,7 @@ class RevealChecks:
     async def add(self, message: RevealMessage, height: int, time: float | None) -> None:
         """Check one counted reveal in the block at `height` with this time, None if unknown.
 
-        Starts to verify proofs once a batch is full. One batch is verified while the next one is read.
+        Starts to verify proofs once a batch is full. Batches are verified while the next one is read.
         """
         where = f"block {height}, nullifier {message.nullifier.hex()[:16]}"
         self._check_nullifier(message, where)
@@ -74,9 +105,7 @@ class RevealChecks:
         self.counts[message.proposal_id, message.vote_decision] += 1
         self._pending.append((where, message))
         if len(self._pending) >= BATCH_REVEALS:
-            await self._finish_batch()
-            pending, self._pending = self._pending, []
-            self._batch = asyncio.create_task(self._verify_batch(pending))
+            await self._start_batch()
 
     def _check_nullifier(self, message: RevealMessage, where: str) -> None:
         findings = self._findings["A2"]
@@ -105,33 +134,44 @@ class RevealChecks:
 
     async def verify_pending(self) -> None:
         """Verify the proofs of all reveals that were added, and add up their ciphertexts."""
-        await self._finish_batch()
-        pending, self._pending = self._pending, []
-        await self._verify_batch(pending)
+        await self._start_batch()
+        while self._batches:
+            await self._finish_batch()
 
     async def cancel(self) -> None:
-        """Cancel the verification of a batch and discard its result."""
-        if self._batch is not None:
-            self._batch.cancel()
-            await asyncio.gather(self._batch, return_exceptions=True)
-            self._batch = None
+        """Cancel the verification of all batches and discard its results."""
+        tasks = [batch.verifying for batch in self._batches]
+        self._batches.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start_batch(self) -> None:
+        if len(self._batches) == MAX_BATCHES:
+            await self._finish_batch()
+        pending, self._pending = self._pending, []
+        self._add_sums(pending)
+        items = self._select_items(pending)
+        self._batches.append(_Batch(len(pending), items, asyncio.create_task(_verify(items, self._verifying))))
 
     async def _finish_batch(self) -> None:
-        if self._batch is not None:
-            await self._batch
-            self._batch = None
+        """Wait for the oldest batch, so that findings are in the order of the blocks."""
+        batch = self._batches[0]
+        reasons = await batch.verifying
+        self._batches.popleft()
+        self.verified += batch.size
+        for item, reason in zip(batch.items, reasons, strict=True):
+            if reason is not None:
+                self._findings["A3"].add_problem(f"{item.where}: {reason}")
+            elif self._valid_proofs is not None:
+                self._valid_proofs.add(proof_id(item.message, item.statement.root))
 
-    async def _verify_batch(self, pending: list[tuple[str, RevealMessage]]) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(anyio.to_thread.run_sync, self._add_sums, pending)
-            group.start_soon(anyio.to_thread.run_sync, self._verify, pending)
-        self.verified += len(pending)
-
-    def _verify(self, pending: list[tuple[str, RevealMessage]]) -> None:
+    def _select_items(self, pending: list[tuple[str, RevealMessage]]) -> list[_Item]:
+        """The reveals whose proofs must be verified."""
         findings = self._findings["A3"]
+        items: list[_Item] = []
         if self._roots is None:
-            return
-        items: dict[str, list[tuple[str, RevealMessage, Statement]]] = {}
+            return items
         for where, message in pending:
             findings.count += 1
             circuit = self._circuits.get(len(message.proof))
@@ -145,14 +185,8 @@ class RevealChecks:
             elif not self._valid_proofs or proof_id(message, root) not in self._valid_proofs:
                 statement = get_generation(circuit).create_statement(message, root)
                 assert isinstance(statement, Statement)
-                items.setdefault(circuit, []).append((where, message, statement))
-        for circuit, of_circuit in items.items():
-            reasons = proofs.verify_each(circuit, [(message.proof, statement) for _, message, statement in of_circuit])
-            for (where, message, statement), reason in zip(of_circuit, reasons, strict=True):
-                if reason is not None:
-                    findings.add_problem(f"{where}: {reason}")
-                elif self._valid_proofs is not None:
-                    self._valid_proofs.add(proof_id(message, statement.root))
+                items.append(_Item(where, message, circuit, statement))
+        return items
 
     def _add_sums(self, pending: list[tuple[str, RevealMessage]]) -> None:
         ciphertexts: dict[Option, list[bytes]] = {}
@@ -165,3 +199,15 @@ class RevealChecks:
                 self._findings["B1"].add_problem(
                     f"proposal {option[0]}, option {option[1]}: a ciphertext is malformed ({error.reason})"
                 )
+
+
+async def _verify(items: list[_Item], limiter: anyio.CapacityLimiter) -> list[str | None]:
+    """Return for each item why its proof is not valid, or None if it is."""
+    reasons: list[str | None] = [None] * len(items)
+    for circuit in sorted({item.circuit for item in items}):
+        numbers = [number for number, item in enumerate(items) if item.circuit == circuit]
+        proved = [(items[number].message.proof, items[number].statement) for number in numbers]
+        found = await anyio.to_thread.run_sync(proofs.verify_each, circuit, proved, limiter=limiter)
+        for number, reason in zip(numbers, found, strict=True):
+            reasons[number] = reason
+    return reasons

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class SlowVerifier:
-    """Verifies nothing until it is released. Replaces `proofs.verify_each`."""
+    """Verifies nothing until it is released, then rejects the first batch. Replaces `proofs.verify_each`."""
 
     def __init__(self) -> None:
         self.started, self.released = threading.Event(), threading.Event()
@@ -33,9 +33,10 @@ class SlowVerifier:
 
     def __call__(self, _: str, items: list[object]) -> list[str | None]:
         self.sizes.append(len(items))
+        is_first = len(self.sizes) == 1
         self.started.set()
         assert self.released.wait(TIMEOUT_SECONDS)
-        return ["not valid" if len(self.sizes) == 1 else None for _ in items]
+        return ["not valid" if is_first else None for _ in items]
 
 
 @pytest.fixture
@@ -52,12 +53,13 @@ async def test_add_continues_while_a_batch_is_verified(verifier: SlowVerifier) -
     reveals = [(height, RevealMessage.from_tx(raw)) for height, _, raw in source.find(0x04)]
     roots = dict.fromkeys((message.anchor_height for _, message in reveals), bytes(32))
     checks = RevealChecks(parse_round_facts(source.documents["round"]), roots, findings)
-    for height, message in reveals[:11]:
+    for height, message in reveals[:15]:
         await checks.add(message, height, 0.0)
-    assert checks.verified == 0
-    assert findings["A2"].count == 11, "five reveals were added after the first batch"
+    assert await asyncio.to_thread(verifier.started.wait, TIMEOUT_SECONDS)
+    assert (checks.verified, checks.sums.keys()) == (0, checks.counts.keys())
+    assert findings["A2"].count == 15, "three reveals were added after the first two batches"
     verifier.released.set()
-    for height, message in reveals[11:]:
+    for height, message in reveals[15:]:
         await checks.add(message, height, 0.0)
     await checks.verify_pending()
     assert (verifier.sizes, checks.verified) == ([6, 6, 4], 16)
