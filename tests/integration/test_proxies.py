@@ -214,16 +214,20 @@ async def test_proxy_large_bodies_and_responses_open_no_file_for_writing(name: s
 
     async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port, tracer) as client:
         started = len(trace.read_text().splitlines())
-        helper.body = random.Random(8).randbytes(8 << 20)
         path = "/shielded-vote/v1/cast-vote"
-        responses = [await client.post(path, content=content) for content in (body, chunks())]
+        posted = [await client.post(path, content=content) for content in (body, chunks())]
+        # Not as the response to a large body: Go's HTTP server can close a request body that Caddy is still reading once
+        # the response starts, and Caddy then truncates a response that it has not read completely.
+        helper.body = random.Random(8).randbytes(8 << 20)
+        downloaded = await client.get("/shielded-vote/v1/status")
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not trace.read_text().rstrip().endswith("+++"):  # strace writes the exit last
             await asyncio.sleep(0.05)
     lines = trace.read_text().splitlines()
     assert started, "strace recorded the start"
     assert [line for line in lines[started:] if OPENED_TO_WRITE.search(line)] == []
-    assert [response.content == helper.body for response in responses] == [True, True]
+    assert [response.content for response in posted] == [b"{}", b"{}"]
+    assert downloaded.content == helper.body
 
 
 @pytest.mark.parametrize(
