@@ -216,8 +216,8 @@ async def test_proxy_large_bodies_and_responses_open_no_file_for_writing(name: s
         started = len(trace.read_text().splitlines())
         path = "/shielded-vote/v1/cast-vote"
         posted = [await client.post(path, content=content) for content in (body, chunks())]
-        # Not as the response to a large body: Go's HTTP server can close the body of a request once the response starts,
-        # and if Caddy is still reading it, it truncates the response.
+        # Not as the response to a large body: Go can close the body of a request once the response starts, and if Caddy
+        # is still reading it then, it truncates the response.
         helper.body = random.Random(8).randbytes(8 << 20)
         downloaded = await client.get("/shielded-vote/v1/status")
     async with asyncio.timeout(TIMEOUT_SECONDS):
