@@ -13,7 +13,6 @@ from helper.cli.output import ExitCode, print_message
 from helper.errors import HelperError
 
 INTERRUPTED_EXIT_CODE: Final = 130
-JOURNAL_VARIABLE: Final = "JOURNAL_STREAM"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -33,11 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _print_error(error: HelperError) -> None:
     """Print an error and its advice, in the journal with the priority of an error."""
-    prefix = ""
-    if JOURNAL_VARIABLE in os.environ:
-        import logging  # noqa: PLC0415 - see helper.cli.command_line
+    import logging  # noqa: PLC0415 - see helper.cli.command_line
 
-        from helper.runtime.systemd import is_journal, priority_prefix  # noqa: PLC0415
+    from helper.runtime.systemd import is_journal, priority_prefix  # noqa: PLC0415
 
-        prefix = priority_prefix(logging.ERROR) if is_journal(os.environ, sys.stderr) else ""
+    prefix = priority_prefix(logging.ERROR) if is_journal(os.environ, sys.stderr) else ""
     print_message("\n".join(f"{prefix}{line}" for line in f"{error}\n{error.advice}".split("\n")))

@@ -254,9 +254,6 @@ WHERE s.id = %s AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 -- name: add_spent
 INSERT INTO spent (round_no, nullifier) SELECT * FROM unnest(%s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING;
 
--- name: shares_of_nullifier
-SELECT id FROM shares WHERE tag = ANY (%s) ORDER BY id;
-
 -- name: shares_of_tags
 SELECT id, tag FROM shares WHERE tag = ANY (%s);
 
