@@ -150,5 +150,7 @@ def record_keys(conn: sqlite3.Connection, row_format: RowFormat, *, only_first: 
     stored = [] if only_first else [bytes.fromhex(text) for text in in_use.split()]
     ids = [first, *(key for key in stored if key != first and key in keyring.key_ids)]
     if only_first or ids != stored:
+        conn.execute("SAVEPOINT record_keys")  # a transaction, unless one is open
         for key, value in ((KEYS_IN_USE, " ".join(key.hex() for key in ids)), (KEY_CHECK, keyring.make_probe())):
             conn.execute(row_format.statement("set_meta"), make_meta_row(key, value))
+        conn.execute("RELEASE record_keys")

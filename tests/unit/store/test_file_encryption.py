@@ -13,9 +13,11 @@ from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreForeign, StoreKey
 from helper.store.db_copy import file_encryption
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.keyring import Keyring
+from helper.store.meta import KEY_CHECK, make_meta_row
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import RowEncryption
+from helper.store.sqlite import row_format
 from helper.store.sqlite.export import ExportSelection, select_for_export
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.reader import open_queue_file
@@ -158,6 +160,20 @@ async def test_file_whose_creation_was_interrupted_opens(path: Path) -> None:
     open_database(path, SystemClock(), encryption=NEW).close()
     with open_closed_database(path) as conn:
         conn.execute("DELETE FROM meta WHERE key IN ('seal.check', 'seal.keys')")
+    await fill(path, NEW, 1)
+    await fill(path, NEW, 2)
+
+
+async def test_keys_and_their_check_value_are_written_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_at_second_row(key: str, value: str) -> object:
+        if key == KEY_CHECK:
+            raise RuntimeError
+        return make_meta_row(key, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(row_format, "make_meta_row", fail_at_second_row)
+        with pytest.raises(RuntimeError):
+            open_database(path, SystemClock(), encryption=NEW)
     await fill(path, NEW, 1)
     await fill(path, NEW, 2)
 
