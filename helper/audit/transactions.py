@@ -20,7 +20,7 @@ from helper.chain.transaction_tags import (
 )
 from helper.errors import AuditError, ChainResponseError
 
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
 _MAX_VARINT_BYTES: Final = 10
 _MAX_UINT32: Final = 2**32 - 1
@@ -117,19 +117,7 @@ class _Fields:
         at = 0
         while at < len(data):
             key, at = _read_varint(data, at)
-            kind = key & 7
-            value: int | bytes | None = None
-            if kind == _VARINT:
-                value, at = _read_varint(data, at)
-            elif kind == _LENGTH_DELIMITED:
-                length, at = _read_varint(data, at)
-                value, at = data[at : at + length], at + length
-            elif kind in _FIXED_BYTES:
-                at += _FIXED_BYTES[kind]
-            else:
-                raise AuditError("transaction: unknown wire type")
-            if at > len(data):
-                raise AuditError("transaction: truncated")
+            value, at = _read_value(data, at, key & 7)
             self._values.setdefault(key >> 3, []).append(value)
 
     def number(self, number: int, *, maximum: int = _MAX_UINT32) -> int:
@@ -156,6 +144,38 @@ class _Fields:
     def text(self, number: int) -> str:
         """A string field; invalid UTF-8 is replaced."""
         return self.data(number).decode(errors="replace")
+
+
+def _read_value(data: bytes, at: int, kind: int) -> tuple[int | bytes | None, int]:
+    """Read a value of a wire type. Returns it, None for types that no field has, and the position after it."""
+    value: int | bytes | None = None
+    if kind == _VARINT:
+        value, at = _read_varint(data, at)
+    elif kind == _LENGTH_DELIMITED:
+        length, at = _read_varint(data, at)
+        value, at = data[at : at + length], at + length
+    elif kind in _FIXED_BYTES:
+        at += _FIXED_BYTES[kind]
+    elif kind == _START_GROUP:
+        at = _skip_group(data, at)
+    else:
+        raise AuditError("transaction: unknown wire type")
+    if at > len(data):
+        raise AuditError("transaction: truncated")
+    return value, at
+
+
+def _skip_group(data: bytes, at: int) -> int:
+    """Return the position after a group. Does not compare the field number at its end; gogoproto does not either."""
+    depth = 1
+    while depth:
+        key, at = _read_varint(data, at)
+        kind = key & 7
+        if kind in (_START_GROUP, _END_GROUP):
+            depth += 1 if kind == _START_GROUP else -1
+        else:
+            _, at = _read_value(data, at, kind)
+    return at
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

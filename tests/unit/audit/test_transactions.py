@@ -23,7 +23,9 @@ def proposal(varint: bytes) -> bytes:
         proposal(b"\x87\x80\x80\x80\x10"),  # bit 32 is ignored
         proposal(b"\x07") + b"\x99\x01" + bytes(8),  # unknown fields: 64 bits,
         proposal(b"\x07") + b"\x9d\x01" + bytes(4),  # 32 bits,
-        proposal(b"\x07") + b"\x9a\x01\x02ab" + b"\x98\x01\x01",  # a byte string and a number
+        proposal(b"\x07") + b"\x9a\x01\x02ab" + b"\x98\x01\x01",  # a byte string and a number,
+        proposal(b"\x07") + b"\x9b\x01\x9c\x01",  # an empty group,
+        proposal(b"\x07") + b"\x9b\x01\x0b\x0a\x02\x0cx\x0c\x08\x01\x9c\x01",  # one with a group and fields
     ],
 )
 def test_decode_vote(rest: bytes) -> None:
@@ -31,7 +33,11 @@ def test_decode_vote(rest: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "rest", [b"\x22\x01a", b"\x25" + bytes(4), b"\x9d\x01" + bytes(3), b"\x9a\x01\x02a", b"\x9b\x01", b"\x80" * 11]
+    "rest",
+    [
+        *(b"\x22\x01a", b"\x25" + bytes(4), b"\x9d\x01" + bytes(3), b"\x9a\x01\x02a", b"\x80" * 11),
+        *(b"\x9b\x01", b"\x9b\x01\x0b\x0c", b"\x9c\x01", b"\x9b\x01\x0e\x9c\x01"),  # groups
+    ],
 )
 def test_decode_refuses_other_encodings(rest: bytes) -> None:
     with pytest.raises(AuditError):
