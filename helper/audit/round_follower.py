@@ -51,6 +51,7 @@ class RoundFollower:
         self._on_message = on_message
         self._unverified: list[tuple[AuditBlock, RevealMessage]] = []
         self._verified_at = anyio.current_time()
+        self._read_height = 0  # blocks that are not stored, because a result is not known yet, are read again
         self.valid_proofs: set[bytes] = set()
 
     async def run(self) -> None:
@@ -76,7 +77,9 @@ class RoundFollower:
     async def _read_blocks(self, first: int, facts: RoundFacts) -> None:
         async with aclosing(self._cache.blocks(first)) as blocks:
             async for block in blocks:
-                self._unverified += [(block, message) for message in self._reveals(block)]
+                if block.height > self._read_height:
+                    self._read_height = block.height
+                    self._unverified += [(block, message) for message in self._reveals(block)]
                 is_late = anyio.current_time() - self._verified_at >= VERIFY_SECONDS
                 if len(self._unverified) >= BATCH_REVEALS or (self._unverified and is_late):
                     await self._verify(facts)
