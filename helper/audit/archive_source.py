@@ -142,11 +142,12 @@ async def archive_documents(
 
     Raises:
         AuditError: the round cannot be read or stored.
+        InvalidResponse: the responses have too many values to be stored.
         ChainUnavailable: no node responded.
         BucketError: the object store is unreachable.
     """
     document = await nodes.document(sources.ROUND)
-    sources.encode_document(document)
+    encoded = {sources.ROUND: sources.encode_document(document)}
     facts = parse_round_facts(document)
     if facts.status != FINALIZED:
         raise ChainUnavailable("the node does not report the round as finalized")
@@ -156,12 +157,12 @@ async def archive_documents(
         key = _HEADS if sources.parse_heads_name(name) is not None else name
         try:
             stored = await nodes.document(name)
-            sources.encode_document(stored)
+            encoded[key] = sources.encode_document(stored)
             documents[key] = stored
         except DataMissing as error:
             missing[key] = str(error)
     documents[sources.ROUND] = document
-    digest, pieces = pack_documents(documents)
+    digest, pieces = pack_documents(encoded)
     manifest = RoundManifest(
         chain_id=chain_id, round=round_id.hex(), height=height, pieces=len(pieces), sha256=digest, missing=missing
     )

@@ -110,11 +110,19 @@ class RecordingSource:
             yield member
 
     def finish(self) -> None:
-        """Write the documents and the manifest, and close the evidence file."""
+        """Write the documents and the manifest, and close the evidence file.
+
+        Raises:
+            AuditError: the documents have too many values.
+        """
         documents = orjson.dumps(self._documents, option=orjson.OPT_SORT_KEYS)
         self.hashes = {BLOCKS: self._blocks_hash.hexdigest(), DOCUMENTS: sha256(documents).hexdigest()}
         if self._zip is None:
             return
+        try:
+            limit_stored_values(documents, DOCUMENTS)
+        except InvalidResponse as error:  # `EvidenceSource` would refuse the file
+            raise AuditError(str(error)) from None
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -156,7 +164,7 @@ class EvidenceSource:
             if sorted(self._zip.namelist()) != [BLOCKS, DOCUMENTS, MANIFEST]:
                 raise AuditError(f"an evidence file contains exactly {BLOCKS}, {DOCUMENTS} and {MANIFEST}")
             if any(member.compress_type not in _METHODS for member in self._zip.infolist()):
-                raise AuditError("an evidence file is compressed with deflate")
+                raise AuditError("the evidence file uses an unsupported compression method")
             manifest = Fields(orjson.loads(self._read(MANIFEST, _MAX_MANIFEST_BYTES)), MANIFEST)
             if manifest.text("format") != FORMAT or manifest.uint("version") != VERSION:
                 raise AuditError("not an evidence file, or one of a newer version")

@@ -147,9 +147,18 @@ def parse_blocks(content: bytes) -> Iterable[ArchivedBlock]:
         yield parse_object(ArchivedBlock, line)
 
 
-def pack_documents(documents: Mapping[str, object]) -> tuple[str, list[bytes]]:
-    """Return the SHA-256 (hex) of documents, and the pieces with their compressed content."""
-    content = orjson.dumps(documents, option=orjson.OPT_SORT_KEYS)
+def pack_documents(documents: Mapping[str, bytes]) -> tuple[str, list[bytes]]:
+    """Return the SHA-256 (hex) of documents, and the pieces with their compressed content.
+
+    Args:
+        documents: the JSON of each document.
+
+    Raises:
+        InvalidResponse: they have too many values, so `unpack_documents` would refuse them.
+    """
+    fragments = {name: orjson.Fragment(document) for name, document in documents.items()}
+    content = orjson.dumps(fragments, option=orjson.OPT_SORT_KEYS)
+    limit_stored_values(content, "documents")
     packed = zlib.compress(content, 6)
     pieces = [packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES)]
     return sha256(content).hexdigest(), pieces

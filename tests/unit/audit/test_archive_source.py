@@ -15,7 +15,7 @@ from helper.audit.archive_source import ArchiveSource, archive_documents, open_a
 from helper.audit.auditor import Audit, audit_round
 from helper.audit.source import AuditTx
 from helper.audit.verdicts import CHECKS, Verdict
-from helper.errors import ChainUnavailable, ProofBundleError
+from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive import round_data
 from helper.operations.archive.object_names import (
@@ -265,6 +265,15 @@ async def test_archive_documents_leaves_out_a_deeply_nested_one() -> None:
         source.documents["summary"]["x"] = [source.documents["summary"].get("x")]
     result = await audit(await archive_round(source), source.round_id)
     assert of_verdict(result, Verdict.NOT_CHECKED) == {"A1", "C6"}
+
+
+async def test_documents_that_could_not_be_read_again_are_not_archived() -> None:
+    source = agreed_round()
+    source.documents["summary"]["x"] = [1] * 100_000
+    bucket = MemoryBucket()
+    with pytest.raises(InvalidResponse, match="too many values"):
+        await archive_documents(bucket, source, source.round_id, chain_id=CHAIN_ID, height=1000)
+    assert bucket.objects == {}
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"x":[' + b",".join([b"[]"] * 50_000) + b"]}"])
