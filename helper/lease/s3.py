@@ -39,10 +39,10 @@ CHECK_SUFFIX: Final = ".check"
 """Suffix of a second object, on which conditional writes are tested."""
 _CHECK_ROUNDS: Final = 4
 _CHECK_WRITES: Final = 8
-"""Concurrent writes with one condition in each of `_CHECK_ROUNDS` rounds, of which a store may do at most one."""
+"""Concurrent writes with one condition in each of `_CHECK_ROUNDS` rounds, of which a store may accept at most one."""
 _CHECK_BYTES: Final = 256 << 10
-"""Length of these writes. The longer a write takes, the more often a store that is not atomic does two of them:
-versitygw 1.7 did in a quarter of the rounds with 64 KiB, and in half of them with this length."""
+"""Length of these writes. The longer a write takes, the more often a store that is not atomic accepts two of
+them: versitygw 1.7 did in a quarter of the rounds with 64 KiB, and in half of them with this length."""
 _WRONG_TAG: Final = f'"{"0" * 32}"'
 NO_HOLDER: Final = "0" * 32
 """Holder of an object that was created without one."""
@@ -87,7 +87,7 @@ class S3Lease:
         self._beat = 0
         self._conditions_checked = False
         self._check_rounds_left = _CHECK_ROUNDS
-        self._refused_store: LeaseError | None = None
+        self._is_atomic = True  # as far as the checks have shown
 
     @property
     def is_held(self) -> bool:
@@ -155,7 +155,7 @@ class S3Lease:
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
-        """Limit the requests of a block together to the validity of a lease."""
+        """Limit the total time of all requests in the `with` block to the validity of a lease."""
         try:
             with anyio.fail_after(self.seconds):
                 yield
@@ -242,19 +242,17 @@ class S3Lease:
 
     async def _check_conditional_writes(self) -> None:
         """Check once that the store enforces write conditions. Without them, two hosts could send at the same time."""
-        if self._refused_store is not None:
-            raise self._refused_store
         if self._conditions_checked:
             return
-        name, atomic = self._name + CHECK_SUFFIX, True
+        name = self._name + CHECK_SUFFIX
         try:
             with self._time_limit():
                 await self._bucket.create(name, b"there\n")
                 enforced = await self._bucket.create(name, b"must not be written\n") is None
                 enforced = enforced and await self._bucket.replace(name, b"must not be written\n", _WRONG_TAG) is None
-            while enforced and atomic and self._check_rounds_left:
+            while enforced and self._is_atomic and self._check_rounds_left:
                 with self._time_limit():
-                    atomic = await self._is_one_write_done(name)
+                    self._is_atomic = await self._is_one_write_done(name)
                 self._check_rounds_left -= 1
         except BucketError as error:
             raise _to_lease_error(error) from None
@@ -263,28 +261,33 @@ class S3Lease:
                 "this object store ignores If-None-Match or If-Match and cannot hold a lease",
                 advice="Use an object store with conditional writes, or a newer version of this one.",
             )
-        if not atomic:
-            # Kept, because another check may not detect it.
-            self._refused_store = LeaseError(
-                "this object store does several concurrent writes with the same If-Match and cannot hold a lease",
+        if not self._is_atomic:  # also in later attempts: another check may not detect it
+            raise LeaseError(
+                "this object store accepts several concurrent writes with the same If-Match and cannot hold a lease",
                 advice="Use an object store with atomic conditional writes, or a newer version; then restart.",
             )
-            raise self._refused_store
         self._conditions_checked = True
 
     async def _is_one_write_done(self, name: str) -> bool:
-        """Return whether the store does at most one of several concurrent writes that replace the same version.
+        """Return whether the store accepts at most one of several concurrent writes that replace the same version.
 
-        A store that checks the condition and writes in two steps does more. Another host that checks the store at the
-        same time only reduces the number. All bodies differ, because an ETag may be a hash of the content.
+        A store that checks the condition and writes in two steps accepts more. Another host that checks the store at
+        the same time only reduces the number. All bodies differ, because an ETag may be a hash of the content.
+
+        Raises:
+            BucketError: the outcome of all writes but one is unknown, so this shows nothing.
         """
         stored = await self._bucket.get(name)
         if stored is None:
             return True  # deleted by another program; the lease object is created again in such a case
         bodies = [secrets.token_bytes(_CHECK_BYTES) for _ in range(_CHECK_WRITES)]
         writes = (self._bucket.replace(name, body, stored.etag) for body in bodies)
-        tags = await asyncio.gather(*writes, return_exceptions=True)  # a write with an unknown outcome shows nothing
-        return sum(isinstance(tag, str) for tag in tags) <= 1
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors:
+            if len(errors) > len(results) - 2 or not isinstance(error, BucketError):
+                raise error
+        return sum(isinstance(result, str) for result in results) <= 1
 
 
 def create_s3_lease(

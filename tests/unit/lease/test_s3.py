@@ -310,6 +310,24 @@ async def test_failed_writes_of_the_check_do_not_refuse_bucket() -> None:
     assert await lease_for_host(bucket, FakeClock()).acquire()
 
 
+async def test_bucket_whose_check_writes_all_fail_is_checked_again() -> None:
+    class FailingBucket(MemoryBucket):
+        is_failing = True
+
+        async def replace(self, name: str, body: bytes, tag: str) -> str | None:
+            if self.is_failing and len(body) > 100:
+                raise BucketError("slow down")
+            return await super().replace(name, body, tag)
+
+    bucket = FailingBucket()
+    bucket.objects |= create_released_bucket().objects
+    lease = lease_for_host(bucket, FakeClock())
+    with pytest.raises(LeaseError, match="slow down"):
+        await lease.acquire()
+    bucket.is_failing = False
+    assert await lease.acquire()
+
+
 async def test_bucket_access_denied_gives_advice() -> None:
     class DeniedBucket(MemoryBucket):
         async def create(self, name: str, body: bytes) -> str | None:
