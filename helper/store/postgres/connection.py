@@ -44,7 +44,7 @@ class ConnectionSettings:
         schema: schema of the tables.
         host: name of this host, unique among the hosts of the database.
         idle_transaction_seconds: seconds after which the server ends an idle transaction, so that a stopped host does
-            retain locks.
+            not retain locks.
     """
 
     conninfo: str
@@ -74,7 +74,8 @@ class ConnectionSettings:
     def connect_seconds(self) -> float:
         """Time limit of one attempt to connect, which tries all hosts."""
         params = conninfo_to_dict(self.conninfo)
-        return float(params["connect_timeout"] or CONNECT_SECONDS) * len(_list_hosts(params))
+        seconds = float(params["connect_timeout"] or 0)
+        return (seconds if seconds > 0 else CONNECT_SECONDS) * len(_list_hosts(params))
 
     def options(self, *, reading: bool = False) -> dict[str, Any]:
         """Return the keyword arguments for `psycopg.connect`; `reading` makes the connection read-only."""

@@ -15,9 +15,10 @@ _RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
 """Conflicts with another host: serialization failure, deadlock, duplicate row, purged round, lock timeout."""
 _FULL: Final = frozenset({"53100", "53000"})
 _FAILED_ATTEMPT: Final = re.compile(
-    r"^- host: .*?: connection (?:failed|is bad): (connection to server .*)$", re.MULTILINE
+    r"^- (?:host: .*?: connection (?:failed|is bad): (?=connection to server ))?(.*)$", re.MULTILINE
 )
-"""Line of psycopg's message for each host, if all of several hosts failed."""
+"""Line of psycopg's message for each host, if all of several hosts failed. libpq's message names the host again;
+the one of a timeout is psycopg's and does not."""
 _CERTIFICATE_ADVICE: Final = (
     "Renew the certificate of the server, or set sslrootcert in the database URL to the file of its authority. The "
     "helper reconnects automatically."

@@ -90,7 +90,7 @@ def check_connection(settings: ConnectionSettings) -> float | None:
     """Connect as a host does, without changes. Blocks.
 
     Returns:
-        When the first certificate of the servers expires, in Unix seconds; None for a connection without TLS.
+        Unix time at which the first certificate of the servers expires; None for a connection without TLS.
 
     Raises:
         StoreError: as `connect`, or no server could be reached.

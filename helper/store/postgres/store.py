@@ -121,15 +121,15 @@ class PostgresStore(Store):
                     log.warning("claim_renewal_failed", error=str(error))
 
     async def _report_stalls(self) -> None:
-        """Log once that a transaction does not complete. The writer itself waits for the database then."""
+        """Log once that a transaction does not complete. The writer cannot, because it waits for the database."""
         problem = LoggedProblem()
         while True:
             await asyncio.sleep(_STALL_CHECK_SECONDS)
-            if not self._writer.is_stalled:
-                if problem.clear():
-                    log.info("database_writes_recovered")
-            elif problem.note():
-                log.error("database_writes_stalled", reason=self._writer.write_error, advice=_STALL_ADVICE)
+            if self._writer.is_stalled:
+                if problem.note():
+                    log.error("database_writes_stalled", reason=self._writer.write_error, advice=_STALL_ADVICE)
+            elif self._writer.write_error is None and problem.clear():
+                log.info("database_writes_recovered")
 
     # ------------------------------------------------------------------ the sender lease
 

@@ -65,12 +65,12 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._claims = claims
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
-        self._clock = SystemClock()  # measures the server, which has no other clock in tests either
+        self._clock = SystemClock()  # real time in tests too: the server has no simulated clock
         self._busy_since: float | None = None  # monotonic
 
     @property
     def write_error(self) -> str | None:
-        """Reason why the last batch could not be committed or is not, None if it was committed."""
+        """Reason why the last batch failed or has not completed, None if it was committed."""
         since = self._busy_since
         is_stalled = since is not None and self._clock.monotonic() - since > STALLED_SECONDS
         return _STALLED_TEXT if is_stalled else self._write_error
@@ -116,7 +116,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             batch, running = self._collect_batch()
             try:
                 if batch:
-                    self._busy_since = self._clock.monotonic()
                     self._process_batch(batch)
             except Exception as error:
                 # The thread must not end, or callers would wait forever. Jobs that already have a result are skipped.
@@ -130,7 +129,9 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         done = 0
         in_doubt = False
         try:
+            self._busy_since = None  # connecting has a limit of its own
             tx = self._tx or self._connect()
+            self._busy_since = self._clock.monotonic()
             tx.begin(len(batch))
             for part in split_batch(batch):
                 self._run_part(tx, part)

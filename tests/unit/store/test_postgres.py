@@ -113,17 +113,24 @@ def test_connection_error_names_each_host_and_what_to_do() -> None:
         "- host: 'a.example', port: None, hostaddr: '192.0.2.1': connection is bad: connection to server at"
         ' "192.0.2.1", port 5432 failed: Connection refused\n\tIs the server running on that host?\n'
         "- host: 'b.example', port: None, hostaddr: '192.0.2.2': connection failed: connection to server at"
-        ' "192.0.2.2", port 5432 failed: FATAL:  password authentication failed for user "helper"'
+        ' "192.0.2.2", port 5432 failed: FATAL:  password authentication failed for user "helper"\n'
+        "- host: 'c.example', port: None, hostaddr: '192.0.2.3': connection timeout expired"
     )
     translated = translate(error)
     assert isinstance(translated, StoreUnreachable)
     assert str(translated) == (
         'the database is unreachable: connection to server at "192.0.2.1", port 5432 failed: Connection refused; '
         'connection to server at "192.0.2.2", port 5432 failed: FATAL:  password authentication failed for user '
-        '"helper"'
+        "\"helper\"; host: 'c.example', port: None, hostaddr: '192.0.2.3': connection timeout expired"
     )
     assert "~/.pgpass" in translated.advice
     assert str(translate(psycopg.OperationalError("is lost\nmore"))) == "the database is unreachable: is lost"
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("", 10.0), ("?connect_timeout=0", 10.0), ("?connect_timeout=3", 6.0)])
+def test_connect_seconds_are_for_all_hosts(value: str, seconds: float) -> None:
+    settings = create_connection_settings(f"postgresql://a.example,b.example/queue{value}", schema="s", host="one")
+    assert settings.connect_seconds == seconds
 
 
 def test_remote_host_of_environment_requires_tls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +207,7 @@ def test_sealed_row_opens_with_key_and_detects_changes() -> None:
 def test_both_engines_define_every_statement() -> None:
     only_a_file_has = {
         "all_shares", "tombstone_count", "quarantined_ids", "last_share_id", "waiting_ids", "in_progress_ids",
-        "list_share", "get_mac_by_index",
+        "list_share", "get_mac_by_index", "shares_of_nullifier",
     }  # fmt: skip
     assert set(sqlite_statements()) - set(postgres_statements()) == only_a_file_has
     assert [name for name, sql in postgres_statements().items() if b"--" in sql] == []
