@@ -13,6 +13,7 @@ from helper.cli.output import ExitCode, emit_json, fail, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.cli.settings import database_file, read_settings
 from helper.clock import SystemClock
+from helper.errors import StoreKeyError
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
 
@@ -34,8 +35,8 @@ def encrypt(
     """Encrypt witnesses and messages in the database with the first key of the key file.
 
     The helper must not be running. The previous rows are erased from the file. An encrypted database is encrypted
-    again: afterwards, it no longer needs the other keys of the key file. Needs free space of twice the size of the
-    database.
+    again: afterwards, it no longer needs the other keys of the key file. Needs free space of three times the size
+    of the database.
     """
     _rewrite(key_file, config, db, encrypt=True, dry_run=dry_run, yes=yes, json=json)
 
@@ -75,6 +76,8 @@ def _rewrite(
             if not dry_run:
                 refuse_running(database)
             before = take_snapshot(database, SystemClock(), encryption).contents
+        if not encrypt and not before.encrypted:
+            raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")
         result: dict[str, Any] = {
             "database": str(database),
             "was_encrypted": before.encrypted,
@@ -86,7 +89,7 @@ def _rewrite(
         }
         if not dry_run:
             verb = "Decrypt" if not encrypt else "Encrypt again" if before.encrypted else "Encrypt"
-            lost = f" {before.damaged} damaged rows will be deleted." if before.damaged else ""
+            lost = f" At least {before.damaged} damaged rows will be deleted." if before.damaged else ""
             confirm_or_exit(f"{verb} {database}?{lost}", yes=yes)
             with acting_as_owner(database):
                 done = rewrite_file(database, SystemClock(), encryption, encrypt=encrypt)

@@ -103,8 +103,9 @@ def open_row_format(conn: sqlite3.Connection, encryption: RowEncryption | None, 
         StoreKeyError: the file is encrypted, and a key that it needs is missing.
         StoreCorrupt: its key check value is damaged.
     """
-    row_format = select_row_format(read_identity(conn), encryption, name)
-    if row_format.encryption is not None:
+    identity = read_identity(conn)
+    row_format = select_row_format(identity, encryption, name)
+    if row_format.encryption is not None and not identity.is_new():
         for key in _find_missing_keys(conn, row_format, row_format.encryption.keyring, name):
             if conn.execute(row_format.statement("uses_key"), {"id": key}).fetchone() == (1,):
                 raise _key_missing_error(name)

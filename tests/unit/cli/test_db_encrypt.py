@@ -73,8 +73,9 @@ def test_encrypt_and_decrypt(database: Path, key_file: Path, capsys: pytest.Capt
     assert run_command("db", "encrypt", *flags, "--dry-run") == 0
     assert "would be encrypted, 3 live shares" in capsys.readouterr().out
     assert not is_encrypted(database)
-    assert run_command("db", "decrypt", *flags, "--yes") == 1
-    assert "is not encrypted" in capsys.readouterr().err
+    for flag in ("--dry-run", "--yes"):
+        assert run_command("db", "decrypt", *flags, flag) == 1
+        assert "is not encrypted" in capsys.readouterr().err
 
     assert run_command("db", "encrypt", *flags, "--yes") == 0
     assert "encrypted, 3 live shares, 0 confirmed" in capsys.readouterr().out
