@@ -21,7 +21,7 @@ Option = tuple[int, int]
 """A proposal id and an option index."""
 
 MAX_VALIDATORS = 1000
-"""Limit of a key ceremony. It bounds the time of the checks, which grows with its square; chains have tens."""
+"""Maximum number of validators of a key ceremony. The time of the checks grows with its square. Chains have tens."""
 
 _MAX_UINT32 = 2**32 - 1
 

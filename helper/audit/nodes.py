@@ -38,7 +38,7 @@ _WINDOW: Final = 8
 """Blocks that are read concurrently; the next ones are read while the previous ones are checked."""
 
 _CONCURRENT_REQUESTS: Final = 8
-_MAX_STORED_PARTIALS: Final = 10_000  # requests, one each; a chain has tens of validators and options
+_MAX_STORED_PARTIALS: Final = 10_000  # One request each. A chain has tens of validators and options.
 _HEAD_ATTEMPTS: Final = 10
 _HEAD_SECONDS: Final = 1.0
 
@@ -197,7 +197,7 @@ class NodeSource:
         last = self._node_pool.newest_height
         reading: asyncio.Task[list[AuditBlock]] | None = None
         try:
-            # not as a list: a node may report any height
+            # No list is created, because a node may report any height.
             for start in range(first, last + 1 + _WINDOW, _WINDOW):
                 window = [] if reading is None else await reading
                 heights = range(start, min(start + _WINDOW, last + 1))

@@ -41,6 +41,7 @@ class _Item(NamedTuple):
 
     Attributes:
         where: its place, for findings.
+        message: the reveal.
         circuit: name of its circuit.
         statement: the public inputs of its proof.
     """

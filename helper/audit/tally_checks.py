@@ -92,8 +92,8 @@ def check_contributions(
     """Check that the contributions add up to the commitments (C2).
 
     If validators were removed after the ceremony, the round no longer lists all contributions. The transactions do: the
-    last one of each validator. If the ceremony was repeated, they may also include validators that only took part
-    before.
+    last one of each validator. If the ceremony was repeated, they may also include validators that took part
+    only in an earlier attempt.
 
     Args:
         facts: the round.
@@ -124,7 +124,7 @@ def check_contributions(
         findings.add_problem("the contributions do not add up to the commitments of the key")
     elif not valid:
         findings.add_missing(
-            "the ceremony was repeated with other validators, whose contributions cannot be told apart"
+            "the ceremony was repeated with other validators, whose contributions cannot be distinguished"
         )
 
 

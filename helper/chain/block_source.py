@@ -43,7 +43,7 @@ class BlockSource:
         self._quorum = quorum
         self._uses_backoff = uses_backoff
         self._compares_empty = compares_empty
-        self._lacks_second_copy = False  # since a block waited for one in vain
+        self._lacks_second_copy = False  # True after a block got no second copy in time
 
     async def fetch(self, height: int, *, always_try_rest: bool = False) -> BlockResults | None:
         """Fetch the counted reveals of a block.
@@ -146,8 +146,9 @@ class BlockSource:
         Args:
             copies: the copies of one node, or copies that differ.
             height: height of the block.
-            others_pruned: whether all other nodes in sync have pruned it. A block without reveals then waits for none,
-                nor does it after an earlier block has waited in vain: nodes that fail for one old block fail for many.
+            others_pruned: whether all other nodes in sync have pruned it. A block without reveals then needs no second
+                copy. It does not need one either after an earlier block got none in time, because nodes that cannot
+                return one old block usually cannot return many.
         """
         names = sorted({node.name for node, _ in copies})
         if len(names) > 1:

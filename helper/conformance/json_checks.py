@@ -247,7 +247,7 @@ async def _(session: Session) -> str:
     return await _post_large_head(session, [(f"X-{number}", "1") for number in range(5000)], SHARES_PATH)
 
 
-@checks.must("SIZE-005", "a path of 100 KiB is no failure", "RFC 9110 §15.5.15")
+@checks.must("SIZE-005", "a path of 100 KiB causes no server error", "RFC 9110 §15.5.15")
 async def _(session: Session) -> str:
     return await _post_large_head(session, [], f"{STATUS_PATH}/{'p' * (100 << 10)}")
 

@@ -349,7 +349,7 @@ async def _(session: Session) -> str:
     return f"POST with another token → {reply.status} without the token"
 
 
-@checks.must("TOKEN-006", "the token with more behind it is 401", "protocol §2: X-Helper-Token", needs_token=True)
+@checks.must("TOKEN-006", "a token with more characters gets 401", "protocol §2: X-Helper-Token", needs_token=True)
 async def _(session: Session) -> str:
     return await _post_with_token(session, session.client.token + "0")
 

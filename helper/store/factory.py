@@ -84,7 +84,7 @@ def check_shared_database(config: Config) -> float | None:
     """Connect to the shared database as the helper does, without changes. Blocks for up to the time limits in the URL.
 
     Returns:
-        When the first certificate of its servers expires, in Unix seconds; None for a connection without TLS.
+        Unix time at which the first certificate of its servers expires; None for a connection without TLS.
 
     Raises:
         StoreError: the URL is not valid, a required package is not installed, or the helper could not use the server.

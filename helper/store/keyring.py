@@ -51,7 +51,7 @@ class Keyring:
         if not keys or any(len(key) != KEY_BYTES for key in keys):
             raise StoreError("the key file has no usable key", advice=_FILE_ADVICE)
         self._keys = {_key_id(key): _derive_key(key, b"seal") for key in keys}
-        # Keyed once, because keying is most of the cost of a hash of 32 bytes.
+        # The key is set up once, because this takes most of the time of a hash of 32 bytes.
         self._tags = [hmac.new(_derive_key(key, b"tag"), digestmod="sha256") for key in keys]
         self._first = _key_id(keys[0])
 
@@ -67,7 +67,7 @@ class Keyring:
             Key identifier (4 bytes), random nonce (24), ciphertext with its authentication tag (16 more).
         """
         nonce = os.urandom(crypto_secretbox_NONCEBYTES)
-        # Called without `SecretBox`, which takes half as long again for a witness.
+        # Not with `SecretBox`, which takes 1.5 times as long for a witness.
         return b"".join((self._first, nonce, crypto_secretbox(plain, nonce, self._keys[self._first])))
 
     def decrypt(self, sealed: bytes) -> bytes:
