@@ -63,7 +63,7 @@ def test_upgrade_with_pending_shares(old_and_new: tuple[Installation, Installati
     machine = old.machine
     assert read_schema(machine) == latest_version() - 1
     old.vote(old.create_round(), spread=SPREAD_SECONDS)
-    machine.write("/etc/svote-helper/backup-passphrase", "a passphrase for the test\n")
+    new.run_blocks("passphrase", kinds=["backup"])
     new.run_blocks("backup", "install", "switch", kinds=["upgrade"])
     new.wait_until_ready()
     assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-2/bin/svote-helper"
