@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import tarfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 from tests.deploy.base_images import BaseImages, build_base_images
 from tests.deploy.debian_root import BUILD
 from tests.deploy.podman import COMPOSE, Compose, Podman, wait_until
+from tests.deploy.prerequisites import require_programs, require_root
 from tests.support.planted_secrets import SECRET, copy_sources_with_secrets, find_files_with
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds everything
@@ -37,11 +37,8 @@ IMAGE = "localhost/svote-helper"
 
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to run containers of other users")
-    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
-    if missing:
-        pytest.skip(f"needs a Debian with {', '.join(missing)} (apt install {' '.join(missing)})")
+    require_root("run containers of other users")
+    require_programs(PROGRAMS)
     engine = Podman(BUILD / "containers")
     engine.remove_containers()
     yield engine
