@@ -1,13 +1,12 @@
 """Shared parts of the tests in a booted system: the Debian root, the wheel, the packages it needs, an installation.
 
-`make test ARGS='tests/deploy'` installs debootstrap and systemd-container. The tests are skipped only without root or
-without one of these programs.
+`make test ARGS='tests/deploy'` installs the Debian packages that the tests need. Without root, one of the programs, or
+the history of the repository, tests are skipped, or fail if SVOTE_REQUIRE_DEPLOY is set (`prerequisites`).
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -29,9 +28,12 @@ from tests.deploy.installation import (
     prepare_machine,
 )
 from tests.deploy.machine import BootedMachine
+from tests.deploy.prerequisites import require_programs, require_root, skip_or_fail
 from tests.support.release import ROOT, build_wheel, sign_release
 
-PROGRAMS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux"}
+PROGRAMS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"} | dict.fromkeys(
+    ("nsenter", "setpriv"), "util-linux"
+)
 """Programs and their Debian packages."""
 MIGRATIONS = "helper/store/migrations"
 
@@ -39,11 +41,8 @@ MIGRATIONS = "helper/store/migrations"
 @pytest.fixture(scope="session")
 def debian() -> Path:
     """A Debian root directory, which nobody writes to."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount file systems and boot a container")
-    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
-    if missing:
-        pytest.skip(f"needs a Debian with {', '.join(missing)} (apt install {' '.join(missing)})")
+    require_root("mount file systems and boot a container")
+    require_programs(PROGRAMS)
     return debian_root()
 
 
@@ -67,7 +66,7 @@ def previous_dist() -> Path:
     shown = ["git", "-C", str(ROOT), "show", "-s", "--format=%H %ct", f"{newest}^"]
     previous = subprocess.run(shown, check=False, capture_output=True, text=True)
     if not newest or previous.returncode:
-        pytest.skip("needs the history of the repository (git fetch --unshallow)")
+        skip_or_fail("needs the history of the repository (git fetch --unshallow)")
     commit, epoch = previous.stdout.split()
     directory = BUILD / f"dist-{commit[:12]}"
     with (BUILD / "previous.lock").open("w") as lock:

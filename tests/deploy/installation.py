@@ -157,6 +157,7 @@ def download_wheels(requirements: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
             unfinished = directory.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
             _run_pip_download(requirements, unfinished)
             unfinished.rename(directory)
     return directory

@@ -22,6 +22,7 @@ from pathlib import Path
 BOOT_SECONDS = 120.0
 STOP_SECONDS = 120.0
 COMMAND_SECONDS = 120.0
+CGROUP_SECONDS = 10.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HAS_SYSTEMD = Path("/run/systemd/system").exists()
 _LEADER = re.compile(rb"^X_NSPAWN_LEADER_PID=(\d+)$", re.MULTILINE)
@@ -86,6 +87,8 @@ class BootedMachine:
             self._cgroups = _create_cgroups(self.name)
             script = "".join(f"echo $$ >'{cgroup}/cgroup.procs' && " for cgroup in self._cgroups)
             command = ["sh", "-c", f'{script}exec "$@"', "sh", *command]
+        # Otherwise the system would outlive a killed test process.
+        command = ["setpriv", "--pdeathsig=TERM", "--", *command]
         address = str(self._directory / "notify")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, (self._directory / "log").open("wb") as log:
             channel.bind(address)
@@ -186,8 +189,7 @@ class BootedMachine:
             raise
         finally:
             self._nspawn = None
-            for cgroup in self._cgroups:
-                _remove_cgroups(cgroup)
+            _remove_cgroups(self._cgroups)
 
     def remove(self) -> None:
         """Shut the system down and remove its files."""
@@ -195,7 +197,8 @@ class BootedMachine:
             self.shut_down()
         finally:
             for mount in (self._root, self.upper.parent):
-                subprocess.run(["umount", "--lazy", str(mount)], check=False, capture_output=True)
+                if mount.is_mount():
+                    _run("umount", "--lazy", str(mount))
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -219,8 +222,13 @@ def _create_cgroups(name: str) -> list[Path]:
     return groups
 
 
-def _remove_cgroups(group: Path) -> None:
-    """Remove a control group and those below it. Its processes have ended."""
-    for directory, _, _ in os.walk(group, topdown=False):
-        with suppress(OSError):
-            Path(directory).rmdir()
+def _remove_cgroups(groups: Sequence[Path]) -> None:
+    """Remove control groups and those below them. Their processes have ended, or end now."""
+    deadline = time.monotonic() + CGROUP_SECONDS
+    while remaining := [group for group in groups if group.exists()]:
+        assert time.monotonic() < deadline, f"control groups cannot be removed: {', '.join(map(str, remaining))}"
+        for group in remaining:
+            for directory, _, _ in os.walk(group, topdown=False):
+                with suppress(OSError):
+                    Path(directory).rmdir()
+        time.sleep(0.1)

@@ -48,8 +48,8 @@ def versitygw_command(program: Path, *, versions: bool = False) -> tuple[str, ..
         program: the program.
         versions: whether it can keep all versions of an object.
     """
-    kept = ("--versioning-dir", "{data}-versions") if versions else ()
-    return (str(program), "--port", "127.0.0.1:{port}", "--quiet", "posix", *kept, "{data}")
+    versioning = ("--versioning-dir", "{data}-versions") if versions else ()
+    return (str(program), "--port", "127.0.0.1:{port}", "--quiet", "posix", *versioning, "{data}")
 
 
 def _install_once(program: Path, install: Callable[[], None]) -> None:

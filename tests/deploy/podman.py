@@ -84,6 +84,13 @@ class Podman:
         self.output("volume", "prune", "--force")
         self.output("network", "prune", "--force")
 
+    def unmount_storage(self) -> None:
+        """Unmount what podman leaves mounted: the storage's overlay directory, bound to itself."""
+        directory = str((self.storage / "overlay").resolve())
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for _ in range(mounts.count(directory)):
+            run(["umount", "--lazy", directory], self.environment)
+
 
 class Compose:
     """One project of podman-compose: compose files of which later ones override earlier ones, and profiles."""
@@ -109,8 +116,8 @@ class Compose:
         return ids.split()
 
     def container(self, service: str) -> str:
-        (found,) = self.containers(service)
-        return found
+        (container_id,) = self.containers(service)
+        return container_id
 
     def exec(self, service: str, *arguments: str) -> str:
         return self._podman.output("exec", self.container(service), *arguments)

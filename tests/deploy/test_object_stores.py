@@ -27,6 +27,7 @@ from helper.lease.s3 import S3Lease
 from helper.lease.s3_record import LeaseRecord
 from helper.object_store.bucket import Bucket
 from tests.deploy.object_store_programs import install_s3rver, install_versitygw, versitygw_command
+from tests.deploy.prerequisites import skip_or_fail
 from tests.integration.conftest import chain, era, http, started_chains  # noqa: F401 - fixtures of the tests below
 from tests.integration.test_lease import test_restored_copy_is_refused_until_original_stops  # noqa: F401 - runs here
 from tests.integration.test_proof_bundle import (  # noqa: F401 - runs here
@@ -70,14 +71,18 @@ CHANGES: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM) * 2
 PROGRAMS: Final = ("go", "npm")
 """Programs that install the stores; go 1.25 or newer."""
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(None in map(shutil.which, PROGRAMS), reason=f"needs {' and '.join(PROGRAMS)}"),
-]
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs() -> None:
+    """Skips all tests without the programs."""
+    if None in map(shutil.which, PROGRAMS):
+        skip_or_fail(f"needs {' and '.join(PROGRAMS)}")
 
 
 @pytest.fixture(scope="session")
-def object_store_program() -> tuple[str, ...]:
+def object_store_program(_programs: None) -> tuple[str, ...]:
     """The command of the store that replaces moto."""
     return versitygw_command(install_versitygw())
 

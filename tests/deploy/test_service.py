@@ -117,9 +117,13 @@ def test_forbidden_system_call_ends_process(shared: Installation) -> None:
     ):
         command = f'ExecStart={python} "import os; os.{call}"'
         lines = ["[Service]", "Type=oneshot", *shipped, *KILL_AT_FORBIDDEN_CALL.splitlines()[1:], command, ""]
-        shared.machine.write(f"/etc/systemd/system/{name}.service", "\n".join(lines))
-        shared.machine.sh(f"systemctl daemon-reload; systemctl start {name} || true")
-        assert shared.machine.properties(name, "Result")["Result"] in results
+        unit = f"/etc/systemd/system/{name}.service"
+        shared.machine.write(unit, "\n".join(lines))
+        try:
+            shared.machine.sh(f"systemctl daemon-reload; systemctl start {name} || true")
+            assert shared.machine.properties(name, "Result")["Result"] in results
+        finally:
+            shared.machine.sh(f"rm {unit}; systemctl reset-failed {name} || true; systemctl daemon-reload")
 
 
 def test_node_is_found_by_name(shared: Installation) -> None:
@@ -131,7 +135,8 @@ def test_node_is_found_by_name(shared: Installation) -> None:
         machine.run("systemctl", "restart", SERVICE)
         machine.wait_until(f"journalctl -u {SERVICE} -o cat | grep -q 'node.example:11317.*node_fresh'")
     finally:
-        machine.sh(f"mv /srv/helper.toml /etc/svote-helper/ && systemctl restart {SERVICE}")
+        machine.sh("mv /srv/helper.toml /etc/svote-helper/ && sed -i '/ node.example$/d' /etc/hosts")
+        machine.run("systemctl", "restart", SERVICE)
 
 
 def test_watchdog_restarts_stopped_service(shared: Installation) -> None:
@@ -199,7 +204,8 @@ def test_token_credential_is_used(shared: Installation) -> None:
             right = f'{events} -H "Authorization: Bearer $(cat /etc/svote-helper/operator-token)"'
             assert machine.sh(f"{right} 2>/dev/null || true") == "200"
     finally:
-        machine.run("mv", "/srv/helper.toml", "/etc/svote-helper/")
+        machine.sh("mv /srv/helper.toml /etc/svote-helper/ && rm /etc/svote-helper/operator-token")
+        machine.run("systemctl", "restart", SERVICE)
 
 
 def test_restart_under_load_refuses_no_connection(running: Installation) -> None:

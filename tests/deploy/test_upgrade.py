@@ -31,6 +31,11 @@ READ_SCHEMA = (
     f"import sqlite3; database = sqlite3.connect('file:{STATE}/queue.db?mode=ro', uri=True);"
     "print(*database.execute('PRAGMA user_version').fetchone())"
 )
+VALIDATOR = "validator-of-the-test"
+REGISTER = (
+    "umask 077; openssl rand -hex 32 > /root/validator.key;"
+    f"svote-helper admin register --key-file /root/validator.key --moniker {VALIDATOR} --url https://vote.example.org"
+)
 
 
 @pytest.fixture
@@ -63,7 +68,8 @@ def test_upgrade_with_pending_shares(old_and_new: tuple[Installation, Installati
     machine = old.machine
     assert read_schema(machine) == latest_version() - 1
     old.vote(old.create_round(), spread=SPREAD_SECONDS)
-    machine.write("/etc/svote-helper/backup-passphrase", "a passphrase for the test\n")
+    machine.sh(REGISTER)
+    new.run_blocks("passphrase", kinds=["backup"])
     new.run_blocks("backup", "install", "switch", kinds=["upgrade"])
     new.wait_until_ready()
     assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-2/bin/svote-helper"
@@ -81,4 +87,5 @@ def test_upgrade_with_pending_shares(old_and_new: tuple[Installation, Installati
     new.wait_until_ready()
     assert read_schema(machine) == latest_version() - 1
     new.wait_for_confirmed(SHARES_PER_VOTE)
+    machine.wait_until(f"svote-helper admin pending | grep {VALIDATOR}")
     assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-1/bin/svote-helper"
