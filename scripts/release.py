@@ -47,7 +47,7 @@ BUILDER: Final = "urn:svote-helper:builder:local"
 LOCK_FILES: Final = ("requirements/dev.txt", "proofs/Cargo.lock", "ui/package-lock.json")
 _OTHER_DAY: Final = "+40d"
 """Time of the second build of `--check`, relative to now."""
-_RUSTC_WRAPPER: Final = '#!/bin/sh\nunset LD_PRELOAD\nexec "$@"\n'
+_RUSTC: Final = '#!/bin/sh\nunset LD_PRELOAD\nexec "%s/bin/rustc" "$@"\n'
 """Runs rustc with the real time: with libfaketime 0.9.10, rustc 1.95 hangs, because its allocator reads the clock while
 the library is being initialized. Build scripts, cargo, maturin and make have the other time."""
 
@@ -165,12 +165,16 @@ def build_wheel(
 def remapped_paths(source: Path, target: Path) -> list[str]:
     """Return the options of rustc that replace the paths of this machine in the native module."""
     cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
-    sysroot = _run("rustc", "--print", "sysroot").strip()
     # Later options have precedence, so the general ones come first.
-    paths = [(cargo_home, "/cargo"), (Path(sysroot), "/rust")]
+    paths = [(cargo_home, "/cargo"), (_sysroot(), "/rust")]
     paths += [(registry, "/cargo/registry/src") for registry in sorted((cargo_home / "registry" / "src").glob("*"))]
     paths += [(source, "/svote-helper"), (target, "/target")]
     return [f"--remap-path-prefix={path}={name}" for path, name in paths]
+
+
+def _sysroot() -> Path:
+    """Return the directory of the Rust toolchain."""
+    return Path(_run("rustc", "--print", "sysroot").strip())
 
 
 def write_descriptions(source: Path, dist: Path, commit: Commit) -> None:
@@ -269,9 +273,9 @@ def check_reproducible(commit: Commit) -> None:
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         hashes: list[str] = []
         manifests: list[dict[str, str]] = []
-        wrapper = Path(name) / "rustc-wrapper"
-        wrapper.write_text(_RUSTC_WRAPPER)
-        wrapper.chmod(0o755)
+        rustc = Path(name) / "rustc"
+        rustc.write_text(_RUSTC % _sysroot())
+        rustc.chmod(0o755)
         builds = (
             ("a", "UTC", 0o022, ()),
             ("another/and/longer/path", "Asia/Kathmandu", 0o077, ("faketime", "-f", _OTHER_DAY)),
@@ -281,7 +285,7 @@ def check_reproducible(commit: Commit) -> None:
             previous = os.umask(mask)
             try:
                 dist = directory / "dist"
-                more = {"TZ": zone, "HOSTNAME": folder, "RUSTC_WRAPPER": str(wrapper)}
+                more = {"TZ": zone, "HOSTNAME": folder, "RUSTC": str(rustc)}
                 source, target = directory / "source", directory / "target"
                 build_wheel(commit, source, target, dist, prefix=prefix, more_environment=more)
                 write_descriptions(source, dist, commit)
