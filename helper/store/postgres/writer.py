@@ -37,6 +37,7 @@ _STALLED_TEXT: Final = (
     f"a transaction has not completed for {STALLED_SECONDS:.0f} s: the database may be waiting for a synchronous "
     "standby"
 )
+_UNREACHABLE_TEXT: Final = f"the database has not been reachable for {STALLED_SECONDS:.0f} s"
 _MAX_ATTEMPTS: Final = 4
 """Attempts of an operation that conflicts with other hosts."""
 
@@ -67,17 +68,19 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._write_error: str | None = None
         self._clock = SystemClock()  # real time in tests too: the server has no simulated clock
         self._busy_since: float | None = None  # monotonic
+        self._is_connecting = False
 
     @property
     def write_error(self) -> str | None:
         """Reason why the last batch failed or has not completed, None if it was committed."""
         since = self._busy_since
-        is_stalled = since is not None and self._clock.monotonic() - since > STALLED_SECONDS
-        return _STALLED_TEXT if is_stalled else self._write_error
+        if since is None or self._clock.monotonic() - since <= STALLED_SECONDS:
+            return self._write_error
+        return _UNREACHABLE_TEXT if self._is_connecting else _STALLED_TEXT
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a batch has not completed for `STALLED_SECONDS`."""
+        """Whether a transaction has not completed for `STALLED_SECONDS`."""
         return self.write_error == _STALLED_TEXT
 
     # ------------------------------------------------------------------ the thread
@@ -92,7 +95,11 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._disconnect()
 
     def _connect(self) -> PostgresTransaction:
-        conn = connect(self._settings)
+        self._is_connecting = True
+        try:
+            conn = connect(self._settings)
+        finally:
+            self._is_connecting = False
         try:
             acquire_host_name(conn, self._settings)  # first, so that a second process with this name changes nothing
             acquire_host_lock(conn, self._settings)
@@ -116,6 +123,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             batch, running = self._collect_batch()
             try:
                 if batch:
+                    self._busy_since = self._clock.monotonic()
                     self._process_batch(batch)
             except Exception as error:
                 # The thread must not end, or callers would wait forever. Jobs that already have a result are skipped.
@@ -129,9 +137,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         done = 0
         in_doubt = False
         try:
-            self._busy_since = None  # connecting has a limit of its own
             tx = self._tx or self._connect()
-            self._busy_since = self._clock.monotonic()
             tx.begin(len(batch))
             for part in split_batch(batch):
                 self._run_part(tx, part)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -24,7 +25,7 @@ from helper.lease.database import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
-from helper.store.postgres import PostgresStore
+from helper.store.postgres import PostgresStore, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import refuse_host_name_in_use
 from helper.store.postgres.transaction import PostgresTransaction
@@ -628,6 +629,29 @@ async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBack
     assert await host_a.prepare(queued.id, make_reveal(1))
     assert host_a.write_error is None
     assert await host_a.count_shares() == {ROUND: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
+
+
+async def test_unreachable_server_is_not_reported_as_stalled_transaction(
+    join_host: JoinHost, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def time_out(_: object) -> None:
+        time.sleep(0.5)
+        raise psycopg.OperationalError("connection timeout expired")
+
+    monkeypatch.setattr(writer, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(store, "_STALL_CHECK_SECONDS", 0.01)
+    host_a = await join_host("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "connect", time_out)
+        backend.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'one'")
+        post = asyncio.create_task(enqueue_shares(host_a, 1))
+        await wait_until(lambda: "has not been reachable" in str(host_a.write_error))
+        with pytest.raises(StoreError, match="is unreachable"):
+            await post
+    await enqueue_shares(host_a, 1)
+    assert host_a.write_error is None
+    await asyncio.sleep(0.1)
+    assert "database_writes" not in capsys.readouterr().out
 
 
 async def test_full_database_server_is_reported_until_next_write(join_host: JoinHost, backend: PostgresBackend) -> None:
