@@ -41,7 +41,8 @@ async def test_finished_round_is_archived_and_audited(tmp_path: Path, object_sto
         await chain.post("/devnet/mine", {"blocks": 2 * PART_BLOCKS})
         await chain.post("/devnet/faults", {"halt_chain": False})
 
-        async with helper.timeout("shows the audit of the round"):
+        # The audit has the lowest priority, and takes 40 s on an idle machine.
+        async with helper.timeout("shows the audit of the round", seconds=240):
             while True:
                 response = await page.get("/api/rounds")
                 rounds = response.json()["rounds"] if response.status_code == 200 else []

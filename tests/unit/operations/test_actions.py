@@ -123,8 +123,8 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
             await asyncio.sleep(0)
         posted, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(batch_sizes)
         assert await harness.store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.QUEUED
-        assert await harness.store.is_known(posted.share.key)
         waits.append(len(batch_sizes) - before)
+        assert await harness.store.is_known(posted.share.key)
     assert not action.done(), "the posts happened during the action"
 
     assert (await action)["retried"] == 20_000
