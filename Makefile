@@ -14,7 +14,7 @@ SYSTEM := strace=strace faketime=faketime
 # start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah tor=tor)
-# Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (up to an hour).
+# Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (20 to 60 minutes).
 BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container \
   podman=podman runc=runc iptables=iptables $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))
 # Tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
@@ -97,7 +97,7 @@ wheel: package ## build dist/ for installation: the wheel, its pinned requiremen
 release: $(VENV)/.deps ## build dist/ from the newest commit, with SBOM, provenance, hashes and signature (KEY=FILE)
 	$(BIN)/python -m scripts.release --dist $(DIST) $(if $(KEY),--key "$(KEY)")
 
-release-check: $(VENV)/.deps ## build a release twice, in two directories and on two days, and compare (8 minutes)
+release-check: $(VENV)/.deps ## build a release twice, in two directories and on two days, and compare (10 minutes)
 	@sh scripts/system_packages.sh faketime=faketime
 	$(BIN)/python -m scripts.release --check
 
