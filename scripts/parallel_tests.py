@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     failed = sorted(json.loads(FAILED_TESTS.read_text()))
     if len(failed) > MAX_REPEATED:
         return code
-    print(f"{len(failed)} failed beside other tests, and are repeated alone:", *failed, sep="\n", flush=True)
+    print(f"{len(failed)} failed in parallel with other tests, and are repeated alone:", *failed, sep="\n", flush=True)
     return _run_pytest(*failed)
 
 
