@@ -1,4 +1,4 @@
-"""Run pytest in three processes, and repeat the failed tests alone: `python -m scripts.parallel_tests [ARGUMENT …]`.
+"""Run pytest in four processes, and repeat the failed tests alone: `python -m scripts.parallel_tests [ARGUMENT …]`.
 
 Some tests depend on times, and can fail if the other processes use both cores for seconds. A test fails if it fails
 again alone. More than `MAX_REPEATED` failures are not repeated. The output names every repeated test.
@@ -21,7 +21,7 @@ FAILED_TESTS: Final = Path(".pytest_cache/v/cache/lastfailed")
 def main(arguments: list[str]) -> int:
     """Run pytest with these arguments. Returns its exit code."""
     FAILED_TESTS.unlink(missing_ok=True)
-    code = _run_pytest("-n", "3", "--dist", "worksteal", *arguments)
+    code = _run_pytest("-n", "4", "--dist", "worksteal", *arguments)
     if code != pytest.ExitCode.TESTS_FAILED:
         return code
     failed = sorted(json.loads(FAILED_TESTS.read_text()))
