@@ -33,8 +33,8 @@ READ_SCHEMA = (
 )
 VALIDATOR = "validator-of-the-test"
 REGISTER = (
-    "umask 077; openssl rand -hex 32 > /root/validator.key;"
-    f"svote-helper admin register --key-file /root/validator.key --moniker {VALIDATOR} --url https://vote.example.org"
+    "umask 077; openssl rand -hex 32 > /run/validator.key;"
+    f"svote-helper admin register --key-file /run/validator.key --moniker {VALIDATOR} --url https://vote.example.org"
 )
 
 
