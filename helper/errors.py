@@ -12,7 +12,9 @@
     │   ├── StoreMoved          the queue was migrated to another database, or is not completely in this one yet
     │   ├── StoreKeyError       a key of an encrypted database is missing
     │   ├── StoreCopyDiffers    a copy differs from its source
-    │   └── StoreUnreachable    the shared database does not respond
+    │   ├── StoreUnreachable    the shared database does not respond
+    │   ├── StoreRefused        the shared database refuses writes, or its session is not as required
+    │   └── StoreUnconfirmed    the shared database did not confirm a commit on its standby
     ├── LeaseError              the state of the sender lease is unknown
     │   └── LeaseHeld           another host holds the lease
     ├── BackupError             a backup could not be created, read or restored
@@ -150,6 +152,21 @@ class StoreUnreachable(StoreError):
     """The shared database does not respond."""
 
     advice = "Check whether PostgreSQL is running, and whether this host can connect to it."
+
+
+class StoreRefused(StoreError):
+    """The shared database refuses all writes, or its sessions are not as the helper requires."""
+
+    advice = "Check the settings of the database server, and the privileges and settings of the helper's role."
+
+
+class StoreUnconfirmed(StoreError):
+    """A commit is on the database server, but its synchronous standby may lack it."""
+
+    advice = (
+        "Somebody cancelled the wait for a synchronous standby. The helper continues once a commit is confirmed: "
+        "restart the standby, or set synchronous_standby_names on the primary; see docs/cluster.md."
+    )
 
 
 class LeaseError(HelperError):

@@ -60,7 +60,7 @@ def read_file_encryption(key_file: str) -> RowEncryption | None:
     from helper.store.keyring import read_keyring  # noqa: PLC0415
     from helper.store.row_encryption import RowEncryption  # noqa: PLC0415
 
-    return RowEncryption(read_keyring(Path(key_file)), has_all_keys=True)
+    return RowEncryption(read_keyring(Path(key_file)))
 
 
 def refuse_host_in_use(config: Config) -> None:

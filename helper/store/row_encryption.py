@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from helper.errors import StoreKeyError
-from helper.store.keyring import DecryptionError, Keyring
+from helper.store.keyring import KEY_ID_BYTES, DecryptionError, Keyring
 from helper.store.share_listing import ListedShare
 from helper.store.table_rows import RevealRow, RoundKeyRow, Row, ShareRow
 from helper.store.transaction import Params
@@ -95,18 +95,16 @@ class RowEncryption:
 
     Args:
         keyring: the keys of the database.
-        has_all_keys: whether the keyring is known to have the keys of all rows. A row with an unknown key identifier is
-            then damaged; otherwise decrypting it is an error.
 
     Attributes:
         keyring: the keys of the database.
+        missing_keys: identifiers of keys that rows may need and that the keyring lacks. Decrypting such a row is an
+            error; a row with any other unknown key identifier is damaged.
     """
 
-    def __init__(self, keyring: Keyring, *, has_all_keys: bool = False) -> None:
+    def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
-        self._damage: tuple[type[Exception], ...] = (
-            (DecryptionError, StoreKeyError) if has_all_keys else (DecryptionError,)
-        )
+        self.missing_keys: frozenset[bytes] = frozenset()
         # Read for each posted share; there are few rounds.
         self._open_round_key = lru_cache(_CACHED_ROUND_KEYS)(self._open)
         self._encrypt: dict[str, Callable[[Any], EncryptedParams]] = {
@@ -140,7 +138,7 @@ class RowEncryption:
         """Return the rows of a query as an unencrypted SQLite file returns them.
 
         Raises:
-            StoreKeyError: a row is encrypted with a key that this host does not have, unless `has_all_keys`.
+            StoreKeyError: a row is encrypted with one of `missing_keys`.
         """
         convert = self._decrypt.get(name)
         return list(rows) if convert is None else [convert(row) for row in rows]
@@ -174,7 +172,11 @@ class RowEncryption:
             return b""
         try:
             return self.keyring.decrypt(sealed)
-        except self._damage:
+        except DecryptionError:
+            return b""
+        except StoreKeyError:
+            if sealed[:KEY_ID_BYTES] in self.missing_keys:
+                raise
             return b""
 
     def _decrypt_share(self, columns: Row) -> ShareRow:

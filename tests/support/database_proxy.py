@@ -14,6 +14,8 @@ MESSAGE_HEADER: Final = struct.Struct("!cI")
 """Header of each server message: type, and length without the type byte."""
 NOTIFICATION: Final = b"A"
 """Type of a notification from another host (LISTEN, NOTIFY)."""
+KEY_DATA: Final = b"K"
+"""Type of the message with the process id of the session and the key that cancels its queries."""
 
 
 class _ConnectionCutError(Exception):
@@ -46,6 +48,7 @@ class DatabaseProxy:
     Attributes:
         drops_notifications: whether notifications of other hosts are dropped.
         dropped_notifications: number of dropped notifications.
+        reports_own_id: whether clients get another process id than that of the server, as from a pooler.
     """
 
     def __init__(self, server: Path) -> None:
@@ -54,6 +57,7 @@ class DatabaseProxy:
         self.port = 0
         self.drops_notifications = False
         self.dropped_notifications = 0
+        self.reports_own_id = False
 
     def cut_connections(self, after_bytes: int) -> None:
         """Cut each open connection after this many more bytes in either direction."""
@@ -112,5 +116,7 @@ class DatabaseProxy:
             if kind == NOTIFICATION and self.drops_notifications:
                 self.dropped_notifications += 1
                 continue
+            if kind == KEY_DATA and self.reports_own_id:
+                body = bytes(4) + body[4:]
             connection.forward(header + body, target)
             await target.drain()

@@ -15,6 +15,7 @@ from helper.store.keyring import Keyring
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import translate
 from helper.store.postgres.opening import connect, prepare_schema, require_ready
+from helper.store.postgres.transaction import require_confirmed_commit
 from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements, to_postgres
 from helper.store.table_rows import Row
@@ -37,7 +38,6 @@ class PostgresEndpoint(MigrationEndpoint):
 
     def __init__(self, settings: ConnectionSettings, keyring: Keyring) -> None:
         self._settings = settings
-        self._keyring = keyring
         self._encryption = RowEncryption(keyring)
         self._conn: psycopg.Connection[Row] | None = None
         self._is_locked = False
@@ -67,7 +67,7 @@ class PostgresEndpoint(MigrationEndpoint):
         try:
             with _translate_errors():
                 self._connect()
-                require_ready(self._connection, self._settings, self._keyring)
+                require_ready(self._connection, self._settings, self._encryption)
         except BaseException:
             self.close()
             raise
@@ -95,7 +95,7 @@ class PostgresEndpoint(MigrationEndpoint):
                     )
                 time.sleep(_LOCK_PAUSE_SECONDS)
             self._is_locked = True
-            prepare_schema(self._connection, self._settings, self._keyring)
+            prepare_schema(self._connection, self._settings, self._encryption)
 
     def close(self) -> None:
         """Disconnect, which releases the lock."""
@@ -126,7 +126,7 @@ class PostgresEndpoint(MigrationEndpoint):
     @contextmanager
     def write_transaction(self) -> Iterator[None]:
         """Open a write transaction."""
-        with _translate_errors(), self._connection.transaction():
+        with _translate_errors(), require_confirmed_commit(self._connection), self._connection.transaction():
             yield
 
     @contextmanager

@@ -81,6 +81,7 @@ class ConnectionSettings:
         """Return the keyword arguments for `psycopg.connect`; `reading` makes the connection read-only."""
         settings = [
             f"-c search_path={self.schema}",
+            r"-c default_transaction_isolation=read\ committed",
             "-c timezone=UTC",
             f"-c idle_in_transaction_session_timeout={int(self.idle_transaction_seconds * 1000)}",
             "-c log_parameter_max_length_on_error=0",

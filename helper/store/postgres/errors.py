@@ -8,12 +8,19 @@ from typing import Final
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from helper.errors import StoreError, StoreFull, StoreUnreachable
+from helper.errors import StoreError, StoreFull, StoreRefused, StoreUnreachable
 from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED
 
 _RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
 """Conflicts with another host: serialization failure, deadlock, duplicate row, purged round, lock timeout."""
 _FULL: Final = frozenset({"53100", "53000"})
+_WRITES_REFUSED: Final = {
+    "25006": "The server is a standby, or was made read-only; some providers do so when its disk is full. Free space, "
+    "or promote a standby that is among the hosts of the database URL. The helper reconnects automatically.",
+    "42501": "Grant the helper's role all privileges on the tables of its schema; some providers revoke them when the "
+    "disk or a limit of the plan is full. The helper reconnects automatically.",
+}
+"""Advice by SQLSTATE of an error with which the server refuses to write at all: read-only, or no privilege."""
 _FAILED_ATTEMPT: Final = re.compile(
     r"^- (?:host: .*?: connection (?:failed|is bad): (?=connection to server ))?(.*)$", re.MULTILINE
 )
@@ -55,6 +62,17 @@ def is_connection_lost(error: BaseException) -> bool:
     )
 
 
+def needs_new_connection(error: BaseException) -> bool:
+    """Return whether to connect again: the connection is lost, or another server may accept writes."""
+    return is_connection_lost(error) or (isinstance(error, psycopg.Error) and error.sqlstate in _WRITES_REFUSED)
+
+
+def is_batch_wide(error: BaseException) -> bool:
+    """Return whether a database error would affect any other operation too."""
+    is_of_operation = isinstance(error, psycopg.DataError | psycopg.IntegrityError) or is_retryable(error)
+    return isinstance(error, psycopg.Error) and not is_of_operation
+
+
 def translate(error: BaseException) -> BaseException:
     """Return the `StoreError` for a PostgreSQL error, and any other error unchanged."""
     if isinstance(error, PoolTimeout) or is_connection_lost(error):
@@ -66,6 +84,8 @@ def translate(error: BaseException) -> BaseException:
     state = error.sqlstate or ""
     if state in _FULL:
         return StoreFull(f"nothing was written: {_first_line(error)}")
+    if state in _WRITES_REFUSED:
+        return StoreRefused(f"nothing was written: {_server_message(error)}", advice=_WRITES_REFUSED[state])
     if state.startswith("23"):
         return StoreError(
             f"the schema rejected the change: {_server_message(error)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from typing import Final
@@ -10,10 +11,19 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from helper.errors import NotFound, StoreError, StoreForeign, StoreLocked, StoreUnreachable
+from helper.errors import (
+    NotFound,
+    StoreCorrupt,
+    StoreError,
+    StoreForeign,
+    StoreLocked,
+    StoreRefused,
+    StoreUnreachable,
+)
 from helper.store.keyring import Keyring
 from helper.store.meta import (
     KEY_CHECK,
+    KEYS_IN_USE,
     RANK_KEY,
     ROW_CHECK_KEY,
     make_meta_row,
@@ -24,6 +34,7 @@ from helper.store.meta import (
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
 from helper.store.postgres.errors import translate
 from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
+from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements, read_migrations
 from helper.store.table_rows import Row
 from helper.store.transaction import DatabaseKeys
@@ -38,6 +49,10 @@ _STATEMENT_LOGS: Final = (
 """Settings that can log statement parameters, and the values with which they do not."""
 _OTHER_LOGS: Final = (("auto_explain.log_min_duration", ("", "-1")), ("pgaudit.log_parameter", ("", "off")))
 """The same for settings of extensions."""
+_SET_SYNCHRONOUS_COMMIT: Final = b"""
+SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"""
+"""Sets it for the session, so that a later change of the server's or the role's default has no effect."""
 _NAME_LOCK_SECONDS: Final = 1
 """Lock timeout for the host name."""
 
@@ -56,7 +71,8 @@ def connect(settings: ConnectionSettings) -> Connection:
     Raises:
         StoreForeign: the server is too old.
         StoreUnreachable: a certificate was refused; the message states the reason.
-        StoreError: a server setting makes commits unsafe or logs parameters, or sessions are read-only.
+        StoreRefused: sessions are read-only, or a pooler is between this host and the server.
+        StoreError: a server setting makes commits unsafe or logs parameters.
     """
     try:
         conn: Connection = psycopg.connect(settings.conninfo, **settings.options())
@@ -73,17 +89,37 @@ def connect(settings: ConnectionSettings) -> Connection:
                     advice=f"Set {name} = on in postgresql.conf.",
                 )
         _refuse_parameter_logging(conn)
-        if _read_server_setting(conn, "synchronous_commit") not in {"on", "remote_apply"}:
-            conn.execute("SET synchronous_commit = on")
-        if _read_server_setting(conn, "transaction_read_only") == "on":
-            raise StoreError(
-                "sessions on the database server are read-only",
-                advice="Set default_transaction_read_only = off for the helper's role.",
-            )
+        conn.execute(_SET_SYNCHRONOUS_COMMIT)
+        _require_own_session(conn, settings)
     except BaseException:
         conn.close()
         raise
     return conn
+
+
+def _require_own_session(conn: Connection, settings: ConnectionSettings) -> None:
+    """Check that the session is this connection's own, with its settings, and that it can write.
+
+    A pooler reports process ids of its own and drops settings. If it shares sessions, it also shares locks on names.
+
+    Raises:
+        StoreRefused: it is not.
+    """
+    required = {"search_path": settings.schema, "transaction_isolation": "read committed", "TimeZone": "UTC"}
+    wrong = [name for name, value in required.items() if _read_server_setting(conn, name) != value]
+    if conn.execute("SELECT pg_backend_pid()").fetchone() != (conn.info.backend_pid,):
+        wrong.append("the process id")
+    if wrong:
+        raise StoreRefused(
+            f"the database session is not as requested ({', '.join(wrong)}); probably a pooler is in between",
+            advice="Connect to the server directly, without a pooler such as PgBouncer; see docs/cluster.md.",
+        )
+    if _read_server_setting(conn, "transaction_read_only") == "on":
+        raise StoreRefused(
+            "sessions on the database server are read-only",
+            advice="Free space if a provider made the server read-only because its disk is full. Otherwise set "
+            "default_transaction_read_only = off for the helper's role.",
+        )
 
 
 def check_connection(settings: ConnectionSettings) -> float | None:
@@ -186,8 +222,8 @@ def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:
     refuse_marked(marks, f"{settings.to_display_text()}, schema {settings.schema}")
 
 
-def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
-    """Check the schema version and the keys, without changes.
+def require_ready(conn: Connection, settings: ConnectionSettings, encryption: RowEncryption) -> None:
+    """Check the schema version and the keys, without changes, and set the missing keys of `encryption`.
 
     Raises:
         NotFound: the schema does not exist.
@@ -204,17 +240,24 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
             f"the schema {settings.schema} was written by an older version ({version}, supported {len(migrations())})",
             advice="Upgrade all hosts to this version first.",
         )
-    keyring.check_probe(read_meta_value(conn.execute(postgres_statements()["get_meta"], (KEY_CHECK,)).fetchall()))
+    key_check, in_use = (
+        conn.execute(postgres_statements()["get_meta"], (key,)).fetchall() for key in (KEY_CHECK, KEYS_IN_USE)
+    )
+    encryption.keyring.check_probe(read_meta_value(key_check))
+    encryption.missing_keys = _parse_key_ids(in_use) - set(encryption.keyring.key_ids)
 
 
-def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> DatabaseKeys:
+def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: RowEncryption) -> DatabaseKeys:
     """Create or upgrade the schema, one host at a time, and return the keys of the database.
+
+    Also sets the missing keys of `encryption`.
 
     Raises:
         StoreForeign: the schema belongs to another program or a newer version.
         StoreError: this host's key file differs from that of the others, or a running host lacks its first key.
         StoreCorrupt: a key is damaged.
     """
+    keyring = encryption.keyring
     _publish_key_ids(conn, settings, keyring)
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
@@ -222,6 +265,7 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyr
         _migrate(conn, settings)
         keys = DatabaseKeys(_load_key(conn, ROW_CHECK_KEY), _load_key(conn, RANK_KEY))
         _check_keyring(conn, settings, keyring)
+        encryption.missing_keys = _record_keys(conn, keyring)
     return keys
 
 
@@ -261,6 +305,26 @@ def _check_keyring(conn: Connection, settings: ConnectionSettings, keyring: Keyr
         _require_key_on_all_hosts(conn, settings, keyring.key_ids[0])
     # From now on, older keys are needed only for rows that were encrypted with them.
     conn.execute(postgres_statements()["set_meta"], make_meta_row(KEY_CHECK, keyring.make_probe()))
+
+
+def _record_keys(conn: Connection, keyring: Keyring) -> frozenset[bytes]:
+    """Record the identifiers of this host's keys. Returns those that other hosts have recorded and it lacks."""
+    own = frozenset(keyring.key_ids)
+    recorded = _parse_key_ids(_get_or_store_meta(conn, KEYS_IN_USE, _format_key_ids(own)))
+    if not own <= recorded:
+        conn.execute(postgres_statements()["set_meta"], make_meta_row(KEYS_IN_USE, _format_key_ids(own | recorded)))
+    return recorded - own
+
+
+def _format_key_ids(ids: Iterable[bytes]) -> str:
+    return " ".join(sorted(key.hex() for key in ids))
+
+
+def _parse_key_ids(rows: list[Row]) -> frozenset[bytes]:
+    text = read_meta_value(rows)
+    if text is None:
+        raise StoreCorrupt(f"the database is damaged: {KEYS_IN_USE} failed its check")
+    return frozenset(map(bytes.fromhex, text.split()))
 
 
 def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:

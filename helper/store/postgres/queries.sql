@@ -12,6 +12,22 @@ SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1);
 -- name: force_sync
 SELECT pg_logical_emit_message(true, '', '');
 
+-- Needs the privileges and the space of other writes; the text is not compressible.
+
+-- name: probe
+WITH inserted AS (INSERT INTO shares SELECT * FROM shares WHERE false),
+  updated AS (UPDATE shares SET note = note WHERE false),
+  deleted AS (DELETE FROM shares WHERE false)
+INSERT INTO meta (key, value, row_check)
+SELECT 'probe ' || pg_backend_pid(), string_agg(md5(random()::text), ''), '\x0000000000000000'
+FROM generate_series(1, 2048);
+
+-- name: drop_probe
+DELETE FROM meta WHERE key = 'probe ' || pg_backend_pid();
+
+-- name: standby_names
+SELECT current_setting('synchronous_standby_names');
+
 -- Sessions of hosts (holders of lock 3) that lack a key.
 
 -- name: hosts_without_key
@@ -52,6 +68,9 @@ ORDER BY s.id LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED;
 -- name: renew_host_lease
 UPDATE claims SET until = clock_timestamp() + make_interval(secs => %(lease)s)
 WHERE host = %(host)s AND fence = ANY (%(fences)s);
+
+-- name: existing_shares
+SELECT id FROM shares WHERE id = ANY (%s);
 
 -- If the row contains this host's own name, it is from before a restart, because a running process locks its name.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -12,7 +12,8 @@ import structlog
 from helper.clock import Clock, SystemClock
 from helper.core.log_limits import LoggedProblem
 from helper.core.schedule import rank
-from helper.errors import StoreError
+from helper.core.share import ShareKey
+from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import create_connection_settings
@@ -29,6 +30,8 @@ LEASE_SECONDS: Final = 10.0
 """Seconds after which the claims of a host expire unless it renews them."""
 _RENEWALS_PER_LEASE: Final = 3
 _STALL_CHECK_SECONDS: Final = 1.0
+_RESTART_SECONDS: Final = 1.0
+"""Pause before a failed background task is started again."""
 _STALL_ADVICE: Final = (
     "If a synchronous standby has failed, restart it or set synchronous_standby_names on the primary; see "
     "docs/cluster.md. Otherwise check locks (pg_locks) and the disk of the server."
@@ -71,8 +74,9 @@ class PostgresStore(Store):
             address, schema=schema, host=host, idle_transaction_seconds=lease_seconds * _IDLE_FRACTION
         )
         self._claims = ClaimState(host, lease_seconds)
-        self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, on_damaged)
-        self._reader: PostgresReader = PostgresReader(settings, RowEncryption(keyring))
+        encryption = RowEncryption(keyring)
+        self._writer: PostgresWriter = PostgresWriter(settings, encryption, self._claims, on_damaged)
+        self._reader: PostgresReader = PostgresReader(settings, encryption)
         self._operator_reader: PostgresReader = self._reader
         super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operator_reader)
         self._first_rank = rank(b"first rank of a host", host.encode())
@@ -94,12 +98,10 @@ class PostgresStore(Store):
         except BaseException:
             await self.close()
             raise
-        self._tasks = [
-            asyncio.create_task(self._renew_claims(), name="store-leases"),
-            asyncio.create_task(self._report_stalls(), name="store-stalls"),
-        ]
+        functions = [self._renew_claims, self._report_stalls]
         if self._listener.callbacks:
-            self._tasks.append(asyncio.create_task(self._listener.run(), name="store-listener"))
+            functions.append(self._listener.run)
+        self._tasks = [asyncio.create_task(_run_until_cancelled(function)) for function in functions]
 
     async def close(self) -> None:
         """Complete submitted operations and disconnect. Other hosts can claim this host's shares when claims expire."""
@@ -130,6 +132,19 @@ class PostgresStore(Store):
                     log.error("database_writes_stalled", reason=self._writer.write_error, advice=_STALL_ADVICE)
             elif self._writer.write_error is None and problem.clear():
                 log.info("database_writes_recovered")
+
+    async def is_known(self, key: ShareKey) -> bool:
+        """Return whether a share with this key was accepted in a round that is not purged.
+
+        If the wait for a standby was cancelled, every host sees a share that a promoted standby may lack. Therefore a
+        known share is reported only after a later commit is confirmed.
+        """
+        is_known = await super().is_known(key)
+        if is_known and await self._reader.fetch("standby_names") != [("",)]:
+            if self.write_error is not None:
+                raise StoreUnconfirmed("commits are not confirmed by the standby")
+            await self._writer.run(PostgresTransaction.force_sync)
+        return is_known
 
     # ------------------------------------------------------------------ the sender lease
 
@@ -210,9 +225,24 @@ class PostgresStore(Store):
         self._listener.callbacks.append(callback)
 
 
+async def _run_until_cancelled(function: Callable[[], Awaitable[None]]) -> None:
+    """Run a background task, and start it again after an unexpected error: without it, claims expire unnoticed."""
+    while True:
+        try:
+            await function()
+        except Exception:
+            log.exception("store_task_failed", note=function.__name__)
+        await asyncio.sleep(_RESTART_SECONDS)
+
+
 def renew_claims(tx: PostgresTransaction) -> int:
-    """Renew this host's claims. Returns the number renewed, without claims that another host has acquired."""
+    """Renew this host's claims, and forget those of shares that no longer exist.
+
+    Returns:
+        The number renewed, without claims that another host has acquired.
+    """
     claims = tx.claims
+    tx.forget_claims_except(row[0] for row in tx.fetch_all("existing_shares", (list(claims.fences),)))
     return tx.execute(
         "renew_host_lease", {"host": claims.host, "lease": claims.lease_seconds, "fences": list(claims.fences.values())}
     )

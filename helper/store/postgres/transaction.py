@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
 import psycopg
+from psycopg.errors import Diagnostic
 
 from helper.core.share import ShareState
+from helper.errors import StoreUnconfirmed
 from helper.store.models import SpentNullifier
 from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements
@@ -22,6 +25,30 @@ ID_BATCH: Final = 64
 
 class ExclusiveLockRequired(Exception):
     """An operation must be the only one in its transaction; the writer reruns it alone."""
+
+
+@contextmanager
+def require_confirmed_commit(conn: psycopg.Connection[Row]) -> Iterator[None]:
+    """Refuse a commit in the block about which the server warns.
+
+    A cancelled wait for a synchronous standby ends a commit with a warning only. Other warnings are not expected.
+
+    Raises:
+        StoreUnconfirmed: the commit is on this server, and a standby that is promoted may lack it.
+    """
+    warnings: list[str | None] = []
+
+    def note(notice: Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warnings.append(notice.message_primary)
+
+    conn.add_notice_handler(note)
+    try:
+        yield
+    finally:
+        conn.remove_notice_handler(note)
+    if warnings:
+        raise StoreUnconfirmed(f"the standby may lack a commit: {warnings[0]}")
 
 
 @dataclass(slots=True)
@@ -194,6 +221,10 @@ class PostgresTransaction(Transaction):
         self._acquired.pop(share_id, None)
         self._released.add(share_id)
 
+    def forget_claims_except(self, share_ids: Iterable[int]) -> None:
+        """Forget the claims on all other shares at the commit: another host has confirmed these."""
+        self._released.update(self.claims.fences.keys() - set(share_ids))
+
     def has_claim(self, row: ShareRow) -> bool:
         """Return whether this host holds the claim on a share. False if another host has released it."""
         fence = self._acquired.get(row.id, None if row.id in self._released else self.claims.fences.get(row.id))
@@ -227,7 +258,7 @@ class PostgresTransaction(Transaction):
         """Begin a transaction of `operations` operations. Cached rounds may be stale and are dropped."""
         self.is_single_operation = operations == 1
         self.clear_round_cache()
-        self.conn.execute("BEGIN")
+        self.conn.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
 
     def flush_counts(self) -> None:
         """Write the collected counter changes and queue the notifications."""
@@ -236,8 +267,13 @@ class PostgresTransaction(Transaction):
             self.fetch_all("notify", (payload,))
 
     def commit(self) -> None:
-        """Commit, then update the claims of this host."""
-        self.conn.execute("COMMIT")
+        """Commit, then update the claims of this host.
+
+        Raises:
+            StoreUnconfirmed: the commit is not confirmed by the standby; the claims are unchanged.
+        """
+        with require_confirmed_commit(self.conn):
+            self.conn.execute("COMMIT")
         for share_id in self._released:
             self.claims.fences.pop(share_id, None)
         self.claims.fences.update(self._acquired)

@@ -3,9 +3,12 @@
 An operation that raises before it changed anything fails alone. After any other error the transaction is rolled back
 and its operations rerun individually. An operation that conflicts with another host is retried.
 
-After a lost connection the writer reconnects and runs the batch again. If the connection was lost during a commit, the
-outcome is unknown and the callers get an error. This is safe because every operation checks the state of its share
-first.
+After a lost connection, or if the server refuses writes, the writer reconnects and runs the batch again. If the
+connection was lost during a commit, or a standby did not confirm it, the outcome is unknown and the callers get an
+error. This is safe because every operation checks the state of its share first.
+
+After an error that would affect every operation, batches fail until a write of the writer's own has been committed. As
+the write-ahead log is replicated in order, that commit also confirms the earlier ones.
 """
 
 from __future__ import annotations
@@ -18,11 +21,10 @@ import psycopg
 import structlog
 
 from helper.clock import SystemClock
-from helper.errors import StoreError, StoreFull, StoreUnreachable
-from helper.store.keyring import Keyring
+from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import ConnectionSettings
-from helper.store.postgres.errors import is_connection_lost, is_retryable, translate
+from helper.store.postgres.errors import is_batch_wide, is_retryable, needs_new_connection, translate
 from helper.store.postgres.opening import acquire_host_lock, acquire_host_name, connect, prepare_schema, refuse_migrated
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.row_encryption import RowEncryption
@@ -38,6 +40,8 @@ _STALLED_TEXT: Final = (
     "standby"
 )
 _UNREACHABLE_TEXT: Final = f"the database has not been reachable for {STALLED_SECONDS:.0f} s"
+PROBE_SECONDS: Final = 1.0
+"""Seconds between two attempts to write while the database cannot be written and no batch is waiting."""
 _MAX_ATTEMPTS: Final = 4
 """Attempts of an operation that conflicts with other hosts."""
 
@@ -47,7 +51,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
 
     Args:
         settings: connection settings.
-        keyring: the encryption keys that the hosts share.
+        encryption: made from the keys that the hosts share.
         claims: the claims of this host.
         on_damaged: called on the event loop with each row that was quarantined.
 
@@ -56,13 +60,13 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
     def __init__(
         self,
         settings: ConnectionSettings,
-        keyring: Keyring,
+        encryption: RowEncryption,
         claims: ClaimState,
         on_damaged: Callable[[DamagedShare], None],
     ) -> None:
         super().__init__(on_damaged)
         self._settings = settings
-        self._keyring = keyring
+        self._encryption = encryption
         self._claims = claims
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
@@ -72,7 +76,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
 
     @property
     def write_error(self) -> str | None:
-        """Reason why the last batch failed or has not completed, None if it was committed."""
+        """Reason why the database cannot be written, or why a transaction has not completed; None without one."""
         since = self._busy_since
         if since is None or self._clock.monotonic() - since <= STALLED_SECONDS:
             return self._write_error
@@ -97,18 +101,21 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
     def _connect(self) -> PostgresTransaction:
         self._is_connecting = True
         try:
-            conn = connect(self._settings)
+            return self._open_session()
         finally:
             self._is_connecting = False
+
+    def _open_session(self) -> PostgresTransaction:
+        conn = connect(self._settings)
         try:
             acquire_host_name(conn, self._settings)  # first, so that a second process with this name changes nothing
             acquire_host_lock(conn, self._settings)
-            self._keys = prepare_schema(conn, self._settings, self._keyring)
+            self._keys = prepare_schema(conn, self._settings, self._encryption)
             refuse_migrated(conn, self._settings)
         except BaseException:
             conn.close()
             raise
-        self._tx = PostgresTransaction(self._keys, conn, RowEncryption(self._keyring), self._claims)
+        self._tx = PostgresTransaction(self._keys, conn, self._encryption, self._claims)
         return self._tx
 
     def _disconnect(self) -> None:
@@ -120,17 +127,38 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
     def _run_batches(self) -> None:
         running = True
         while running:
-            batch, running = self._collect_batch()
+            batch, running = self._collect_batch(None if self._write_error is None else PROBE_SECONDS)
+            self._busy_since = self._clock.monotonic()
             try:
+                if self._write_error is not None:
+                    self._probe()
                 if batch:
-                    self._busy_since = self._clock.monotonic()
                     self._process_batch(batch)
             except Exception as error:
                 # The thread must not end, or callers would wait forever. Jobs that already have a result are skipped.
                 if not isinstance(error, psycopg.Error | StoreError):
                     log.exception("writer_failed")
-                self._fail_batch(batch, error)
+                self._roll_back()
+                self._fail_batch(batch, error, is_batch_wide=True)
             self._busy_since = None
+
+    def _probe(self) -> None:
+        """Check with a write whether the database can be written again.
+
+        Raises:
+            Exception: it cannot.
+        """
+        try:
+            tx = self._tx or self._connect()
+            tx.begin(0)
+            tx.execute("probe")
+            tx.execute("drop_probe")
+            tx.commit()
+        except Exception:
+            self._disconnect()  # another server may have become the primary
+            raise
+        self._write_error = None
+        log.info("database_write_recovered")
 
     def _process_batch(self, batch: list[WriteJob]) -> None:
         """Run a batch, together or in parts. Sets a result or an error on every job."""
@@ -149,7 +177,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             self._roll_back()
             self._retry_or_fail(error, batch, done, in_doubt=in_doubt)
             return
-        self._write_error = None
         self.stats.commits += 1
         self.stats.operations += len(batch)
         self._report_damaged(tx, batch[0].loop)
@@ -170,10 +197,12 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self.stats.failures += 1
         for job in batch:
             job.value, job.error = None, None
-        if is_connection_lost(error) or self._tx is None:
+        if isinstance(error, StoreUnconfirmed):
+            self._fail_batch(batch, error, is_batch_wide=True)
+        elif needs_new_connection(error) or self._tx is None:
             self._disconnect()
             if in_doubt or batch[0].attempts:
-                self._fail_batch(batch, error)
+                self._fail_batch(batch, error, is_batch_wide=True)
             else:
                 batch[0].attempts += 1
                 self._process_batch(batch)
@@ -188,11 +217,14 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             batch[0].attempts += 1
             self._process_batch(batch)
         else:
-            self._fail_batch(batch, error)
+            self._fail_batch(batch, error, is_batch_wide=is_batch_wide(error))
 
-    def _fail_batch(self, batch: list[WriteJob], error: Exception) -> None:
+    def _fail_batch(self, batch: list[WriteJob], error: Exception, *, is_batch_wide: bool) -> None:
         translated = translate(error)
-        if isinstance(translated, StoreUnreachable | StoreFull):
+        if is_batch_wide:
+            if self._write_error is None:
+                advice = translated.advice if isinstance(translated, StoreError) else StoreError.advice
+                log.error("database_write_failed", error=str(translated), advice=advice)
             self._write_error = str(translated)
         for job in batch:
             job.value, job.error = None, translated

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from secrets import token_hex
 
@@ -20,7 +21,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from helper.core.share import ShareState
-from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
+from helper.errors import StoreError, StoreForeign, StoreKeyError, StoreLocked, StoreRefused, StoreUnconfirmed
 from helper.lease.database import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
@@ -31,8 +32,9 @@ from helper.store.postgres.opening import refuse_host_name_in_use
 from helper.store.postgres.transaction import PostgresTransaction
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
+from tests.support.database_proxy import DatabaseProxy
 from tests.support.fakes import wait_until
-from tests.support.postgres import Cluster, find_binaries
+from tests.support.postgres import REQUIRE_NO_STANDBY, REQUIRE_STANDBY, Cluster, find_binaries
 from tests.support.process import TIMEOUT_SECONDS
 from tests.unit.lease.test_s3 import create_released_bucket, lease_for_host
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend
@@ -638,10 +640,10 @@ async def test_unreachable_server_is_not_reported_as_stalled_transaction(
         time.sleep(0.5)
         raise psycopg.OperationalError("connection timeout expired")
 
-    monkeypatch.setattr(writer, "STALLED_SECONDS", 0.2)
     monkeypatch.setattr(store, "_STALL_CHECK_SECONDS", 0.01)
     host_a = await join_host("one")
     with monkeypatch.context() as patch:
+        patch.setattr(writer, "STALLED_SECONDS", 0.2)
         patch.setattr(writer, "connect", time_out)
         backend.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'one'")
         post = asyncio.create_task(enqueue_shares(host_a, 1))
@@ -654,20 +656,195 @@ async def test_unreachable_server_is_not_reported_as_stalled_transaction(
     assert "database_writes" not in capsys.readouterr().out
 
 
-async def test_full_database_server_is_reported_until_next_write(join_host: JoinHost, backend: PostgresBackend) -> None:
-    host_a = await join_host("one")
-    await enqueue_shares(host_a, 1)
-    backend.execute("CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE disk_full; END$$")
-    backend.execute("CREATE TRIGGER no_room BEFORE INSERT ON shares EXECUTE FUNCTION no_room()")
+FAULTS = {
+    "full": (
+        "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE disk_full; END$$",
+        "CREATE TRIGGER no_room BEFORE INSERT ON shares EXECUTE FUNCTION no_room()",
+        "DROP TRIGGER no_room ON shares",
+    ),
+    "read-only": (
+        "ALTER SYSTEM SET default_transaction_read_only = on",
+        "SELECT pg_reload_conf()",
+        "ALTER SYSTEM RESET default_transaction_read_only",
+    ),
+    "no privilege": ("SELECT", "REVOKE INSERT ON shares FROM {role}", "GRANT INSERT ON shares TO {role}"),
+    "name in use": (
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE objid = hashtext('host one')::oid",
+        "SELECT pg_advisory_lock(hashtext(current_schema()), hashtext('host one'))",
+        "SELECT pg_advisory_unlock_all()",
+    ),
+}
+"""What makes every write fail, and what ends this."""
+FAULT_TEXTS = {
+    "full": ("nothing was written", "Free space"),
+    "read-only": ("are read-only", "Free space"),
+    "no privilege": ("permission denied", "Grant"),
+    "name in use": ("under the name 'one'", "different name"),
+}
+"""A part of the error and of the advice."""
 
-    with pytest.raises(StoreFull, match="nothing was written"):
-        await enqueue_shares(host_a, 2)
-    assert "nothing was written" in str(host_a.write_error)
 
-    backend.execute("DROP TRIGGER no_room ON shares")
-    await enqueue_shares(host_a, 2)
-    assert host_a.write_error is None
-    assert await host_a.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_failed_writes_are_reported_until_one_is_committed(
+    backend: PostgresBackend, clock: FakeClock, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    role = f"host_{backend.schema}"
+    backend.execute(f"CREATE ROLE {role} LOGIN")
+    backend.execute(f"GRANT ALL ON DATABASE postgres TO {role}")
+    role_backend = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema)
+    host = role_backend.create_store(clock, print)
+    await host.open()
+    first, second, end = (statement.format(role=role) for statement in FAULTS[fault])
+    with backend.connect() as conn:
+        try:
+            await enqueue_shares(host, 0)
+            conn.execute(first.encode())
+            conn.execute(second.encode())
+            with pytest.raises(StoreError, match=FAULT_TEXTS[fault][0]) as refused:
+                await enqueue_shares(host, *range(1, 1000))  # a new setting takes effect with a delay
+            assert FAULT_TEXTS[fault][1] in refused.value.advice
+            assert FAULT_TEXTS[fault][0] in str(host.write_error)
+            await host.ping_writer()
+            await host.count_shares()
+            assert host.write_error is not None, "a transaction that writes nothing is no evidence"
+        finally:
+            conn.execute(end.encode())
+            conn.execute("SELECT pg_reload_conf()")
+        await wait_until(lambda: host.write_error is None)
+        await enqueue_shares(host, 1000)
+        await host.close()
+    assert backend.query_rows("SELECT key FROM meta WHERE key LIKE 'probe%'") == []
+    log = capsys.readouterr().out
+    assert (log.count("database_write_failed"), log.count("database_write_recovered")) == (1, 1)
+
+
+async def test_share_that_standby_may_lack_is_not_acknowledged(
+    join_host: JoinHost, backend: PostgresBackend, request: pytest.FixtureRequest
+) -> None:
+    server: Cluster = request.getfixturevalue("cluster")
+    host_a, host_b = await join_host("one"), await join_host("two")
+    waiting = "SELECT pid FROM pg_stat_activity WHERE application_name = 'one' AND wait_event = 'SyncRep'"
+    server.execute_all(REQUIRE_STANDBY)
+    try:
+        for number in count():  # a new setting takes effect with a delay
+            share = make_posted_share(number)
+            posting = asyncio.create_task(host_a.enqueue(share.share, share.nullifier, now=NOW))
+            await wait_until(lambda task=posting: task.done() or backend.query_rows(waiting) != [])
+            if not posting.done():
+                break
+        backend.execute(f"SELECT pg_cancel_backend(pid) FROM ({waiting}) AS waiting")
+
+        with pytest.raises(StoreUnconfirmed, match="the standby may lack a commit"):
+            await posting
+        assert "the standby may lack" in str(host_a.write_error)
+        with pytest.raises(StoreUnconfirmed):
+            await host_a.is_known(share.share.key)
+        asking = asyncio.create_task(host_b.is_known(share.share.key))
+        waiting_b = waiting.replace("one", "two")
+        await wait_until(lambda: asking.done() or backend.query_rows(waiting_b) != [])
+        assert not asking.done(), "the host waits for the standby before it answers"
+    finally:
+        server.execute_all(REQUIRE_NO_STANDBY)
+    assert await asking
+    await wait_until(lambda: host_a.write_error is None)
+    assert await host_a.enqueue(share.share, share.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+
+
+async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: FakeClock, join_host: JoinHost) -> None:
+    role = f"host_{backend.schema}"
+    backend.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    backend.execute(f"ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'")
+    backend.execute(f"ALTER ROLE {role} SET synchronous_commit = off")
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    await host.open()
+    try:
+        await enqueue_shares(host, 1)
+        assert await host._writer.run(lambda tx: tx.conn.execute("SHOW synchronous_commit").fetchall()) == [("on",)]
+        share = make_posted_share(2)
+        with backend.connect() as other, other.transaction():
+            other.execute("SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1)")
+            posting = asyncio.create_task(host.enqueue(share.share, share.nullifier, now=NOW))
+            await asyncio.to_thread(wait_for_lock_waiter, backend)
+            other.execute("INSERT INTO spent (round_no, nullifier) SELECT no, %s FROM round_keys", (share.nullifier,))
+        assert await posting is EnqueueResult.DUPLICATE
+    finally:
+        await host.close()
+
+
+async def test_pooler_is_refused(backend: PostgresBackend, clock: FakeClock, request: pytest.FixtureRequest) -> None:
+    server: Cluster = request.getfixturevalue("cluster")
+    proxy = DatabaseProxy(server.directory / f".s.PGSQL.{server.settings['port']}")
+    async with proxy.listen():
+        address = f"postgresql://tests@127.0.0.1:{proxy.port}/postgres?sslmode=disable&gssencmode=disable"
+        await (direct := PostgresBackend(address, backend.schema).create_store(clock, print)).open()
+        await direct.close()
+        proxy.reports_own_id = True
+        with pytest.raises(StoreRefused, match="a pooler is in between"):
+            await PostgresBackend(address, backend.schema).create_store(clock, print).open()
+
+
+async def test_row_with_flipped_key_id_is_quarantined(
+    join_host: JoinHost, backend: PostgresBackend, reported: list[DamagedShare]
+) -> None:
+    host = await join_host("one")
+    await enqueue_shares(host, 1, 2, 3)
+    first_byte = "set_byte(witness, 0, get_byte(witness, 0) # 1)"
+    backend.execute(f"UPDATE shares SET witness = {first_byte} WHERE id = (SELECT min(id) FROM shares)")
+
+    listed = await host.list_shares(QueueFilter(), limit=10)
+    assert len(listed) == 3
+    assert await host.verify() == []
+    assert len(await claim_all_due(host)) == 2
+    assert len(reported) == 1
+
+
+async def test_rows_with_missing_key_are_not_damaged(
+    backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
+) -> None:
+    new = b"n" * 32
+    for keys in ([*SEALING_KEYS, new], [new, *SEALING_KEYS], [new]):
+        host = backend.create_store(clock, reported.append, sealing_keys=keys)
+        await host.open()
+        if keys == [new]:
+            with pytest.raises(StoreKeyError):
+                await claim_all_due(host)
+        else:
+            await enqueue_shares(host, len(keys[0]))
+        await host.close()
+    assert reported == []
+
+
+async def test_claims_of_shares_confirmed_elsewhere_are_forgotten(join_host: JoinHost) -> None:
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1, 2)
+    claimed = {queued.nullifier: queued.id for queued in await claim_all_due(host_a)}
+    nullifier = make_posted_share(1).nullifier
+    await host_b.apply_block(5, [(ROUND, nullifier)], now=NOW)
+
+    assert await host_a._writer.run(store.renew_claims) == 1
+
+    del claimed[nullifier]
+    assert list(host_a._claims.fences) == list(claimed.values())
+
+
+async def test_failed_background_task_is_started_again(
+    join_host: JoinHost, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = asyncio.Event()
+
+    async def listen(_: object) -> None:
+        if "store_task_failed" in capsys.readouterr().out:
+            began.set()
+        raise RuntimeError
+
+    monkeypatch.setattr(store.NotificationListener, "run", listen)
+    monkeypatch.setattr(store, "_RESTART_SECONDS", 0.01)
+    host = backend.create_store(FakeClock(), print)
+    host.listen(print)
+    await host.open()
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        await began.wait()
+    await host.close()
 
 
 async def test_acknowledged_shares_survive_server_crash(

@@ -61,7 +61,7 @@ class StoreBackend(Protocol):
 
 def make_file_encryption(keys: Sequence[bytes] = SEALING_KEYS) -> RowEncryption:
     """The encryption of a file with these keys."""
-    return RowEncryption(Keyring(keys), has_all_keys=True)
+    return RowEncryption(Keyring(keys))
 
 
 class SqliteBackend:
