@@ -17,12 +17,11 @@ import pyrage
 
 from helper.errors import BackupError, BackupKeyError
 from helper.runtime.privileges import acting_as_owner
-from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
 
 MIN_PASSPHRASE_CHARS: Final = 12
 """Minimum length of a passphrase for a new backup."""
-_AGE_HEADER: Final = b"age-encryption.org/v1\n"
-_PASSPHRASE_HEADER: Final = _AGE_HEADER + b"-> scrypt "
+_PASSPHRASE_HEADER: Final = AGE_HEADER + b"-> scrypt "
 _SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
 MAX_WORK_FACTOR: Final = 21
 """Maximum accepted scrypt work factor (log2 of N) of a passphrase-encrypted file.
@@ -100,7 +99,7 @@ def _check_work_factor(sealed: bytes) -> None:
 
 def require_backup_header(head: bytes, name: str) -> None:
     """Raise BackupError if a file does not begin with the header of a backup."""
-    if not head.startswith(_AGE_HEADER):
+    if not head.startswith(AGE_HEADER):
         raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
 
 
@@ -116,7 +115,7 @@ def write_backup(path: Path, sealed: bytes) -> None:
         with acting_as_owner(path) as real:
             if real.exists():
                 with real.open("rb") as file:
-                    require_backup_header(file.read(len(_AGE_HEADER)), str(path))
+                    require_backup_header(file.read(len(AGE_HEADER)), str(path))
             written = _write_temporary(real, sealed)
             try:
                 _replace_file(written, real)
@@ -225,7 +224,7 @@ def _set_aside(database: Path) -> Path:
 
 def _write_temporary(path: Path, data: bytes) -> Path:
     """Write a temporary file next to its final path, with mode 0600, and fsync it."""
-    written = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    written = temporary_path(path)
     fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from helper.errors import StoreCorrupt, StoreLocked
+from helper.errors import StoreCorrupt, StoreError, StoreLocked
 from helper.store.sqlite.second_name_check import refuse_second_name
 
+AGE_HEADER: Final = b"age-encryption.org/v1\n"
+"""First bytes of an encrypted backup or export."""
 _CLEAN: Final = b"clean"
 _OPEN: Final = b"open"
 _RESTORING: Final = b"restoring"
@@ -60,12 +63,14 @@ class FileLock:
             StoreLocked: another process holds one of them.
             StoreDisplaced: the database has a second name.
             StoreCorrupt: a restore was interrupted.
+            StoreError: a copy that a killed restore left cannot be erased.
             OSError: the lock file cannot be opened, or is a symbolic link.
         """
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             try_lock(self._fd, self._path)
             self.lock_database()
+            _erase_copies_of_killed_restores(self._database)
             state, *recorded = os.pread(self._fd, _MAX_BYTES, 0).split() or [b""]
             if state == _RESTORING and not to_restore:
                 raise StoreCorrupt(
@@ -123,6 +128,37 @@ class FileLock:
             if fd >= 0:
                 os.close(fd)
         self._database_fd = self._fd = -1
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the path at which this process writes a file before it renames it to `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _erase_copies_of_killed_restores(database: Path) -> None:
+    """Erase unfinished copies of the database, which may contain witnesses. Call this under the lock.
+
+    A file that is encrypted with age is kept: it may be an export that has moved shares.
+    """
+    name = re.compile(rf"\.{re.escape(database.name)}\.[0-9]+\.partial")
+    for path in database.parent.iterdir():
+        if not name.fullmatch(path.name):
+            continue
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(fd, "r+b") as file:
+                if file.read(len(AGE_HEADER)) == AGE_HEADER:
+                    continue
+                file.seek(0)
+                file.write(bytes(os.fstat(fd).st_size))
+                file.flush()
+                os.fsync(fd)
+            path.unlink()
+        except OSError as error:
+            raise StoreError(
+                f"{path} remains from a restore that was killed and cannot be erased: {error.strerror}",
+                advice="It may contain witnesses. Delete it.",
+            ) from error
 
 
 def open_regular(path: Path) -> int:

@@ -286,3 +286,28 @@ async def test_open_after_interrupted_restore_is_refused(
 
     restore_database(snapshot.image, path, set_aside=True)
     assert await (await open_sqlite_store(path)).count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+
+
+@pytest.mark.parametrize("how", ["serve", "restore", "refused serve"])
+async def test_copy_that_killed_restore_left_is_erased(
+    store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, how: str
+) -> None:
+    snapshot = await snapshot_with_shares(store, path, 1)
+    await store.close()
+    left, *kept = (path.with_name(f".{path.name}.{end}.partial") for end in ("12345", "12346", "age.12345", "x"))
+    left.write_bytes(snapshot.image)
+    kept[0].write_bytes(encrypt_backup(b"the only copy of moved shares", passphrase="correct horse"))
+    for other in kept[1:]:
+        other.write_bytes(snapshot.image)
+    with left.open("rb") as image:
+        if how == "serve":
+            await open_sqlite_store(path)
+        elif how == "restore":
+            restore_database(snapshot.image, path, set_aside=True)
+        else:
+            Path(f"{path}.lock").write_bytes(b"restoring\n")
+            with pytest.raises(StoreCorrupt, match="interrupted"):
+                await SqliteStore(path).open()
+        assert image.read() == bytes(len(snapshot.image)), "its bytes are no longer on the disk"
+    assert not left.exists()
+    assert all(other.exists() for other in kept)
