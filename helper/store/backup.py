@@ -2,18 +2,25 @@
 
 The format is age (https://age-encryption.org/v1), with a passphrase or with recipients, so any age implementation can
 decrypt a backup. Only the restored database itself is ever written unencrypted.
+
+pyrage measures the work factor of a passphrase by stopwatch: on a busy machine it picks any from 14 to 20, and refuses
+files at random. Therefore the encryption with a passphrase is implemented here, with a fixed factor.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import scrypt
 from pathlib import Path
 from typing import Final
 
 import pyrage
+from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt as aead_encrypt
 
 from helper.errors import BackupError, BackupKeyError
 from helper.runtime.privileges import acting_as_owner
@@ -26,9 +33,17 @@ _SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9
 MAX_WORK_FACTOR: Final = 21
 """Maximum accepted scrypt work factor (log2 of N) of a passphrase-encrypted file.
 
-age uses r = 8, so decryption allocates 2^(factor + 10) bytes: 2 GiB for 21. Encryption picks the factor that costs
-about one second on the machine it runs on, which is 18 to 20 on current hardware.
+age uses r = 8, so decryption allocates 2^(factor + 10) bytes: 2 GiB for 21.
 """
+WORK_FACTOR: Final = 18
+"""Work factor of a new file, as in the reference implementation of age: 256 MiB, about one second."""
+_SCRYPT_R: Final = 8
+_SCRYPT_LABEL: Final = b"age-encryption.org/v1/scrypt"
+_CHUNK_BYTES: Final = 64 * 1024
+_EXCESSIVE_WORK: Final = "Excessive work parameter"
+"""Beginning of pyrage's message if it estimates that decryption would take 16 s or more."""
+_MAX_ESTIMATES: Final = 50
+"""Number of such estimates before a file is refused; each takes 10 to 40 ms."""
 _SIDE_FILES: Final = ("-wal", "-shm")
 
 
@@ -41,15 +56,46 @@ def encrypt_backup(image: bytes, *, passphrase: str = "", recipients: Sequence[s
     if passphrase:
         if len(passphrase) < MIN_PASSPHRASE_CHARS:
             raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters")
-        sealed: bytes = pyrage.passphrase.encrypt(image, passphrase)
-        _check_work_factor(sealed)  # this version must be able to decrypt the file
-        return sealed
+        return _encrypt_with_passphrase(image, passphrase)
     try:
         keys = [pyrage.x25519.Recipient.from_str(recipient) for recipient in recipients]
-        sealed = pyrage.encrypt(image, keys)
+        sealed: bytes = pyrage.encrypt(image, keys)
     except (pyrage.RecipientError, pyrage.EncryptError) as error:
         raise BackupError(f"the backup could not be encrypted to its recipients: {error}") from None
     return sealed
+
+
+def _encrypt_with_passphrase(image: bytes, passphrase: str) -> bytes:
+    """Encrypt in the age format, with one scrypt stanza."""
+    file_key, salt, nonce = os.urandom(16), os.urandom(16), os.urandom(16)
+    wrap_key = scrypt(
+        passphrase.encode(),
+        salt=_SCRYPT_LABEL + salt,
+        n=1 << WORK_FACTOR,
+        r=_SCRYPT_R,
+        p=1,
+        maxmem=2 << WORK_FACTOR + 10,
+        dklen=32,
+    )
+    wrapped_key = aead_encrypt(file_key, None, bytes(12), wrap_key)
+    header = b"%s%s %d\n%s\n---" % (_PASSPHRASE_HEADER, _base64(salt), WORK_FACTOR, _base64(wrapped_key))
+    mac = hmac.digest(_derive_key(file_key, b"", b"header"), header, "sha256")
+    parts = [header, b" ", _base64(mac), b"\n", nonce]
+    key = _derive_key(file_key, nonce, b"payload")
+    last = max(0, (len(image) - 1) // _CHUNK_BYTES)
+    for number in range(last + 1):
+        chunk = image[number * _CHUNK_BYTES : (number + 1) * _CHUNK_BYTES]
+        parts.append(aead_encrypt(chunk, None, number.to_bytes(11, "big") + bytes([number == last]), key))
+    return b"".join(parts)
+
+
+def _derive_key(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """Derive a key of 32 bytes: HKDF-SHA256."""
+    return hmac.digest(hmac.digest(salt, secret, "sha256"), info + b"\x01", "sha256")
+
+
+def _base64(data: bytes) -> bytes:
+    return b64encode(data).rstrip(b"=")
 
 
 def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = ()) -> bytes:
@@ -61,10 +107,10 @@ def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[
         BackupKeyError: the passphrase or the identities do not match, or the file is damaged.
     """
     require_backup_header(sealed, "this file")
+    image: bytes
     try:
         if needs_passphrase(sealed):
-            _check_work_factor(sealed)
-            image: bytes = pyrage.passphrase.decrypt(sealed, passphrase)
+            image = _decrypt_with_passphrase(sealed, passphrase)
         else:
             image = pyrage.decrypt(sealed, [pyrage.x25519.Identity.from_str(identity) for identity in identities])
     except pyrage.IdentityError as error:
@@ -74,13 +120,30 @@ def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[
     return image
 
 
+def _decrypt_with_passphrase(sealed: bytes, passphrase: str) -> bytes:
+    factor = _check_work_factor(sealed)
+    for _ in range(_MAX_ESTIMATES):
+        try:
+            image: bytes = pyrage.passphrase.decrypt(sealed, passphrase)
+        except pyrage.DecryptError as error:
+            if not str(error).startswith(_EXCESSIVE_WORK):
+                raise
+        else:
+            return image
+    raise BackupError(
+        f"this machine is too slow or too busy for the file's scrypt work factor of {factor}; the passphrase was not "
+        "checked",
+        advice="Run the command again when the machine is idle, or on a faster machine.",
+    )
+
+
 def needs_passphrase(sealed: bytes) -> bool:
     """Return whether a backup is encrypted with a passphrase, rather than to recipients."""
     return sealed.startswith(_PASSPHRASE_HEADER)
 
 
-def _check_work_factor(sealed: bytes) -> None:
-    """Check the scrypt work factor in the header, before decryption spends memory and time on it.
+def _check_work_factor(sealed: bytes) -> int:
+    """Check and return the scrypt work factor in the header, before decryption spends memory and time on it.
 
     Raises:
         BackupError: the factor is above `MAX_WORK_FACTOR` or cannot be parsed.
@@ -95,6 +158,7 @@ def _check_work_factor(sealed: bytes) -> None:
             f"2^{factor + 10} bytes of memory",
             advice="If you trust the file, decrypt it with age and encrypt it again with a lower work factor.",
         )
+    return factor
 
 
 def require_backup_header(head: bytes, name: str) -> None:

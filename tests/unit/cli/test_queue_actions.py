@@ -49,7 +49,7 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 def fast_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace passphrase encryption, which takes a second each time by design."""
     mark = b"age-encryption.org/v1\n-> scrypt AAAA 18\n"
-    monkeypatch.setattr(pyrage.passphrase, "encrypt", lambda image, passphrase: mark + image)
+    monkeypatch.setattr("helper.store.backup._encrypt_with_passphrase", lambda image, passphrase: mark + image)
     monkeypatch.setattr(pyrage.passphrase, "decrypt", lambda sealed, passphrase: sealed.removeprefix(mark))
 
 

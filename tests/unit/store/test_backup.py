@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
 from pathlib import Path
@@ -170,10 +171,39 @@ def test_unseal_expensive_second_scrypt_stanza_is_refused() -> None:
         decrypt_backup(sealed, passphrase=PASSPHRASE)
 
 
-def test_seal_work_factor_above_maximum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyrage.passphrase.encrypt", lambda *_: _with_stanza(f"-> scrypt {'A' * 22} 22"))
-    with pytest.raises(BackupError, match="work factor is 22"):
-        encrypt_backup(b"image", passphrase=PASSPHRASE)
+def test_work_factor_does_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyrage.passphrase.encrypt", lambda *_: pytest.fail("measured by stopwatch"))
+    monkeypatch.setattr("helper.store.backup.scrypt", lambda *_, **__: bytes(32))  # takes a second
+    sealed = encrypt_backup(b"image", passphrase=PASSPHRASE)
+    assert re.match(rb"age-encryption\.org/v1\n-> scrypt [A-Za-z0-9+/]{22} 18\n", sealed)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072])
+def test_age_decrypts_files_with_a_passphrase(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.store.backup.WORK_FACTOR", 5)
+    image = os.urandom(size)
+    sealed = encrypt_backup(image, passphrase="pässphrase of age")
+    assert pyrage.passphrase.decrypt(sealed, "pässphrase of age") == image
+    assert sealed != encrypt_backup(image, passphrase="pässphrase of age")
+
+
+@pytest.mark.parametrize("estimates", [3, 1000])
+def test_estimates_of_a_busy_machine_are_repeated(estimates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = iter(range(estimates))
+
+    def decrypt(*_: object) -> bytes:
+        if next(refusals, None) is None:
+            return b"image"
+        raise pyrage.DecryptError("Excessive work parameter for passphrase.\nDecryption would take around 32 seconds.")
+
+    monkeypatch.setattr("pyrage.passphrase.decrypt", decrypt)
+    sealed = _with_stanza(f"-> scrypt {'A' * 22} 20")
+    if estimates == 3:
+        assert decrypt_backup(sealed, passphrase=PASSPHRASE) == b"image"
+        return
+    with pytest.raises(BackupError, match="work factor of 20; the passphrase was not checked") as refused:
+        decrypt_backup(sealed, passphrase=PASSPHRASE)
+    assert not isinstance(refused.value, BackupKeyError)
 
 
 def _with_stanza(stanza: str) -> bytes:
