@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -99,11 +99,12 @@ class SqliteReader:
             StoreError: the file cannot be read.
         """
         async with self._snapshot_lock:
-            await self.run("BEGIN")
             try:
+                await self.run("BEGIN")
                 return [row for name, params in queries for row in await self.fetch(name, params)]
             finally:
-                with anyio.CancelScope(shield=True):
+                # A cancelled BEGIN is executed nevertheless. Without one, ROLLBACK fails and changes nothing.
+                with anyio.CancelScope(shield=True), suppress(StoreError):
                     await self.run("ROLLBACK")
 
     async def run(self, sql: str, params: Params = ()) -> list[Row]:

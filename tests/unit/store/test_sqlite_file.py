@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
 
@@ -56,6 +57,19 @@ async def test_offline_reader_cannot_write_or_checkpoint(store: SqliteStore, pat
         await store._reader.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     assert read_database_files(path)["queue.db-wal"] == log
+
+
+async def test_cancelled_snapshot_leaves_no_transaction(store: SqliteStore) -> None:
+    reader = store._operator_reader
+    assert reader._conn is not None
+    for iterations in range(12):
+        reading = asyncio.create_task(reader.fetch_snapshot([("counts", ())]))
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        await reader.fetch("counts")
+        assert not reader._conn.in_transaction
 
 
 async def test_offline_reader_refuses_foreign_file(store: SqliteStore, path: Path, tmp_path: Path) -> None:
