@@ -6,7 +6,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
-from helper.errors import HelperError
+from helper.errors import HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket
 from helper.operations.archive.object_names import AUDITS, parse_round_object
 from helper.operations.archive.round_data import StoredAudit, parse_object
@@ -39,23 +39,30 @@ class AuditResults:
         while True:
             try:
                 await self.refresh()
-                self._problem.clear()
             except HelperError as error:
-                if self._problem.note():
+                if self._problem.note(str(error)):
                     log.warning("audit_results_unavailable", reason=str(error))
+            else:
+                self._problem.clear()
             await self._clock.sleep(self._interval_seconds)
 
     async def refresh(self) -> None:
-        """Read the results that are new.
+        """Read all results that are new.
 
         Raises:
-            ProofBundleError: a result is invalid.
+            ProofBundleError: a result is invalid; the others were read.
             BucketError: the object store is unreachable.
         """
+        invalid: ProofBundleError | None = None
         for name in await self._bucket.list_names(AUDITS):
             round_id = parse_round_object(name)
             if round_id is None or round_id in self._results:
                 continue
             stored = await self._bucket.get(name)
             if stored is not None:
-                self._results[round_id] = parse_object(StoredAudit, stored.body)
+                try:
+                    self._results[round_id] = parse_object(StoredAudit, stored.body)
+                except ProofBundleError as error:
+                    invalid = ProofBundleError(f"{name}: {error}", advice=error.advice)
+        if invalid is not None:
+            raise invalid

@@ -16,7 +16,7 @@ from helper.chain.models import BlockHead, Round, RoundList, RoundStatus
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.config import Config
 from helper.config.sections import ArchiveSection, ChainSection, OperatorSection
-from helper.errors import AuditError, BucketError, ChainUnavailable
+from helper.errors import AuditError, BucketError, ChainUnavailable, ProofBundleError
 from helper.operations.archive.audits import AuditResults
 from helper.operations.archive.object_names import audit_name, manifest_name
 from helper.operations.archive.round_data import StoredAudit, parse_object
@@ -260,6 +260,20 @@ async def test_audit_results_reads_each_result_once() -> None:
     assert stored is not None
     assert stored.at == 7
     assert bucket.request_counts["get"] == 1
+
+
+async def test_invalid_result_hides_no_other() -> None:
+    bucket = MemoryBucket()
+    results = AuditResults(bucket, clock=FakeClock(), interval_seconds=60)
+    await bucket.put(audit_name(FIRST), b"{}")
+    await bucket.put(audit_name(SECOND), stored_audit(SECOND))
+    with pytest.raises(ProofBundleError, match=FIRST.hex()):
+        await results.refresh()
+    assert results.get(FIRST) is None
+    assert results.get(SECOND) is not None
+    await bucket.put(audit_name(FIRST), stored_audit(FIRST))
+    await results.refresh()
+    assert results.get(FIRST) is not None
 
 
 async def test_audit_results_run_survives_an_unreachable_store() -> None:
