@@ -157,9 +157,16 @@ class Store(QueueReader, ABC):
 
     async def recover(self) -> int:
         """On start, return every WITNESSED share to RECEIVED with its own due time. Returns how many."""
-        total = 0
-        while requeued := await self._run(shares.requeue_orphaned_batch, self._now_ms(), BATCH_SHARES):
-            total += requeued
+        return await self._run_batches(shares.requeue_orphaned_batch, self._now_ms(), BATCH_SHARES)
+
+    async def _run_batches(
+        self, op: Callable[Concatenate[Any, P], tuple[int, bool]], *args: P.args, **kwargs: P.kwargs
+    ) -> int:
+        """Run an operation until it returns that no shares are left. Returns the sum of its counts."""
+        total, has_more = 0, True
+        while has_more:
+            changed, has_more = await self._run(op, *args, **kwargs)
+            total += changed
         return total
 
     async def _check_rows(self) -> None:
@@ -349,12 +356,9 @@ class Store(QueueReader, ABC):
 
     async def fail_unspent(self, round_id: bytes, *, note: str) -> int:
         """Fail all shares of a closed round that are not confirmed. Returns how many."""
-        total = 0
-        while failed := await self._run(
+        return await self._run_batches(
             round_operations.fail_unconfirmed_batch, round_id, note, self._now_ms(), BATCH_SHARES
-        ):
-            total += failed
-        return total
+        )
 
     async def count_unconfirmed(self, round_id: bytes) -> dict[ShareState, int]:
         """Return the number of shares of the round that are not confirmed, by state."""
@@ -365,11 +369,7 @@ class Store(QueueReader, ABC):
 
         Failed shares remain only as counts by stage and reason (`list_purged_failures`).
         """
-        total, done = 0, False
-        while not done:
-            erased, done = await self._run(round_operations.purge_batch, round_id, self._now_ms(), BATCH_SHARES)
-            total += erased
-        return total
+        return await self._run_batches(round_operations.purge_batch, round_id, self._now_ms(), BATCH_SHARES)
 
     async def delete_old_failure_counts(self) -> int:
         """Delete failure counts of purged rounds that are older than their retention. Returns how many rows."""

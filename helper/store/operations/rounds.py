@@ -11,7 +11,7 @@ from helper.errors import StoreCorrupt
 from helper.store.models import RoundLike
 from helper.store.operations.blocks import delete_share
 from helper.store.operations.failure_counts import DAMAGED_REASON, count_failed
-from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition
+from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
 from helper.store.table_rows import RoundRow
 from helper.store.transaction import Transaction
 
@@ -54,25 +54,25 @@ def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
         tx.execute("save_round", stored._replace(alerted_ms=at_ms).with_check(tx.keys.row_check))
 
 
-def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> int:
-    """Fail up to `limit` unconfirmed shares of a closed round. Returns how many; 0 if there are no more."""
+def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> tuple[int, bool]:
+    """Fail up to `limit` unconfirmed shares of a closed round. Returns how many, and whether there may be more."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
     if key is None:
-        return 0
+        return 0, False
     params = {"round_no": key.no, "limit": limit}
     ids = [row[0] for row in tx.fetch_all("round_waiting_verified", params)]
     ids += [row[0] for row in tx.fetch_all("round_in_progress_verified", params)]
     sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
     change = Transition(sources, ShareState.FAILED, CLOSED_STAGE, note, at_ms, ignore_claim=True)
-    return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)
+    return apply_transition_to_batch(tx, ids, change)
 
 
 def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
     """Delete a part of a round's data and count its failed shares by stage and reason.
 
     Returns:
-        The number of deleted shares and tombstones, and whether all data of the round is deleted.
+        The number of deleted shares and tombstones, and whether data of the round is left.
 
     Raises:
         StoreCorrupt: an index lists shares that do not exist.
@@ -80,7 +80,7 @@ def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tup
     tx.lock_exclusive()
     key = tx.round_key(round_id)
     if key is None:
-        return 0, True
+        return 0, False
     params = {"round_no": key.no, "limit": limit}
     ids = [(row[0], ShareState.RECEIVED.value) for row in tx.fetch_all("round_waiting", params)]
     ids += [(row[0], row[1]) for row in tx.fetch_all("round_not_waiting", params)]
@@ -91,19 +91,19 @@ def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tup
         if not deleted:
             tx.handle_index_damage()
             raise StoreCorrupt("the database is damaged: an index lists shares of a closed round that do not exist")
-        return deleted, False
+        return deleted, True
     deleted_tombstones = tx.execute("purge_tombstones", params)
     tx.adjust_count(key.no, ShareState.SUBMITTED, -deleted_tombstones)
     tx.has_deleted_rows = True
     if deleted_tombstones:
-        return deleted_tombstones, False
+        return deleted_tombstones, True
     if tx.execute("purge_spent", params):
-        return 0, False
+        return 0, True
     tx.flush_counts()
     for name in ("drop_leaves", "drop_subtrees", "purge_counters", "purge_round", "purge_round_key"):
         tx.execute(name, (key.no,))
     tx.clear_round_cache()
-    return 0, True
+    return 0, False
 
 
 def _read_failure(tx: Transaction, share_id: int) -> tuple[str, str] | None:

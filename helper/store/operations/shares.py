@@ -12,7 +12,13 @@ from helper.core.share import Share, ShareState
 from helper.store.models import EnqueueResult, QueuedShare
 from helper.store.operations.healing import HEALED_NOTE, find_damaged, remove_damaged
 from helper.store.operations.messages import restore_message
-from helper.store.operations.transitions import Transition, apply_transition, load_row, update_row
+from helper.store.operations.transitions import (
+    Transition,
+    apply_transition,
+    apply_transition_to_batch,
+    load_row,
+    update_row,
+)
 from helper.store.table_rows import RevealRow, ShareRow, add_row_checks
 from helper.store.transaction import ShareIdentity, TakenShare, Transaction
 from helper.store.write_jobs import BatchOperation
@@ -258,12 +264,12 @@ def release_claim(tx: Transaction, share_id: int, at_ms: int) -> bool:
     return apply_transition(tx, share_id, change) is not None
 
 
-def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> int:
-    """Return up to `limit` WITNESSED shares to RECEIVED. Returns how many; 0 if there are no more."""
+def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> tuple[int, bool]:
+    """Return up to `limit` WITNESSED shares to RECEIVED. Returns how many, and whether there may be more."""
     note = "the helper was restarted"
     change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
     ids = tx.orphaned_claims(limit)
     if not ids and tx.fetch_one("has_unindexed_share", {"state": ShareState.WITNESSED.value}) == (1,):
         # Otherwise, a share hidden by a damaged index would wait until the next start.
         tx.handle_index_damage()
-    return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)
+    return apply_transition_to_batch(tx, ids, change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,6 +85,18 @@ def apply_transition_to_row(tx: Transaction, row: ShareRow, change: Transition) 
     if number > MAX_HISTORY_ENTRIES:
         tx.execute("trim_history", (row.id, number - MAX_HISTORY_ENTRIES))
     return new_row
+
+
+def apply_transition_to_batch(tx: Transaction, share_ids: Sequence[int], change: Transition) -> tuple[int, bool]:
+    """Change the state of shares that a query of shares to be changed has returned.
+
+    Returns:
+        How many were changed, and whether the query may return others now. It excludes changed shares and those that
+        were found to be damaged; without either, it would return the same ones again.
+    """
+    quarantined = len(tx.damaged_shares)
+    changed = sum(apply_transition(tx, share_id, change) is not None for share_id in share_ids)
+    return changed, changed > 0 or len(tx.damaged_shares) > quarantined
 
 
 def check_source(row: ShareRow, change: Transition) -> ShareState:

@@ -214,3 +214,24 @@ async def test_prepare_again_replaces_old_message(store: Store, backend: StoreBa
     assert sent.sends == 0
     assert not sent.is_first_attempt
     assert not sent.is_first_message
+
+
+@pytest.mark.parametrize("state", [ShareState.RECEIVED, ShareState.WITNESSED])
+async def test_batch_of_damaged_rows_does_not_end_closure_or_recovery(
+    reopen: Reopen, backend: StoreBackend, monkeypatch: pytest.MonkeyPatch, state: ShareState
+) -> None:
+    monkeypatch.setattr("helper.store.store.BATCH_SHARES", 2)
+    store = await reopen()
+    await enqueue_shares(store, *range(7))
+    if state is ShareState.WITNESSED:
+        await claim_all_due(store)
+    await store.close()
+    backend.execute(
+        "UPDATE shares SET attempts = 3 WHERE id IN (SELECT id FROM shares ORDER BY due_ms, rank LIMIT 3) "
+        "OR id IN (SELECT id FROM shares ORDER BY id LIMIT 3)"
+    )
+    ((damaged,),) = backend.query_rows("SELECT count(*) FROM shares WHERE attempts = 3")
+    store = await reopen()
+    if state is ShareState.WITNESSED:
+        assert await store.recover() == 7 - damaged
+    assert await store.fail_unspent(ROUND, note="closed") == 7 - damaged
