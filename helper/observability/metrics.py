@@ -161,6 +161,9 @@ def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
     }
     yield _labelled_gauge("helper_shares", "Shares by state, in all stored rounds.", "state", totals)
     yield _gauge("helper_damaged_rows", "Damaged database rows that were quarantined.", figures.damaged)
+    yield _gauge("helper_wal_bytes", "Size of the write-ahead log of the database file.", figures.wal_bytes)
+    about = "Time for which deleted witnesses have not been erased from the database file."
+    yield _gauge("helper_erasure_pending_seconds", about, figures.erasure_pending_seconds)
     active = [known for known in figures.rounds if known.status is RoundStatus.ACTIVE]
     yield _gauge("helper_rounds_active", "Rounds with status ACTIVE.", len(active))
     due_ms = figures.oldest_due_ms

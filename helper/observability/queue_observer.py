@@ -38,6 +38,8 @@ class QueueFigures:
         due_ahead: waiting shares by round and minute.
         oldest_due_ms: earliest due time of all waiting shares, None if none waits.
         damaged: number of quarantined rows.
+        wal_bytes: size of the write-ahead log of a database file.
+        erasure_pending_seconds: seconds for which deleted rows have not been erased from a database file.
         refusals: responses of the wallet API with status 400 or above, by status.
     """
 
@@ -48,6 +50,8 @@ class QueueFigures:
     due_ahead: Mapping[bytes, DueForecast] = field(default_factory=dict)
     oldest_due_ms: int | None = None
     damaged: int = 0
+    wal_bytes: int = 0
+    erasure_pending_seconds: float = 0.0
     refusals: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -116,5 +120,7 @@ class QueueObserver:
             due_ahead=due_ahead,
             oldest_due_ms=oldest,
             damaged=damaged,
+            wal_bytes=self._store.wal_bytes,
+            erasure_pending_seconds=self._store.erasure_pending_seconds,
             refusals=self._refusals,
         )

@@ -122,6 +122,16 @@ class Store(QueueReader, ABC):
         return self._writer.write_error
 
     @property
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log of a database file; 0 for a shared database."""
+        return 0
+
+    @property
+    def erasure_pending_seconds(self) -> float:
+        """Seconds for which deleted rows have not been erased from a database file; 0 if there are none."""
+        return 0.0
+
+    @property
     def stats(self) -> WriterStats:
         """Counters of the writer thread since the start."""
         return self._writer.stats

@@ -64,6 +64,11 @@ class Eraser:
         """Whether the files may still contain deleted data."""
         return self._schedule.is_pending
 
+    @property
+    def pending_seconds(self) -> float:
+        """Seconds for which deleted rows have not been erased; 0 if there are none. Any thread may read it."""
+        return self._schedule.pending_seconds(self._clock.monotonic())
+
     def record_deletion(self) -> None:
         """Record that a committed transaction has deleted rows."""
         self._schedule.rows_deleted(self._clock.monotonic())

@@ -68,6 +68,7 @@ class ErasureSchedule:
         self.state = ErasureState.CLEAN
         self.unscrubbed = 0
         self._deadline: float | None = None  # for the erasure of deleted rows; None if there are none
+        self._pending_since: float | None = None  # the first of these deletions
         self._retry_at = 0.0  # in FAILED
         self._checkpoint_changes = 0  # changes at the last checkpoint
         self._slice_changes = 0  # changes at the last slice
@@ -77,6 +78,11 @@ class ErasureSchedule:
     def is_pending(self) -> bool:
         """Whether the files may still contain deleted data."""
         return self._deadline is not None or self.unscrubbed > 0
+
+    def pending_seconds(self, now: float) -> float:
+        """Return the seconds since the first deletion that is not erased yet; 0 without one."""
+        since = self._pending_since
+        return 0.0 if since is None else max(0.0, now - since)
 
     def next_action(self, now: float, *, is_idle: bool, changes: int) -> Action:
         """Return the action that is due now.
@@ -112,6 +118,7 @@ class ErasureSchedule:
         """Record that a committed transaction has deleted rows."""
         if self._deadline is None:
             self._deadline = now + ERASE_WITHIN_SECONDS
+            self._pending_since = now
         if self.state in {ErasureState.CLEAN, ErasureState.SCRUBBING}:
             self.state = ErasureState.PENDING
 
@@ -146,7 +153,7 @@ class ErasureSchedule:
 
     def erased(self) -> None:
         """Record that the WAL was truncated, so no deleted row remains."""
-        self._deadline = None
+        self._deadline = self._pending_since = None
         self.state = self._without_deleted_rows()
 
     def blocked_by_reader(self, now: float) -> None:

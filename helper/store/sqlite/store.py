@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock, SystemClock
-from helper.errors import StoreCorrupt
 from helper.store.models import DamagedShare
+from helper.store.sqlite.displacement import file_size, wal_path
+from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter
@@ -16,6 +17,10 @@ from helper.store.store import Store, report_damaged
 
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption
+
+
+MAX_PROBLEMS: Final = 20
+"""Maximum number of reported problems of a file."""
 
 
 def reindex(tx: SqliteTransaction) -> None:
@@ -42,6 +47,8 @@ class SqliteStore(Store):
         encryption: RowEncryption | None = None,
     ) -> None:
         clock = SystemClock() if clock is None else clock
+        self._path = path
+        self._encryption = encryption
         self._writer: SqliteWriter = SqliteWriter(path, clock, on_damaged, encryption)
         self._reader: SqliteReader = SqliteReader(path, encryption)
         self._operator_reader: SqliteReader = SqliteReader(path, encryption)
@@ -71,7 +78,7 @@ class SqliteStore(Store):
     async def verify(self) -> list[str]:
         """Check the entire file, quarantine damaged shares, and rebuild damaged indexes.
 
-        Takes as long as reading the file. The writer continues to run during the check.
+        Takes longer than reading the file. Each read is short, so that the writer can erase deleted rows in between.
 
         Returns:
             The remaining problems, as reported by SQLite.
@@ -84,8 +91,19 @@ class SqliteStore(Store):
         return await self._check_integrity()
 
     async def _check_integrity(self) -> list[str]:
+        reader = SqliteReader(self._path, self._encryption)  # so that reads of operators do not wait for the check
+        await reader.open()
         try:
-            problems = [str(row[0]) for row in await self._operator_reader.run("PRAGMA integrity_check(20)")]
-        except StoreCorrupt as error:
-            return [str(error)]
-        return [] if problems == ["ok"] else problems
+            return (await check_integrity(reader, self.wait_for_erasure))[:MAX_PROBLEMS]
+        finally:
+            await reader.close()
+
+    @property
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log."""
+        return file_size(wal_path(self._path))
+
+    @property
+    def erasure_pending_seconds(self) -> float:
+        """Seconds for which deleted rows have not been erased from the files; 0 if there are none."""
+        return self._writer.erasure_pending_seconds

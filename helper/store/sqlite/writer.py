@@ -82,6 +82,11 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         """Reason why the database cannot be written, None if it can; rechecked every half second."""
         return self.disk_health.displaced or self.disk_health.reason
 
+    @property
+    def erasure_pending_seconds(self) -> float:
+        """Seconds for which deleted rows have not been erased from the files; 0 if there are none."""
+        return 0.0 if self._opened is None else self._opened.eraser.pending_seconds
+
     # ------------------------------------------------------------------ the thread
 
     def _open(self) -> None:

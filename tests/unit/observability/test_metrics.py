@@ -107,7 +107,9 @@ async def test_metrics_export_service_counters() -> None:
 
 
 async def test_metrics_export_current_state() -> None:
-    samples = await scrape(figures())
+    samples = await scrape(figures(wal_bytes=8192, erasure_pending_seconds=31.5))
+    assert samples["helper_wal_bytes", ()] == 8192
+    assert samples["helper_erasure_pending_seconds", ()] == 31.5
     assert samples["helper_ready", ()] == 0, "a check of /readyz fails"
     assert samples["helper_check", (("check", "store"),)] == 1
     assert samples["helper_paused", (("what", "dispatch"),)] == 1

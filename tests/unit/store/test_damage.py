@@ -7,6 +7,7 @@ import random
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,11 @@ from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import SHARES
 from helper.store.models import DamagedShare, QueueEntry, QueueFilter
 from helper.store.share_listing import UNREADABLE_NOTE
+from helper.store.sqlite import integrity_check
+from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.store import SqliteStore
-from helper.store.table_rows import RevealRow, ShareRow
+from helper.store.table_rows import RevealRow, Row, ShareRow
+from helper.store.transaction import Params
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import (
     NOW,
@@ -245,10 +249,18 @@ async def test_random_bit_flips_never_return_a_wrong_share(
     assert outcomes["all"] > 10, outcomes
 
 
+@pytest.mark.parametrize("large", [20_000, 20])
 @pytest.mark.parametrize("index", ["shares_due", "shares_nullifier", "sqlite_autoindex_shares_1"])
 async def test_verify_damaged_index_rebuilds_it(
-    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, index: str
+    open_sqlite_store: StoreOpener,
+    store: SqliteStore,
+    path: Path,
+    index: str,
+    large: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(integrity_check, "LARGE_TABLE_ROWS", large)
+    monkeypatch.setattr(integrity_check, "PIECE_ROWS", 7)
     await enqueue_shares(store, *range(30))
     await damage_index(store, path, index)
     reopened = await open_sqlite_store(path)
@@ -261,6 +273,32 @@ async def test_verify_damaged_index_rebuilds_it(
     assert (
         len(await reopened.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
     )
+
+
+async def test_verify_lets_deleted_rows_be_erased_between_reads(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integrity_check, "LARGE_TABLE_ROWS", 20)
+    monkeypatch.setattr(integrity_check, "PIECE_ROWS", 7)
+    events: list[str] = []
+    run, wait_for_erasure = SqliteReader.run, store.wait_for_erasure
+
+    async def read(self: SqliteReader, sql: str, params: Params = ()) -> list[Row]:
+        assert self not in {store._reader, store._operator_reader}, "operators and wallets do not wait"
+        if "integrity_check" in sql or "AS checked" in sql:
+            events.append("read")
+        return await run(self, sql, params)
+
+    async def pause() -> None:
+        events.append("pause")
+        await wait_for_erasure()
+
+    monkeypatch.setattr(SqliteReader, "run", read)
+    monkeypatch.setattr(store, "wait_for_erasure", pause)
+    await enqueue_shares(store, *range(30))
+    assert await store.verify() == []
+    assert events.count("read") > 10 + 30 // 7
+    assert ("read", "read") not in set(pairwise(events))
 
 
 @pytest.mark.parametrize("offset", range(1, 16))

@@ -142,7 +142,9 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     assert await store.purge(ROUND) == 0
 
 
-async def test_long_reader_delays_erasure_and_does_not_block_writer(store: SqliteStore, path: Path) -> None:
+async def test_long_reader_delays_erasure_and_does_not_block_writer(
+    store: SqliteStore, path: Path, clock: FakeClock
+) -> None:
     await enqueue_shares(store, 1)
     reader = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
     reader.execute("BEGIN")
@@ -151,9 +153,12 @@ async def test_long_reader_delays_erasure_and_does_not_block_writer(store: Sqlit
     await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
     await enqueue_shares(store, 2)  # a commit while the reader still sees the old state
     assert count_occurrences(path, witness_fragments(make_posted_share(1)))
+    clock.advance(40)
+    assert (store.erasure_pending_seconds, store.wal_bytes > 0) == (40, True)
     reader.execute("COMMIT")
     reader.close()
     await store.wait_for_erasure()
+    assert (store.erasure_pending_seconds, store.wal_bytes) == (0, 0)
 
     assert count_occurrences(path, witness_fragments(make_posted_share(1))) == {}
 
