@@ -25,7 +25,8 @@
     ├── ActionRefused           an operator action was refused
     │   └── NotFound            there is no such share or round
     ├── BucketError             an object store operation failed
-    │   └── BucketRefused       access denied, or no such bucket
+    │   ├── BucketRefused       access denied, or no such bucket
+    │   └── BucketThrottled     the object store limits the rate of requests
     ├── DaemonError             the running helper could not execute a command
     │   └── DaemonUnreachableError it does not respond
     ├── ChainError              a request to a node failed
@@ -244,6 +245,15 @@ class BucketRefused(BucketError):
 
     retryable = False
     advice = "Check the bucket's name, [s3] endpoint and region, the credentials and their permissions."
+
+
+class BucketThrottled(BucketError):
+    """The object store refuses a request because it limits their rate."""
+
+    advice = (
+        "Some stores accept one write per second to an object. The helper repeats the request; if this continues, use "
+        "a longer lease or another store."
+    )
 
 
 class DaemonError(HelperError):

@@ -11,7 +11,7 @@ A process that is restarted after a crash is a new holder even if the host name 
 machine has the same name. It waits until the lease expires. A process that stops properly releases the lease.
 
 Requests per hour with `keeper.py` and a lease of 10 s: 1,080 writes of the holder (three per lease), at most 3,600
-reads of each waiting host (ten per lease), and 41 at start, of which 39 test the store.
+reads of each waiting host (ten per lease), and 42 at start, of which 40 test the store.
 docs/decisions/0013-object-store.md has the cost.
 """
 
@@ -19,18 +19,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 
 from helper.clock import Clock
-from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
+from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease.s3_record import MAX_LEASE_SECONDS, LeaseObservation, LeaseRecord
 from helper.lease.term import Moment, Term
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings, StoredObject
 from helper.object_store.s3 import open_bucket
+
+T = TypeVar("T")
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
 MARGIN_FRACTION: Final = 0.2
@@ -43,6 +45,9 @@ _CHECK_WRITES: Final = 8
 _CHECK_BYTES: Final = 256 << 10
 """Length of these writes. The longer a write takes, the more often a store that is not atomic accepts two of
 them: versitygw 1.7 did in a quarter of the rounds with 64 KiB, and in half of them with this length."""
+_CHECK_ATTEMPTS: Final = 5
+CHECK_PAUSE_SECONDS: Final = 1.2
+"""Pause before a test of a store that limits the rate of writes is repeated; some accept one per second and object."""
 _WRONG_TAG: Final = f'"{"0" * 32}"'
 NO_HOLDER: Final = "0" * 32
 """Holder of an object that was created without one."""
@@ -88,6 +93,7 @@ class S3Lease:
         self._conditions_checked = False
         self._check_rounds_left = _CHECK_ROUNDS
         self._is_atomic = True  # as far as the checks have shown
+        self._creates_on_replace = False
 
     @property
     def is_held(self) -> bool:
@@ -244,15 +250,18 @@ class S3Lease:
         """Check once that the store enforces write conditions. Without them, two hosts could send at the same time."""
         if self._conditions_checked:
             return
-        name = self._name + CHECK_SUFFIX
+        name, unwanted = self._name + CHECK_SUFFIX, b"must not be written\n"
         try:
-            with self._time_limit():
-                await self._bucket.create(name, b"there\n")
-                enforced = await self._bucket.create(name, b"must not be written\n") is None
-                enforced = enforced and await self._bucket.replace(name, b"must not be written\n", _WRONG_TAG) is None
-            while enforced and self._is_atomic and self._check_rounds_left:
-                with self._time_limit():
-                    self._is_atomic = await self._is_one_write_done(name)
+            repeat = self._repeat_throttled
+            await repeat(lambda: self._bucket.create(name, b"there\n"))
+            enforced = await repeat(lambda: self._bucket.create(name, unwanted)) is None
+            enforced = enforced and await repeat(lambda: self._bucket.replace(name, unwanted, _WRONG_TAG)) is None
+            if enforced and not self._creates_on_replace:
+                absent = f"{name}.{secrets.token_hex(8)}"  # random: the store may have created that of another test
+                written = await repeat(lambda: self._bucket.replace(absent, unwanted, _WRONG_TAG))
+                self._creates_on_replace = written is not None
+            while enforced and not self._creates_on_replace and self._is_atomic and self._check_rounds_left:
+                self._is_atomic = await repeat(lambda: self._is_one_write_done(name))
                 self._check_rounds_left -= 1
         except BucketError as error:
             raise _to_lease_error(error) from None
@@ -261,6 +270,12 @@ class S3Lease:
                 "this object store ignores If-None-Match or If-Match and cannot hold a lease",
                 advice="Use an object store with conditional writes, or a newer version of this one.",
             )
+        if self._creates_on_replace:
+            raise LeaseError(
+                "this object store creates a missing object despite If-Match and cannot hold a lease: a host could "
+                "renew a lease that was deleted",
+                advice="Use an object store with conditional writes, or a newer version of this one; then restart.",
+            )
         if not self._is_atomic:  # also in later attempts: another check may not detect it
             raise LeaseError(
                 "this object store accepts several concurrent writes with the same If-Match and cannot hold a lease",
@@ -268,11 +283,24 @@ class S3Lease:
             )
         self._conditions_checked = True
 
+    async def _repeat_throttled(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Make requests of a test, and repeat them if the store limits their rate."""
+        for attempts_left in reversed(range(_CHECK_ATTEMPTS)):
+            try:
+                with self._time_limit():
+                    return await request()
+            except BucketThrottled:
+                if not attempts_left:
+                    raise
+            await self._clock.sleep(CHECK_PAUSE_SECONDS)
+        raise AssertionError
+
     async def _is_one_write_done(self, name: str) -> bool:
         """Return whether the store accepts at most one of several concurrent writes that replace the same version.
 
         A store that checks the condition and writes in two steps accepts more. Another host that checks the store at
-        the same time only reduces the number. All bodies differ, because an ETag may be a hash of the content.
+        the same time only reduces the number. A store that limits the rate of writes to an object refuses the others.
+        All bodies differ, because an ETag may be a hash of the content.
 
         Raises:
             BucketError: the outcome of all writes but one is unknown, so this shows nothing.
@@ -283,7 +311,9 @@ class S3Lease:
         bodies = [secrets.token_bytes(_CHECK_BYTES) for _ in range(_CHECK_WRITES)]
         writes = (self._bucket.replace(name, body, stored.etag) for body in bodies)
         results = await asyncio.gather(*writes, return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
+        has_answer = any(not isinstance(result, BaseException) for result in results)
+        ignored = BucketThrottled if has_answer else ()
+        errors = [result for result in results if isinstance(result, BaseException) and not isinstance(result, ignored)]
         for error in errors:
             if len(errors) > len(results) - 2 or not isinstance(error, BucketError):
                 raise error
@@ -322,6 +352,6 @@ def create_s3_lease(
 
 
 def _to_lease_error(error: BucketError) -> LeaseError:
-    if isinstance(error, BucketRefused):
+    if isinstance(error, BucketRefused | BucketThrottled):
         return LeaseError(str(error), advice=error.advice)
     return LeaseError(str(error))

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from helper.clock import Clock
-from helper.errors import BucketError, BucketRefused, ConfigError
+from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError
 from helper.object_store.bucket import BucketLocation, S3Settings, StoredObject
 from helper.object_store.credentials import PROFILE_VARIABLE, find_credentials_file, read_access_keys
 
@@ -33,6 +33,7 @@ _MAX_REASON: Final = 200
 _MAX_REQUESTS: Final = 8
 """Concurrent requests to a bucket, so that a thread is always free for other parts of the service."""
 _DENIED: Final = re.compile(r"status code: 40[13]\b")
+_THROTTLED: Final = re.compile(r"status code: 429\b|<Code>SlowDown</Code>")
 _DURATION: Final = re.compile(r" in [0-9.]+(?:ns|µs|ms|s)\b")
 _STATUS_AND_BODY: Final = re.compile(r"(status code: \d{3}[^:]*): .*")
 _ERROR_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
@@ -202,6 +203,7 @@ class S3Bucket:
         except (errors.BaseError, OSError, ConfigError) as error:
             # The library does not classify denied list requests.
             kind = BucketRefused if _DENIED.search(str(error)) else BucketError
+            kind = BucketThrottled if _THROTTLED.search(str(error)) else kind
             raise kind(f"{self._location}: {what}: {_error_reason(error)}") from None
 
 

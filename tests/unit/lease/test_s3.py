@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from helper.clock import Clock
-from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
+from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease import Lease
 from helper.lease.s3 import CHECK_SUFFIX, NO_HOLDER, S3Lease, create_s3_lease
 from helper.lease.s3_record import LeaseObservation, LeaseRecord
@@ -283,7 +283,7 @@ async def test_bucket_with_racing_conditional_writes_is_refused() -> None:
         """Checks the condition and writes in two steps, as some gateways to file systems did."""
 
         async def replace(self, name: str, body: bytes, tag: str) -> str | None:
-            if self.objects[name].etag != tag:
+            if name not in self.objects or self.objects[name].etag != tag:
                 return None
             await asyncio.sleep(0)
             return self._write(name, body)
@@ -295,6 +295,57 @@ async def test_bucket_with_racing_conditional_writes_is_refused() -> None:
             await lease.acquire()
     assert list(bucket.objects) == [OBJECT_NAME + CHECK_SUFFIX]
     assert bucket.request_counts["put"] < 40, "the second call does not check again"
+
+
+async def test_bucket_that_creates_on_replace_is_refused() -> None:
+    class CreatingBucket(MemoryBucket):
+        async def replace(self, name: str, body: bytes, tag: str) -> str | None:
+            return await super().replace(name, body, tag) if name in self.objects else self._write(name, body)
+
+    bucket = CreatingBucket()
+    lease = lease_for_host(bucket, FakeClock())
+    for _ in range(2):
+        with pytest.raises(LeaseError, match="creates a missing object despite If-Match"):
+            await lease.acquire()
+    assert len(bucket.objects) == 2, "the second call does not check again"
+
+
+class OneWritePerSecondBucket(MemoryBucket):
+    """Refuses a second write to an object within a second, as R2 and GCS do."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._written_at: dict[str, float] = {}
+
+    async def create(self, name: str, body: bytes) -> str | None:
+        self._limit(name)
+        return await super().create(name, body)
+
+    async def replace(self, name: str, body: bytes, tag: str) -> str | None:
+        self._limit(name)
+        return await super().replace(name, body, tag)
+
+    def _limit(self, name: str) -> None:
+        if self._clock.monotonic() - self._written_at.get(name, -2.0) < 1:
+            raise BucketThrottled("status code: 429")
+        self._written_at[name] = self._clock.monotonic()
+
+
+async def test_bucket_with_one_write_per_second_holds_lease() -> None:
+    clock = FakeClock()
+    bucket = OneWritePerSecondBucket(clock)
+    bucket.objects |= create_released_bucket().objects
+    lease = lease_for_host(bucket, clock)
+    acquiring = asyncio.create_task(lease.acquire())
+    async with asyncio.timeout(20):
+        while not acquiring.done():
+            await asyncio.sleep(0)
+            clock.advance(0.1)
+    assert await acquiring
+    with pytest.raises(LeaseError, match="429") as caught:
+        await lease.renew()
+    assert "one write per second" in caught.value.advice
 
 
 async def test_failed_writes_of_the_check_do_not_refuse_bucket() -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from helper.clock import SystemClock
-from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
+from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease.s3 import S3Lease
 from helper.lease.s3_record import LeaseRecord
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
@@ -120,9 +120,9 @@ async def test_missing_bucket_is_distinguished_from_missing_object(store: Object
 async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
     bucket = store.open_bucket_client()
     await store.set_faults(unavailable=2)
-    with pytest.raises(BucketError, match="write a") as caught:
+    with pytest.raises(BucketThrottled, match="write a") as caught:
         await bucket.put("a", b"")
-    with pytest.raises(BucketError, match="read a"):
+    with pytest.raises(BucketThrottled, match="read a"):
         await bucket.get("a")
     assert await store.request_counts() == {"PUT": 1, "GET": 1}
     assert "\n" not in str(caught.value)
