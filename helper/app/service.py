@@ -280,6 +280,11 @@ class Service:
         )
         self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
         self.finished_rounds = self._create_finished_rounds(self.archive_writer) if self.archive_writer else None
+        self.queue_summaries = (
+            QueueSummaries(self.store, self.round_registry, partial(read_block_time, self.node_pool), clock=self.clock)
+            if self.config.helper.expose_queue_summary and self.role.can_accept
+            else None
+        )
         self.wallet_view = WalletView(
             admission=self.admission,
             store=self.store,
@@ -287,11 +292,7 @@ class Service:
             trees=self.tree_sync,
             is_ready=lambda: self.health.is_ready,
             clock=self.clock,
-            queue_summaries=QueueSummaries(
-                self.store, self.round_registry, partial(read_block_time, self.node_pool), clock=self.clock
-            )
-            if self.config.helper.expose_queue_summary
-            else None,
+            queue_summaries=self.queue_summaries,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )
@@ -372,7 +373,13 @@ class Service:
             ],
         )
         async with self.open_queue(), listeners.open(on_started, wallet_socket) as servers:
-            await self.run_components(servers, listeners.auxiliary_tasks)
+            await self.run_components(
+                servers,
+                {
+                    **listeners.auxiliary_tasks,
+                    **({} if self.queue_summaries is None else {"queue summaries": self.queue_summaries.run}),
+                },
+            )
 
     def _is_leader(self) -> bool:
         """Whether this host runs the tasks that are limited to one host (the sender)."""
