@@ -119,7 +119,10 @@ def test_coarse_count_moves_only_after_a_secret_distance() -> None:
     first_moves, next_moves = Counter[int](), Counter[int]()
     for seed in range(500):
         count = CoarseCount(random.Random(seed))
-        values = [count.value for number in range(0, 2500, 8) if count.update(number) is None]
+        values = list[int]()
+        for number in range(0, 2500, 8):
+            count.update(number)
+            values.append(count.value)
         moves = [number for number, (old, new) in enumerate(pairwise(values), 1) if old != new]
         assert all(value % STEP == 0 and value <= 8 * number for number, value in enumerate(values))
         first_moves[8 * moves[0]] += 1
