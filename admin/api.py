@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp
 
 from admin import schemas
 from admin.adr036 import SignatureRefusedError
-from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, parse_registration
+from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError
 from admin.registry import RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
@@ -85,7 +84,6 @@ class AdminRoutes:
         self._rounds = rounds
         self._ui = ui
         self._get_chain_facts = get_chain_facts
-        self._clock = clock
         self._body_reader = BodyReader(max_bytes=MAX_REGISTRATION_BYTES)
 
     def app(self) -> ASGIApp:
@@ -127,18 +125,13 @@ class AdminRoutes:
     async def register(self, request: Request) -> Response:
         """Register a validator."""
         client = self._limiter.identify_request(request.scope)
-        if client is not None:
-            if (wait := self._limiter.wait_seconds(client)) > 0:
-                return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
-            self._limiter.charge(client)
+        bucket = client or b""  # clients without an address, as on a unix socket, share one
+        if (wait := self._limiter.wait_seconds(bucket)) > 0:
+            return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
+        self._limiter.charge(bucket)
         body = await self._body_reader.read(request.scope, request.receive)
-        now = self._clock.now()
         try:
-            # In a thread: the first one imports modules, which takes 0.2 s or more.
-            signed = await asyncio.to_thread(
-                parse_registration, body, now=now, production=self._ui.mode == "production"
-            )
-            result = await self._registry.register(signed, client=client)
+            result = await self._registry.register(body, production=self._ui.mode == "production", client=client)
         except (RegistrationError, SignatureRefusedError) as error:
             status = 400 if isinstance(error, RegistrationError) else 401
             log_refusal(request, status, str(error))

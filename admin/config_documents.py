@@ -247,7 +247,7 @@ def _origins(urls: Sequence[str]) -> tuple[str, ...]:
 
 
 def _origin(url: str) -> str | None:
-    if len(url) > MAX_URL_CHARS:  # slow to parse
+    if len(url) > MAX_URL_CHARS or not url.isascii():  # slow to parse
         return None
     try:
         parsed = httpx.URL(url)

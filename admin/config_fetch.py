@@ -104,14 +104,14 @@ class ConfigFetcher:
     async def _download(self, source: str) -> bytes:
         try:
             with anyio.fail_after(self._timeout):
-                url, address = httpx.URL(source), ""
+                url, address = _parse_url(source), ""
                 if _get_origin(url) != _get_origin(httpx.URL(self._url)):
                     address = await self._check_target(url, "not fetched")
                 for _ in range(MAX_REDIRECTS + 1):
                     response, body = await self._get(url, address)
                     if response.status_code not in _REDIRECT_STATUSES:
                         break
-                    url = url.join(response.headers.get("location", ""))
+                    url = url.join(_parse_url(response.headers.get("location", "")))
                     address = await self._check_target(url, "redirect not followed")
                 else:
                     raise InvalidConfigError(f"more than {MAX_REDIRECTS} redirects")
@@ -157,3 +157,9 @@ def _get_origin(url: httpx.URL) -> tuple[str, str, int | None]:
 async def _system_resolve(host: str, port: int) -> Sequence[str]:
     entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in entries]
+
+
+def _parse_url(text: str) -> httpx.URL:
+    if not text.isascii():  # slow to parse
+        raise InvalidConfigError("a URL is not ASCII; write an international host name in punycode (xn--…)")
+    return httpx.URL(text)

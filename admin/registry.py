@@ -12,7 +12,7 @@ import orjson
 import structlog
 
 from admin import adr036
-from admin.registration_request import RegistrationRequest, SignedRegistration
+from admin.registration_request import RegistrationRequest, SignedRegistration, parse_registration
 from admin.store import MAX_REGISTRATIONS, AdminStore, Registration
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
@@ -78,7 +78,7 @@ class RegistrationRegistry:
         self._chain = chain
         self._clock = clock
         self._query_slots = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
-        # One verification at a time: it holds the GIL, so concurrent ones would only delay other requests.
+        # One request at a time is parsed and verified: both hold the GIL, so concurrent ones would only delay others.
         self._signature_slot = asyncio.Semaphore(1)
         self._changed = asyncio.Event()
         self._last_checked = ""
@@ -86,24 +86,26 @@ class RegistrationRegistry:
         self.published = PublishedList((b"[]",), 0)
         """The list as last prepared by `publish`."""
 
-    async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | None:
+    async def register(self, body: bytes, *, production: bool, client: bytes | None) -> Registration | None:
         """Store a registration. Return None if its validator already has a staking record.
 
         If no node responds, the registration is stored. A request that is not newer than the stored registration of its
         address changes nothing, and the stored registration is returned.
 
         Args:
-            signed: the request and its signature.
+            body: the request and its signature, see `admin.registration_request.parse_registration`.
+            production: whether its URL must be a public HTTPS URL.
             client: its sender, see `helper.server.client_address.identify_client`.
 
         Raises:
+            RegistrationError: the request is invalid.
             SignatureRefusedError: the signature is not valid for the request's address.
             RegistryFullError: a limit on the number of registrations is reached.
             StoreError: it could not be stored.
         """
-        request = signed.request
         async with self._signature_slot:
-            await asyncio.to_thread(_verify, signed)
+            # In a thread: the first one imports modules, which takes 0.2 s or more.
+            request = await asyncio.to_thread(_parse_and_verify, body, self._clock.now(), production=production)
         if await self._has_staking_record(request.operator_address):
             if await self._store.delete_registrations([request.operator_address]):
                 self._changed.set()
@@ -199,8 +201,10 @@ def _paginate(waiting: Iterable[Registration]) -> Sequence[bytes]:
     return tuple(b"[" + b",".join(entries) + b"]" for entries in pages)
 
 
-def _verify(signed: SignedRegistration) -> None:
-    request: RegistrationRequest = signed.request
+def _parse_and_verify(body: bytes, now: float, *, production: bool) -> RegistrationRequest:
+    signed: SignedRegistration = parse_registration(body, now=now, production=production)
+    request = signed.request
     adr036.verify_signature(
         request.signed_text(), signer=request.operator_address, pub_key=signed.pub_key, signature=signed.signature
     )
+    return request

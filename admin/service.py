@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from admin.store import AdminStore
 from admin.voting_config import VotingConfig
 from helper.clock import Clock
 from helper.core.round_authentication import RoundAuthentication
+from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.client_address import Network
 from helper.server.openapi import ApiMount
 
@@ -83,11 +83,14 @@ class AdminService:
             await self._registry.publish()
             yield
         finally:
+            await self._config.aclose()
             await self._store.close()
 
-    async def run(self) -> None:
-        """Fetch the configuration, check registrations and read the rounds until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._config.run())
-            group.create_task(self._registry.run())
-            group.create_task(self._rounds.run())
+    @property
+    def tasks(self) -> AuxiliaryTasks:
+        """Background tasks by name: they fetch the configuration, check registrations and read the rounds."""
+        return {
+            "voting configuration": self._config.run,
+            "registrations": self._registry.run,
+            "rounds view": self._rounds.run,
+        }

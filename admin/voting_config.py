@@ -80,13 +80,14 @@ class VotingConfig:
 
     async def run(self) -> None:
         """Fetch every `INTERVAL_SECONDS` seconds until cancelled."""
-        try:
-            while self._url:
-                await self.refresh()
-                await self._clock.sleep(INTERVAL_SECONDS)
-            await asyncio.Event().wait()
-        finally:
-            await self._fetcher.aclose()
+        while self._url:
+            await self.refresh()
+            await self._clock.sleep(INTERVAL_SECONDS)
+        await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._fetcher.aclose()
 
     async def refresh(self) -> None:
         """Fetch once. An invalid configuration is logged and changes nothing."""

@@ -115,8 +115,8 @@ RULES = {
     "Q2": "It asks each helper from the browser, without a token.",
     "Q3": "A helper is stale if `generated_at` is more than 300 s old.",
     "Q4": "A backlog is a past bucket whose overdue and processing shares grow. Buckets are contiguous, the last one "
-    "ends with the round, and `total` is the sum of the five counts. Confirmed shares are in the first bucket "
-    "([decision 28](decisions/0028-retries-and-queue-summary.md)).",
+    "ends with the round, and `total` is the sum of the five counts. Confirmed shares are in the first bucket, "
+    "all shares that are not due in the last one ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
     "Q5": "The summary is served while the chain state is too old to accept shares.",
 }
 """The rules that the service itself must follow, by section (first letter) and number. Rules for validator registration

@@ -19,6 +19,7 @@ class AdminOnlyService:
     def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
         self._listeners = Listeners(config, node_pool=node_pool, clock=clock)
         self._node_pool = node_pool
+        self._clock = clock
         self._poll_seconds = config.chain.poll_seconds
         self._stop = asyncio.Event()
 
@@ -45,7 +46,11 @@ class AdminOnlyService:
         try:
             async with self._listeners.open(on_started, wallet_socket) as servers:
                 await supervise(
-                    {"endpoints": self._monitor_nodes(), **self._listeners.background_tasks}, servers, self._stop
+                    {"endpoints": self._monitor_nodes()},
+                    servers,
+                    self._stop,
+                    auxiliary=self._listeners.auxiliary_tasks,
+                    clock=self._clock,
                 )
         finally:
             await self._node_pool.aclose()

@@ -97,10 +97,13 @@ class ServiceHealth:
         return f"{left} older blocks have not been read yet; shares are still revealed" if left else None
 
     def _frozen_with_shares(self) -> str | None:
-        """Which frozen rounds have waiting shares, or None. Other rounds are not affected."""
+        """Which frozen rounds have waiting shares, or None. Other rounds are not affected.
+
+        The text is public and therefore without their number, which changes with each confirmation.
+        """
         frozen = [
-            f"round {round_id.hex()[:8]} is frozen with {number} waiting shares"
-            for round_id, number in self._round_registry.frozen_shares().items()
+            f"round {round_id.hex()[:8]} is frozen and has waiting shares"
+            for round_id in self._round_registry.frozen_shares()
         ]
         return "; ".join(frozen) or None
 

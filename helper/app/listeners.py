@@ -11,10 +11,10 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from starlette.routing import BaseRoute
@@ -38,6 +38,7 @@ from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
+from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.application import create_app
 from helper.server.http_server import GROUP_MODE, base_url, bind_tcp, control_limits, create_server, listen_unix
 from helper.server.rate_limits import RefusalLimiter
@@ -138,16 +139,13 @@ class Listeners:
         self._operator_app = create_operator_app(store, read_status, more_routes=operator_routes)
 
     @property
-    def background_tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def auxiliary_tasks(self) -> AuxiliaryTasks:
         """Background tasks of the applications, by name."""
-        tasks: dict[str, Coroutine[Any, Any, None]] = {}
-        if self._admin is not None:
-            tasks["admin service"] = self._admin.run()
-        if self._audits is not None:
-            tasks["audit results"] = self._audits.run()
-        if self._feed is not None:
-            tasks["feed"] = self._feed.run()
-        return tasks
+        return {
+            **({} if self._admin is None else self._admin.tasks),
+            **({} if self._audits is None else {"audit results": self._audits.run}),
+            **({} if self._feed is None else {"feed": self._feed.run}),
+        }
 
     def get_round_authentication(self, round_id: bytes) -> RoundAuthentication:
         """Return whether the published voting configuration authenticates a round."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -55,7 +55,7 @@ from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
 from helper.runtime.release_files import NativeModuleCheck, read_release
-from helper.runtime.supervisor import run_until_stopped, supervise
+from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
 from helper.server.routes.operator import retries_route, round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
@@ -280,6 +280,11 @@ class Service:
         )
         self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
         self.finished_rounds = self._create_finished_rounds(self.archive_writer) if self.archive_writer else None
+        self.queue_summaries = (
+            QueueSummaries(self.store, self.round_registry, partial(read_block_time, self.node_pool), clock=self.clock)
+            if self.config.helper.expose_queue_summary and self.role.can_accept
+            else None
+        )
         self.wallet_view = WalletView(
             admission=self.admission,
             store=self.store,
@@ -287,11 +292,7 @@ class Service:
             trees=self.tree_sync,
             is_ready=lambda: self.health.is_ready,
             clock=self.clock,
-            queue_summaries=QueueSummaries(
-                self.store, self.round_registry, partial(read_block_time, self.node_pool), clock=self.clock
-            )
-            if self.config.helper.expose_queue_summary
-            else None,
+            queue_summaries=self.queue_summaries,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )
@@ -372,7 +373,13 @@ class Service:
             ],
         )
         async with self.open_queue(), listeners.open(on_started, wallet_socket) as servers:
-            await self.run_components(servers, listeners.background_tasks)
+            await self.run_components(
+                servers,
+                {
+                    **listeners.auxiliary_tasks,
+                    **({} if self.queue_summaries is None else {"queue summaries": self.queue_summaries.run}),
+                },
+            )
 
     def _is_leader(self) -> bool:
         """Whether this host runs the tasks that are limited to one host (the sender)."""
@@ -434,19 +441,19 @@ class Service:
     async def run_components(
         self,
         servers: Sequence[asyncio.Task[None]] = (),
-        more_components: Mapping[str, Coroutine[Any, Any, None]] | None = None,
+        more_auxiliary: AuxiliaryTasks | None = None,
     ) -> None:
         """Run all background components until `stop` is called. Requires `open_queue`.
 
         Args:
             servers: server tasks to watch; the caller ends them.
-            more_components: additional components, by name.
+            more_auxiliary: additional auxiliary tasks, by name.
 
         Raises:
             HelperError: a component ended unexpectedly.
         """
-        components = {
-            **(more_components or {}),
+        auxiliary = dict(more_auxiliary or {})
+        components: dict[str, Coroutine[Any, Any, None]] = {
             "chain_sync": self.chain_sync.run(),
             "block_follower": self.block_follower.run(),
         }
@@ -455,17 +462,20 @@ class Service:
         if self.role.can_process:
             components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
         if self.role.can_send:
-            components |= {
-                "reconciler": self._reconcile_after_blocks(),
-                "database check": run_maintenance(self.store, is_responsible=self._is_leader, clock=self.clock),
-            }
+            components["reconciler"] = self._reconcile_after_blocks()
+            auxiliary["database check"] = partial(
+                run_maintenance, self.store, is_responsible=self._is_leader, clock=self.clock
+            )
             if self.archive_writer is not None:
-                components["archive"] = self.archive_writer.run()
+                auxiliary["archive"] = self.archive_writer.run
             if self.finished_rounds is not None:
-                components["finished rounds"] = self.finished_rounds.run()
+                auxiliary["finished rounds"] = self.finished_rounds.run
         try:
-            await supervise(components, servers, self._stop)
+            await supervise(components, servers, self._stop, auxiliary=auxiliary, clock=self.clock)
         finally:
+            for closable in (self.archive_writer, self.finished_rounds):
+                if closable is not None:
+                    await closable.aclose()
             await self.broadcaster.stop()
             await self.node_pool.aclose()
 

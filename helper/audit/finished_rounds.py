@@ -89,18 +89,18 @@ class FinishedRounds:
 
     async def run(self) -> None:
         """Process finished rounds until cancelled. Errors are logged and retried."""
-        try:
-            while True:
-                try:
-                    await self.process()
-                    self._problem.clear()
-                except HelperError as error:
-                    if self._problem.note():
-                        log.warning("finished_rounds_unavailable", reason=str(error))
-                await self._clock.sleep(self._interval_seconds)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._pool.aclose()
+        while True:
+            try:
+                await self.process()
+                self._problem.clear()
+            except HelperError as error:
+                if self._problem.note():
+                    log.warning("finished_rounds_unavailable", reason=str(error))
+            await self._clock.sleep(self._interval_seconds)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._pool.aclose()
 
     async def process(self) -> None:
         """Archive and audit the rounds that are ready.

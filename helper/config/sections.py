@@ -67,12 +67,14 @@ class HelperSection(Section):
         "api-token is used automatically.",
     )
     expose_queue_status: Switch = Field(
-        False, description="Serve the share counts of each round at /shielded-vote/v1/queue-status."
+        False,
+        description="Serve the share counts of each round at /shielded-vote/v1/queue-status. They are exact: without "
+        "api_token, anyone can read when shares arrive and when they are due.",
     )
     expose_queue_summary: Switch = Field(
         True,
-        description="Serve the share counts of a round by due time at /shielded-vote/v1/queue-summary/{round}, without "
-        "a token, for the page that monitors queues.",
+        description="Serve the share counts of a round at /shielded-vote/v1/queue-summary/{round}, without a token, "
+        "for the page that monitors queues: hourly, in hundreds, and without due times of waiting shares.",
     )
     refused_burst: IntegerField = Field(
         800,

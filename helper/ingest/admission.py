@@ -172,7 +172,7 @@ class AdmissionController:
                 if await self._store.is_known(share.key):
                     return EnqueueResult.DUPLICATE
                 raise refusal
-            return await self._enqueue(checked, chain_round, arrived_at)
+            return await self._enqueue(checked, arrived_at)
         except StoreError as error:
             log.error("enqueue_failed", error=str(error), advice=error.advice)
             raise ShareRefused(503, "the queue cannot be written now; retry later") from error
@@ -202,7 +202,7 @@ class AdmissionController:
     def _expire_pause(self) -> None:
         self._is_pause_current = False
 
-    async def _enqueue(self, checked: CheckedShare, chain_round: Round, arrived_at: float) -> EnqueueResult:
+    async def _enqueue(self, checked: CheckedShare, arrived_at: float) -> EnqueueResult:
         """Store a share; the store detects duplicates and spent nullifiers."""
         share = checked.share
         # The clock may have been corrected since the arrival, or set to a wrong time. The earlier time is used, so that
@@ -219,9 +219,6 @@ class AdmissionController:
             raise _round_not_active()  # closed by another host, which has processed more blocks
         if outcome is EnqueueResult.QUEUED:
             self._wake(max(share.submit_at, now))
-            if share.submit_at == chain_round.vote_end_time:
-                reason = "the share cannot count: its submit_at is the round's end"
-                log.warning("share_due_too_late", reason=reason, outcome="queued")
         return outcome
 
     def _find_round_and_leaf(self, share: Share) -> tuple[Round | None, bytes | None]:

@@ -1,15 +1,20 @@
 """Public summary of a round's queue by due time, for the page that monitors the queues of helpers.
 
-The shape is that of the original helper's `queue-summary`. A summary contains counts only. It is reused for
-`REUSE_SECONDS`, so that polling clients neither see single arrivals nor cause a scan of the queue each time.
+The shape is that of the original helper's `queue-summary`. Anyone may read it, and the chain shows when a vote was cast
+and the choice of each reveal. A count that changes when a share arrives, or when one of this helper's shares is due,
+would connect the two. The summary therefore contains only past intervals of due times and one sum for all others. They
+are read at each full hour, whoever asks, and shown in hundreds (`CoarseCount`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Literal
 
+import structlog
 from typing_extensions import TypedDict
 
 from helper.chain.models import Round
@@ -17,19 +22,40 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.errors import ChainError
+from helper.errors import ChainError, StoreError
+from helper.observability.error_log import RecurringErrorLog
 from helper.store.models import DueBucket
 from helper.store.store import Store
 
+log = structlog.get_logger("helper.observability")
+
+PERIOD_SECONDS: Final = 3600
+"""Seconds between two readings of the queue: at each full hour."""
+CHECK_SECONDS: Final = 60.0
+"""Seconds between two checks for a new hour or a new round."""
 REUSE_SECONDS: Final = 60.0
-"""Seconds for which a summary is reused."""
+"""Seconds for which a response is reused."""
+STEP: Final = 100
+"""Published counts are multiples of this."""
+DISTANCES: Final = range(200, 1000)
+"""Distances of the queue's count from the published one at which the latter changes."""
 MAX_BUCKETS: Final = 4096
+BLOCKS_PER_CHECK: Final = 8
+"""Maximum number of blocks that one check requests for times of creation."""
 BLOCK_TIMEOUT_SECONDS: Final = 5.0
 """Timeout in seconds of the request for the time of a round's creation."""
 _HOUR: Final = 3600
 _DAY: Final = 24 * _HOUR
 _WIDTHS: Final = ((21 * _DAY, 6 * _HOUR), (7 * _DAY, 3 * _HOUR), (_DAY, _HOUR), (_HOUR, 900))
 """Minimum seconds of a round, and the width of its buckets in seconds. Shorter rounds have buckets of a minute."""
+
+CountName = Literal["submitted", "pending_future", "overdue_pending", "processing", "failed"]
+_PAST_NAMES: Final[Mapping[ShareState, CountName]] = {
+    ShareState.RECEIVED: "overdue_pending",
+    ShareState.FAILED: "failed",
+}
+Counts = Mapping[tuple[int, CountName], int]
+"""Numbers of shares by the index of their bucket and their kind; absent if 0."""
 
 
 class SummaryBucket(TypedDict):
@@ -49,7 +75,8 @@ class QueueSummary(TypedDict):
     """The queue of a round: counts of shares by due time. All times are Unix seconds.
 
     `last_minute_start` is the start of the period in which wallets send shares immediately. Confirmed shares are
-    counted in the first bucket, because their times are deleted.
+    counted in the first bucket, because their times are deleted; shares that are not due are counted in the last one.
+    `counted_at` is the time of the counts, 0 before the first reading.
     """
 
     round_id: str
@@ -57,6 +84,7 @@ class QueueSummary(TypedDict):
     created_at_time: int
     vote_end_time: int
     generated_at: int
+    counted_at: int
     last_minute_start: int
     ready: int
     not_yet_due: int
@@ -74,8 +102,31 @@ def bucket_seconds(duration: int) -> int:
     return max(width, -(-duration // MAX_BUCKETS))
 
 
+def select_public(
+    shares: Sequence[DueBucket], *, confirmed: int, past: int, last: int
+) -> Counter[tuple[int, CountName]]:
+    """Return the counts that may be published once they are coarse.
+
+    Shares in the bucket of the reading are counted only if they are not due.
+
+    Args:
+        shares: counts of the unconfirmed shares. Times outside the round belong to the first or the last bucket.
+        confirmed: number of confirmed shares.
+        past: number of buckets that had ended at the reading.
+        last: index of the last bucket.
+    """
+    counts: Counter[tuple[int, CountName]] = Counter({(0, "submitted"): confirmed})
+    for group in shares:
+        index = max(0, min(group.index, last))
+        if group.state is ShareState.RECEIVED and not group.is_due:
+            counts[last, "pending_future"] += group.count
+        elif index < past:
+            counts[index, _PAST_NAMES.get(group.state, "processing")] += group.count
+    return counts
+
+
 def build_summary(
-    round_id: bytes, *, created: int, end: int, now: int, width: int, confirmed: int, shares: Sequence[DueBucket]
+    round_id: bytes, *, created: int, end: int, now: int, counted_at: int, counts: Counts
 ) -> QueueSummary:
     """Build the summary of a round. Times are in Unix seconds.
 
@@ -83,11 +134,11 @@ def build_summary(
         round_id: 32 bytes.
         created: when the round was created.
         end: its `vote_end_time`, after `created`.
-        now: the time at which the counts were read.
-        width: seconds of a bucket.
-        confirmed: number of confirmed shares.
-        shares: counts of the other shares. Times outside the round belong to the first or the last bucket.
+        now: the current time.
+        counted_at: the time of the counts.
+        counts: the counts to publish.
     """
+    width = bucket_seconds(end - created)
     buckets: list[SummaryBucket] = [
         {
             "start": start,
@@ -101,44 +152,79 @@ def build_summary(
         }
         for start in range(created, end, width)
     ]
-    buckets[0]["submitted"] = buckets[0]["total"] = confirmed
-    ready = not_yet_due = processing = 0
-    for group in shares:
-        bucket = buckets[max(0, min(group.index, len(buckets) - 1))]
-        bucket["total"] += group.count
-        if group.state is ShareState.FAILED:
-            bucket["failed"] += group.count
-        elif group.state is not ShareState.RECEIVED:
-            bucket["processing"] += group.count
-            processing += group.count
-        elif group.is_due:
-            bucket["overdue_pending"] += group.count
-            ready += group.count
-        else:
-            bucket["pending_future"] += group.count
-            not_yet_due += group.count
+    for (index, name), count in counts.items():
+        buckets[index][name] = count
+        buckets[index]["total"] += count
     return {
         "round_id": round_id.hex(),
         "bucket_seconds": width,
         "created_at_time": created,
         "vote_end_time": end,
         "generated_at": now,
+        "counted_at": counted_at,
         "last_minute_start": end - min((end - created) * 2 // 5, 6 * _HOUR),
-        "ready": ready,
-        "not_yet_due": not_yet_due,
-        "processing": processing,
+        "ready": sum(bucket["overdue_pending"] for bucket in buckets),
+        "not_yet_due": sum(bucket["pending_future"] for bucket in buckets),
+        "processing": sum(bucket["processing"] for bucket in buckets),
         "buckets": buckets,
     }
 
 
+class CoarseCount:
+    """A published count: it follows the real one in steps that no single vote causes.
+
+    Rounding alone would not suffice: with shares of one's own, a count can be moved next to a step, and then a single
+    share of somebody else changes it. Here the value changes only when the real count is a secret distance away, which
+    is drawn again for each change.
+
+    Args:
+        rng: source of the distances.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._distance = rng.choice(DISTANCES)
+        self.value = 0
+
+    def update(self, count: int) -> None:
+        """Set the real count."""
+        if abs(count - self.value) >= self._distance or count < STEP:
+            if self.value != (rounded := count // STEP * STEP):
+                self._distance = self._rng.choice(DISTANCES)
+            self.value = rounded
+
+
+class _PublishedRound:
+    """What is published of a round: the grid of its buckets, and the counts.
+
+    Until a node has returned the block of its creation, the round begins when this process first knew it.
+    """
+
+    def __init__(self, known: Round, now: float) -> None:
+        self.known = known
+        self.created = int(min(now, known.vote_end_time - 1))
+        self.is_created_known = False
+        self.tries = 0
+        self.hour = int(now // PERIOD_SECONDS)
+        self.counted_at = 0
+        self.counts: dict[tuple[int, CountName], CoarseCount] = {}
+
+    def set_grid(self, known: Round, created: int) -> None:
+        """Set the round and the time of its creation. Counts of another grid are dropped."""
+        if (created, known.vote_end_time) != (self.created, self.known.vote_end_time):
+            self.counts, self.counted_at = {}, 0
+        self.known, self.created = known, created
+
+
 class QueueSummaries:
-    """Reads and caches the summaries of rounds.
+    """Reads and publishes the summaries of rounds.
 
     Args:
         store: the queue.
         rounds: the known rounds.
         read_block_time: returns the Unix time of the block at a height, None if no node returns the block.
         clock: the time.
+        rng: source of secret distances, see `CoarseCount`.
     """
 
     def __init__(
@@ -148,68 +234,103 @@ class QueueSummaries:
         read_block_time: Callable[[int], Awaitable[float | None]],
         *,
         clock: Clock,
+        rng: random.Random | None = None,
     ) -> None:
         self._store = store
         self._rounds = rounds
         self._read_block_time = read_block_time
         self._clock = clock
-        self._lock = asyncio.Lock()
-        self._summaries: dict[bytes, tuple[float, QueueSummary]] = {}  # with the monotonic time of the reading
-        self._created_times: dict[bytes, int] = {}
+        self._rng = rng or random.SystemRandom()
+        self._error_log = RecurringErrorLog(log, failed="queue_summary_failed", recovered="queue_summary_available")
+        self._published: dict[bytes, _PublishedRound] = {}
+        self._summaries: dict[bytes, tuple[float, QueueSummary]] = {}  # with the monotonic time of the building
 
-    async def get(self, round_id: bytes) -> QueueSummary | None:
-        """Return the summary of a round, None if the round is not known.
+    def get(self, round_id: bytes) -> QueueSummary | None:
+        """Return the summary of a round, None if the round is not known. Reads neither the queue nor the chain.
 
         Raises:
-            StoreError: the queue cannot be read.
             InvalidRoundError: the round ends before it begins.
         """
-        async with self._lock:
-            known_round = self._rounds.get(round_id)
-            if known_round is None:
-                self._summaries.pop(round_id, None)
-                self._created_times.pop(round_id, None)
-                return None
-            read_at, summary = self._summaries.get(round_id, (0.0, None))
-            if summary is None or self._clock.monotonic() - read_at >= REUSE_SECONDS:
-                read_at = self._clock.monotonic()
-                summary = await self._read(known_round)
-                self._summaries[round_id] = (read_at, summary)
-            return summary
+        known = self._rounds.get(round_id)
+        if known is None:
+            return None
+        built_at, summary = self._summaries.get(round_id, (0.0, None))
+        if summary is None or self._clock.monotonic() - built_at >= REUSE_SECONDS:
+            now = self._clock.now()
+            published = self._published.get(round_id) or _PublishedRound(known, now)
+            if published.created >= published.known.vote_end_time:
+                raise InvalidRoundError
+            summary = build_summary(
+                round_id,
+                created=published.created,
+                end=published.known.vote_end_time,
+                now=int(now),
+                counted_at=published.counted_at,
+                counts={key: count.value for key, count in published.counts.items()},
+            )
+            self._summaries[round_id] = self._clock.monotonic(), summary
+        return summary
 
-    async def _read(self, known_round: Round) -> QueueSummary:
-        created = await self._created_time(known_round)
-        duration = known_round.vote_end_time - created
-        if duration <= 0:
-            raise InvalidRoundError
-        width, now = bucket_seconds(duration), self._clock.now()
-        counts = (await self._store.count_shares()).get(known_round.round_id, {})
-        shares = await self._store.count_by_due_bucket(known_round.round_id, start=created, width=width, now=now)
-        return build_summary(
-            known_round.round_id,
-            created=created,
-            end=known_round.vote_end_time,
-            now=int(now),
-            width=width,
-            confirmed=counts.get(ShareState.SUBMITTED, 0),
-            shares=shares,
-        )
+    async def run(self) -> None:
+        """Read the queue at each full hour until cancelled."""
+        while True:
+            await self.refresh()
+            await self._clock.sleep(CHECK_SECONDS)
 
-    async def _created_time(self, known_round: Round) -> int:
-        """Unix seconds at which the round was created.
+    async def refresh(self) -> None:
+        """Read missing times of creation, and the counts of the rounds that were not read in this hour.
 
-        If no node has the block, the time of the reading, or the earliest due time of a share.
+        The counts of a new round, and those after a start, are first read at the next full hour.
         """
-        created = self._created_times.get(known_round.round_id)
-        if created is None:
-            block_time = await self._read_block_time(known_round.created_at_height)
-            if block_time is not None:
-                created = self._created_times[known_round.round_id] = int(block_time)
-        if created is None:
-            due_ms = await self._store.next_due_ms([known_round.round_id])
-            earliest = self._clock.now() if due_ms is None else due_ms / 1000
-            created = int(min(earliest, self._clock.now(), known_round.vote_end_time - 1))
-        return created
+        now, known_rounds = self._clock.now(), {known.round_id: known for known in self._rounds.all_rounds()}
+        self._summaries = {key: entry for key, entry in self._summaries.items() if key in known_rounds}
+        before, self._published = self._published, {}
+        for round_id, known in known_rounds.items():
+            published = self._published[round_id] = before.get(round_id) or _PublishedRound(known, now)
+            published.set_grid(known, published.created)
+        await self._read_creation_times()
+        hour = int(now // PERIOD_SECONDS)
+        waiting = [
+            published
+            for published in self._published.values()
+            if published.hour != hour and published.created < published.known.vote_end_time
+        ]
+        try:
+            if waiting:
+                counts = await self._store.count_shares()
+                for published in waiting:
+                    await self._read_counts(published, counts.get(published.known.round_id, {}))
+                    published.hour = hour
+            self._error_log.note(None)
+        except StoreError as error:
+            self._error_log.note(error)
+
+    async def _read_creation_times(self) -> None:
+        """Read some of the missing times of creation: of rounds that were tried less often, the newest first."""
+        missing = [published for published in self._published.values() if not published.is_created_known]
+        missing.sort(key=lambda published: (published.tries, -published.known.created_at_height))
+        for published in missing[:BLOCKS_PER_CHECK]:
+            published.tries += 1
+            created = await self._read_block_time(published.known.created_at_height)
+            if created is not None:
+                published.is_created_known = True
+                published.set_grid(published.known, int(created))
+                self._summaries.pop(published.known.round_id, None)
+
+    async def _read_counts(self, published: _PublishedRound, counts: Mapping[ShareState, int]) -> None:
+        created, end, now = published.created, published.known.vote_end_time, int(self._clock.now())
+        width = bucket_seconds(end - created)
+        last = (end - created - 1) // width
+        shares = await self._store.count_by_due_bucket(published.known.round_id, start=created, width=width, now=now)
+        exact = select_public(
+            shares,
+            confirmed=counts.get(ShareState.SUBMITTED, 0),
+            past=last + 1 if now >= end else max(0, now - created) // width,
+            last=last,
+        )
+        for key in exact.keys() | published.counts.keys():
+            published.counts.setdefault(key, CoarseCount(self._rng)).update(exact[key])
+        published.counted_at = now
 
 
 async def read_block_time(node_pool: NodePool, height: int) -> float | None:

@@ -2,21 +2,27 @@
 
 The peer of the connection is the client, unless the peer is a trusted proxy. Then the client is the right-most address
 of X-Forwarded-For (or Forwarded, RFC 7239) that is not a trusted proxy's. Addresses further left come from the client
-and are ignored. Addresses are stored in memory only.
+and are ignored. No address is cached: it would stay in memory after its request.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from typing import Final
 
 from helper.core.addresses import Address, parse_address
 
 Network = IPv4Network | IPv6Network
 Headers = Iterable[tuple[bytes, bytes]]
 
+MAX_HOPS: Final = 16
+"""Maximum number of hops that are read, so that a long list costs no time."""
+MAX_HOP_CHARS: Final = 64
+"""Maximum characters of a hop. An IPv6 address with brackets, zone and port is shorter."""
+MAX_ELEMENT_CHARS: Final = 512
+"""Maximum characters of an element of Forwarded: a hop and its other parameters."""
 _6TO4_PREFIX = b"\x20\x02"
 _FOR_PARAMETER = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"]*)"|([^;"\s]*))\s*(?=;|$)', re.IGNORECASE)
 _V4_AND_PORT = re.compile(r"([0-9.]+)(?::[0-9]{1,5})?")
@@ -53,17 +59,12 @@ def client_network(client: bytes) -> bytes:
     return client[2:5] if client[:2] == _6TO4_PREFIX else client[:6]
 
 
-@lru_cache(maxsize=4096)
-def _is_in_networks(address: Address, networks: tuple[Network, ...]) -> bool:
-    return any(address in network for network in networks)
-
-
 def is_trusted_proxy(address: Address | str | None, trusted: Sequence[Network]) -> bool:
     """Whether an address belongs to one of the operator's proxies."""
     if not trusted:
-        return False  # without parsing it, so that the cache holds no address
+        return False
     parsed = _parse_address(address or "") if isinstance(address, str | None) else address
-    return parsed is not None and _is_in_networks(parsed, tuple(trusted))
+    return parsed is not None and any(parsed in network for network in trusted)
 
 
 def _forwarded_client(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> Address:
@@ -88,16 +89,21 @@ def _forwarded_client(proxy: Address, headers: Headers, trusted: Sequence[Networ
 
 def _x_forwarded_for_hops(text: str) -> Iterator[str] | None:
     """The hops of X-Forwarded-For, last first; None without the header."""
-    return reversed(text.split(",")) if text else None
+    return _last_elements(text) if text else None
 
 
 def _forwarded_hops(text: str) -> Iterator[str] | None:
     """The hops of Forwarded, last first; None without the header."""
-    return (_parse_for_parameter(element) for element in reversed(text.split(","))) if text else None
+    return (_parse_for_parameter(element) for element in _last_elements(text)) if text else None
+
+
+def _last_elements(text: str) -> Iterator[str]:
+    """The last `MAX_HOPS` elements of a list, last first; then the rest, valid only if it is a single one."""
+    return reversed(text.rsplit(",", MAX_HOPS))
 
 
 def _parse_for_parameter(element: str) -> str:
-    match = _FOR_PARAMETER.search(element)
+    match = _FOR_PARAMETER.search(element) if len(element) <= MAX_ELEMENT_CHARS else None
     return (match[1] or match[2] or "") if match else ""
 
 
@@ -114,9 +120,10 @@ def _rightmost_untrusted(proxy: Address, hops: Iterator[str], trusted: Sequence[
     return last
 
 
-@lru_cache(maxsize=4096)
 def _parse_address(text: str) -> Address | None:
     """Parse an address with or without a port; an IPv4-mapped IPv6 address becomes the IPv4 address."""
+    if len(text) > MAX_HOP_CHARS:
+        return None
     match = _V4_AND_PORT.fullmatch(text) or _V6_AND_PORT.fullmatch(text)
     try:
         return parse_address(match[1] if match else text)

@@ -7,6 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
+log = structlog.get_logger("helper.server")
+
 STARTS_PER_ITERATION: Final = 4
 """Requests started in one iteration of the event loop. Starting one takes about 0.3 ms."""
 
@@ -35,6 +39,9 @@ class RequestTurns:
     def _start_next(self) -> None:
         self._is_scheduled = False
         for _ in range(min(STARTS_PER_ITERATION, len(self._waiting))):
-            self._waiting.popleft()()
+            try:
+                self._waiting.popleft()()
+            except Exception:  # of one connection; the requests of the others still start
+                log.exception("request_start_failed")
         if self._waiting:
             self._schedule()

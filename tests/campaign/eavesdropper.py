@@ -9,12 +9,14 @@ Requirements. No request contains data of a share before its time. Neither the r
 that a share arrived. Each reveal is made against the newest root known to the helper, so that no anchor reveals an
 arrival (`GRACE_SECONDS` seconds are allowed for the proof, queueing and the disk, in which newer roots may arrive). The
 order in which shares of one second reach the chain, or are confirmed, is independent of the order in which wallets
-posted them.
+posted them. Public summaries of the queues recover the choices of simulated votes no better than chance
+(`summary_attack`).
 
 Injected faults that it caught. `CommitmentTreeSync.wait_next_sync`, which holds shares that are not in the
 synced tree yet, began with its own sync (`await self.sync(self.synced_height)`): "difference in requests per block with
 and without POSTs, any kind: 0.9375 (≤ 0.5)". `RoundTree.set_anchor` used the root before the newest as the anchor:
-"seconds from knowing a newer root to sending a reveal: 1.9823 (≤ 1)".
+"seconds from knowing a newer root to sending a reveal: 1.9823 (≤ 1)". The summary had exact counts by due time
+(`ExactSummaries`): "choices recovered from summaries: 0.94 (≤ 0.58)".
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.node_observer import anchor_staleness, count_request_groups, count_request_kinds, post_correlation
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
+from tests.campaign.summary_attack import Summaries, recovered_fraction
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
@@ -95,7 +98,16 @@ async def run(setting: CampaignRun) -> Findings:
         votes = [*_to_cast_votes(posted, None), *_to_cast_votes(revealed, voters.ledger)]
         named = find_leaks(log, sensitive_values(votes, await chain.transaction_hashes(round_id)))
         findings.require_equal("requests that contain data of a share before its time", len(named), 0)
+    await asyncio.to_thread(_attack_summaries, findings, setting)
     return findings
+
+
+def _attack_summaries(findings: Findings, setting: CampaignRun) -> None:
+    """Recover choices from the public summaries. Votes of one round are not independent, hence the margins."""
+    rounds, margin = setting.scale((63, 0.02), (6, 0.08))
+    fraction = recovered_fraction(Summaries, setting.seeded_random("summaries"), rounds=rounds, voters=160, helpers=3)
+    findings.record_figure("votes attacked through summaries", 160 * rounds)
+    findings.require_at_most("choices recovered from summaries", fraction, 0.5 + margin)
 
 
 # -------------------------------------------------------------------- arrivals

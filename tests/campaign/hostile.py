@@ -60,7 +60,7 @@ from tests.campaign.attack_clients import (
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.hostile_connections import attack_connections
 from tests.campaign.hostile_gateway import attack_gateway
-from tests.campaign.hostile_registration import attack_registration
+from tests.campaign.hostile_registration import attack_registration, attack_with_slow_urls
 from tests.campaign.mutations import PayloadMutator
 from tests.campaign.schemathesis_run import check_described_operations
 from tests.campaign.wallet_clients import WalletGroup
@@ -114,6 +114,7 @@ async def run(setting: CampaignRun) -> Findings:
         await _post_mutations(env, uncast)
         await _post_unknown_leaves(env, uncast, cast[0][1])
         await attack_gateway(setting, findings, env.chain, http)
+        await attack_with_slow_urls(setting, findings, _port_of(env.limiting_helper), PROXY_ADDRESS, env.wallets, cast)
         await attack_registration(setting, findings, env.chain, http)
         await promise_check.wait_until_drained(env.chain, env.wallets.ledger, 60)
         await _check_promises(env)

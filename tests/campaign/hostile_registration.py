@@ -1,11 +1,13 @@
 """Floods of validator registrations, a part of the `hostile` campaign.
 
-Method. An attacker with 100 networks occupies all places before the helper starts, and keeps registering through a
-trusted proxy, from old and new networks. At the same time, validators from other networks register, and the list is
-read page by page. At the end clients request the list and disconnect, and the helper is stopped.
+Method. Registrations whose URL has a host of 500 ligatures come from changing networks, while honest wallets post to
+the same helper: converting such a host to punycode takes more than 0.1 s, in which no other Python code runs. Then an
+attacker with 100 networks occupies all places before the helper starts, and keeps registering through a trusted proxy,
+from old and new networks. At the same time, validators from other networks register, and the list is read page by page.
+At the end clients request the list and disconnect, and the helper is stopped.
 
 Requirements. No honest registration is refused or lost, and no network occupies more than 200 places. Pages are at most
-64 kB and load quickly, and the helper stops within 10 s.
+64 kB and load quickly, and the helper stops within 10 s. Honest POSTs take at most 50 ms (p99) while long URLs arrive.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,9 +30,11 @@ from cosmpy.crypto.address import Address
 
 from admin import adr036
 from admin.registration_request import RegistrationRequest
+from devnet.ballot import Ballot
 from helper.observability.stats import percentile
 from tests.campaign.attack_clients import RawRequest, ReusedConnection
 from tests.campaign.campaign import CampaignRun, Findings
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
 
@@ -39,6 +43,56 @@ NETWORK_COUNT = 100
 PROXY_ADDRESS = "127.0.0.3"
 REGISTER_PATH, PENDING_PATH = "/api/register-validator", "/api/pending-validators"
 CONNECTIONS = 4
+SLOW_URL = "https://" + "\ufdfa" * 500
+SLOW_URLS_PER_SECOND = 50
+
+
+async def attack_with_slow_urls(
+    setting: CampaignRun,
+    findings: Findings,
+    port: int,
+    client: str,
+    wallets: WalletGroup,
+    cast: Sequence[tuple[Ballot, int]],
+) -> None:
+    """Register URLs that are slow to convert while honest wallets repeat their posts.
+
+    Args:
+        setting: the run.
+        findings: results.
+        port: of the helper to which the wallets post.
+        client: address of a trusted proxy of this helper.
+        wallets: the honest wallets.
+        cast: their votes.
+    """
+    addresses, statuses = _hostile_addresses(setting.seeded_random("slow urls")), Counter[int]()
+    body = json.dumps({**json.loads(_signed_registration(bytes(31) + b"\1", "attacker")), "url": SLOW_URL}).encode()
+    count, waits = setting.scale(1_500, 150), len(wallets.ledger.response_seconds)
+    finished = asyncio.Event()
+
+    async def register() -> None:
+        connection = ReusedConnection(port, client)
+        for _ in range(count // CONNECTIONS):
+            response = await connection.send(
+                RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": next(addresses)})
+            )
+            statuses[response.status if response else 0] += 1
+            await asyncio.sleep(CONNECTIONS / SLOW_URLS_PER_SECOND)
+        connection.close()
+
+    async def post_honestly() -> None:
+        while not finished.is_set():
+            await wallets.post_shares(cast, lambda: 0)
+
+    posting = asyncio.create_task(post_honestly())
+    await asyncio.gather(*(register() for _ in range(CONNECTIONS)))
+    finished.set()
+    await posting
+    seconds = wallets.ledger.response_seconds[waits:]
+    findings.record_figure("slow URLs registered", statuses.total())
+    findings.require_equal("slow URLs that were not refused", statuses.total() - statuses[400] - statuses[429], 0)
+    findings.record_figure("slow URLs, honest POSTs", len(seconds))
+    findings.require_at_most("slow URLs, honest POST p99 s", percentile(seconds, 0.99) or 60.0, 0.05)
 
 
 async def attack_registration(

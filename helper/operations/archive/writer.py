@@ -111,21 +111,21 @@ class ArchiveWriter:
 
     async def run(self) -> None:
         """Write parts until cancelled. Errors are logged and retried."""
-        try:
-            while True:
-                progressed = False
-                try:
-                    progressed = await self.write_next_part()
-                    self._problem = ""
-                except HelperError as error:
-                    self._report_problem(str(error), error.advice)
-                except Exception as error:  # an archive failure must not stop the service
-                    self._problem = f"internal error: {type(error).__name__}"
-                    log.exception("archive_write_crashed")
-                await self._clock.sleep(BATCH_PAUSE_SECONDS if progressed else self._interval_seconds)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._history.aclose()
+        while True:
+            progressed = False
+            try:
+                progressed = await self.write_next_part()
+                self._problem = ""
+            except HelperError as error:
+                self._report_problem(str(error), error.advice)
+            except Exception as error:  # shown in the status, and retried at the usual interval
+                self._problem = f"internal error: {type(error).__name__}"
+                log.exception("archive_write_crashed")
+            await self._clock.sleep(BATCH_PAUSE_SECONDS if progressed else self._interval_seconds)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._history.aclose()
 
     def _report_problem(self, reason: str, advice: str) -> None:
         """Log a problem when it first occurs."""

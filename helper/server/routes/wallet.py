@@ -17,7 +17,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.pause import PauseReason
-from helper.errors import ShareRefused, StoreError
+from helper.errors import ShareRefused
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import SMALL_BODY_BYTES
@@ -98,7 +98,7 @@ QUEUE_STATUS: Final = Operation(
 )
 
 QUEUE_SUMMARY: Final = Operation(
-    "Number of shares of a round by due time, at most a minute old. Needs no token.",
+    "Number of shares of a round by due time, in hundreds, of the last full hour. Needs no token.",
     QueueSummary,
     path={"round_id": HexField("The voting round: 32 bytes in hex.", allows_upper_case=True)},
     refusals=(404,),
@@ -175,7 +175,8 @@ def wallet_routes(
         round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
         nullifier = payload.parse_hex32("nullifier", request.path_params["nullifier"])
         confirmed = await view.store.is_spent(round_id, nullifier)
-        return JsonResponse(payload.share_status_body(is_confirmed=confirmed))
+        # A cache would keep a nullifier, and a later response would be that of an earlier time.
+        return JsonResponse(payload.share_status_body(is_confirmed=confirmed), headers={"Cache-Control": "no-store"})
 
     async def status(_request: Request) -> Response:
         if (reason := view.pause_reason()) is not None:
@@ -192,9 +193,7 @@ def wallet_routes(
         assert view.queue_summaries is not None
         round_id = payload.parse_hex32("round_id", request.path_params["round_id"].lower())
         try:
-            summary = await view.queue_summaries.get(round_id)
-        except StoreError:
-            return error_response(503, "the queue cannot be read")
+            summary = view.queue_summaries.get(round_id)
         except InvalidRoundError:
             return error_response(400, "the round ends before it begins")
         return error_response(404, "round not found") if summary is None else JsonResponse(summary)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
+from admin.config_documents import parse_config
 from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, parse_registration
 from admin.url_policy import UrlNotAllowedError, check_url
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import NOW, sign_registration
 
 ENTRIES = json.loads((RECORDED / "adr036.json").read_text())
+
+
+SLOW_HOST = "\ufdfa" * 500
+"""A host whose conversion to punycode takes more than 0.1 s."""
 
 
 def parse(body: Any, *, production: bool = True) -> None:
@@ -139,6 +144,8 @@ def test_url_in_development_may_be_private(url: str) -> None:
         "https://[::1",
         "https://[v1.x]",
         "https://x.org/" + "a" * 600,
+        "https://höhle.example.org",
+        "https://x.org/ö",
     ],
 )
 def test_url_malformed_is_refused_in_every_mode(url: str, production: bool) -> None:
@@ -153,8 +160,25 @@ def test_url_malformed_is_refused_in_every_mode(url: str, production: bool) -> N
         "https://a.example.org:8443/p?q=1",
         "https://1.1.1.1/",
         "https://[2606:4700::1111]/",
-        "https://höhle.example.org",
+        "https://xn--hhle-5qa.example.org",
     ],
 )
 def test_url_public_is_accepted(url: str) -> None:
     check_url(url, production=True)
+
+
+@pytest.mark.parametrize("slow", [f"https://{SLOW_HOST}", f"https://{SLOW_HOST[:200]}.org/"])
+def test_international_host_is_not_converted(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    converted = list[str]()
+
+    def convert(host: str, **_: object) -> Never:
+        converted.append(host)
+        raise UnicodeError
+
+    monkeypatch.setattr("encodings.idna.nameprep", convert)  # of the codec
+    monkeypatch.setattr("idna.encode", convert)  # used by httpx
+    with pytest.raises(RegistrationError, match=r"^url: .* punycode"):
+        parse(sign_registration(url=slow))
+    config = {"version": 1, "vote_servers": [{"url": slow}, {"url": "https://a.example.org"}]}
+    assert parse_config(json.dumps(config).encode()).origins == ("https://a.example.org",)
+    assert not converted

@@ -19,7 +19,7 @@ from typing import Any, Never
 import pytest
 
 from admin import adr036, registry, store
-from admin.registration_request import MAX_MONIKER_CHARS, RegistrationRequest, SignedRegistration
+from admin.registration_request import MAX_MONIKER_CHARS, RegistrationRequest
 from admin.registry import CHECK_SECONDS, MAX_PER_CHECK, PAGE_BYTES, PUBLISH_SECONDS
 from admin.store import AdminStore
 from admin.url_policy import MAX_URL_CHARS
@@ -355,21 +355,23 @@ async def test_publish_prepares_the_list_outside_the_event_loop(
     assert threading.main_thread() not in creator_threads
 
 
-async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_register_parses_and_verifies_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running_checks, most, lock = 0, 0, threading.Lock()
-    verify = registry._verify
+    verify = registry._parse_and_verify
 
-    def record(request: SignedRegistration) -> None:
+    def record(body: bytes, now: float, *, production: bool) -> RegistrationRequest:
         nonlocal running_checks, most
         with lock:
             running_checks += 1
             most = max(most, running_checks)
         time.sleep(0.01)
-        verify(request)
-        with lock:
-            running_checks -= 1
+        try:
+            return verify(body, now, production=production)
+        finally:
+            with lock:
+                running_checks -= 1
 
-    monkeypatch.setattr(registry, "_verify", record)
+    monkeypatch.setattr(registry, "_parse_and_verify", record)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         responses = await asyncio.gather(
             *(stack.client.post("/register-validator", json=registration_body(number)) for number in range(8))
@@ -409,6 +411,7 @@ async def main():
             return module
         builtins.__import__ = watch
         await service.mount.app(scope, receive, send)
+        builtins.__import__ = import_module
     assert "cosmpy.crypto.address" in set(sys.modules) - imported
     print(json.dumps([messages[0]["status"], on_loop]))
 

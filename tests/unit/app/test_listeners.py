@@ -197,8 +197,7 @@ async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.
             helper={"db_path": str(tmp_path / "q.db")}, archive={"place": "s3://bucket/proofs", "audit": audit}
         )
         listeners = Listeners(config, node_pool=create_node_pool(config, clock), clock=clock)
-        for task in listeners.background_tasks.values():
-            task.close()
+        assert ("audit results" in listeners.auxiliary_tasks) is audit
         assert (listeners._audits is not None) is audit
         if listeners._audits is None:
             assert listeners._get_audit(round_id) is None

@@ -233,7 +233,7 @@ async def test_service_frozen_round_with_waiting_shares_fails_readiness(
     service = harness.service
     monkeypatch.setattr(service.round_registry, "frozen_shares", lambda: {b"\x07" * 32: 2})
     problems = {check.name: check.problem for check in service.health.run_checks()}
-    assert problems["rounds"] == "round 07070707 is frozen with 2 waiting shares"
+    assert problems["rounds"] == "round 07070707 is frozen and has waiting shares"
     assert service.gates.intake_pause_reason() is None, "other rounds continue"
 
 

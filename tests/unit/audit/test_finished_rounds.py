@@ -167,7 +167,7 @@ async def test_process_failed_audit_is_logged_as_error() -> None:
     assert FIRST.hex() in logs[0]["advice"]
 
 
-async def test_run_survives_errors_and_closes_the_pool() -> None:
+async def test_run_survives_errors() -> None:
     setup = Setup()
     setup.pool.is_unreachable = True
     with capture_logs() as logs:
@@ -183,6 +183,8 @@ async def test_run_survives_errors_and_closes_the_pool() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert [line["event"] for line in logs] == ["finished_rounds_unavailable", "round_archived"]
+    assert not setup.pool.is_closed, "the task may be started again"
+    await setup.rounds.aclose()
     assert setup.pool.is_closed
 
 

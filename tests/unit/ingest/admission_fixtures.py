@@ -103,6 +103,9 @@ class FakeChain:
     def get(self, round_id: bytes) -> Round | None:
         return self.rounds.get(round_id)
 
+    def all_rounds(self) -> list[Round]:
+        return list(self.rounds.values())
+
     def active_rounds(self) -> list[Round]:
         return [known for known in self.rounds.values() if known.status is RoundStatus.ACTIVE]
 

@@ -272,6 +272,7 @@ async def test_writer_run_survives_errors_and_logs_each_once() -> None:
     events = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
     assert events.count("archive_write_failed") == 1
     assert "archive_write_crashed" in events
+    await writer.aclose()
     assert blocks.is_closed
     text = repr(logs)
     assert FIRST.message.nullifier.hex() not in text

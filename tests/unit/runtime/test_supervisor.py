@@ -1,16 +1,18 @@
-"""Supervised tasks end when a stop is requested."""
+"""Supervised tasks end when a stop is requested; auxiliary ones are restarted until then."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 from structlog.testing import capture_logs
 
-from helper.errors import LeaseHeld
+from helper.errors import HelperError, LeaseHeld
 from helper.runtime import supervisor
-from helper.runtime.supervisor import run_until_stopped, supervise
+from helper.runtime.supervisor import MAX_RESTART_SECONDS, AuxiliaryTasks, run_until_stopped, supervise
+from tests.support.clock import FakeClock
 
 
 async def test_long_work_is_abandoned_on_shutdown() -> None:
@@ -57,7 +59,9 @@ async def test_component_that_loses_a_cancellation_is_cancelled_again(monkeypatc
         finally:
             ended.append("prompt")
 
-    running = asyncio.create_task(supervise({"slow": lose_cancellation(), "prompt": work()}, [], stop))
+    running = asyncio.create_task(
+        supervise({"slow": lose_cancellation(), "prompt": work()}, [], stop, auxiliary={}, clock=FakeClock())
+    )
     await asyncio.sleep(0)
     stop.set()
     with capture_logs() as logs:
@@ -65,3 +69,73 @@ async def test_component_that_loses_a_cancellation_is_cancelled_again(monkeypatc
             await running
     assert ended == ["prompt", "slow"]
     assert [(entry["event"], entry["components"]) for entry in logs] == [("components_stop_slowly", ["slow"])]
+
+
+class RecordingClock(FakeClock):
+    """A clock whose sleeps end at once; it records their lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeps: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+async def lose_other_task() -> None:
+    """Wait on a task that something else cancels."""
+    other = asyncio.create_task(asyncio.Event().wait())
+    asyncio.get_running_loop().call_soon(other.cancel)
+    await other
+
+
+async def fail() -> None:
+    raise ValueError("secret")
+
+
+async def fail_with_advice() -> None:
+    raise HelperError("unreadable", advice="Repair it.")
+
+
+async def end() -> None:
+    pass
+
+
+@pytest.mark.parametrize("run", [fail, fail_with_advice, end, lose_other_task])
+async def test_auxiliary_task_is_restarted_and_never_ends_the_service(run: Callable[[], Awaitable[None]]) -> None:
+    stop, clock, starts, is_cancelled = asyncio.Event(), RecordingClock(), list[float](), list[str]()
+
+    async def dispatch() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.append("dispatcher")
+
+    async def feed() -> None:
+        starts.append(clock.monotonic())
+        if len(starts) == 10:
+            clock.advance(MAX_RESTART_SECONDS)  # ran for long
+        if len(starts) == 12:
+            stop.set()
+            assert not is_cancelled
+        await run()
+
+    auxiliary: AuxiliaryTasks = {"feed": feed}
+    with capture_logs() as logs:
+        async with asyncio.timeout(10):
+            await supervise({"dispatcher": dispatch()}, [], stop, auxiliary=auxiliary, clock=clock)
+    assert is_cancelled == ["dispatcher"]
+    assert clock.sleeps[:11] == [1, 2, 4, 8, 16, 32, 60, 60, 60, 1, 2]
+    reports = [(entry["event"], entry["components"], entry["seconds"]) for entry in logs]
+    assert reports[:2] == [("component_failed", ["feed"], 1), ("component_failed", ["feed"], 2)]
+
+
+async def test_essential_task_ends_the_service() -> None:
+    async def run_feed() -> None:
+        await asyncio.Event().wait()
+
+    for run, error in ((fail, ValueError), (end, HelperError)):
+        with pytest.raises(error):
+            await supervise({"sync": run()}, [], asyncio.Event(), auxiliary={"feed": run_feed}, clock=FakeClock())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address, ip_network
+import gc
+from ipaddress import IPv4Address, ip_address, ip_network
 
 import pytest
 
-from helper.server.client_address import identify_client, is_trusted_proxy
+from helper.server.client_address import MAX_ELEMENT_CHARS, MAX_HOPS, identify_client, is_trusted_proxy
 
 PROXIES = tuple(map(ip_network, ("10.0.0.0/8", "fd00::/8")))
 PROXY = "10.0.0.1"
@@ -89,10 +90,22 @@ def test_client_of_forwarded_ipv6_address_may_have_port(text: str) -> None:
         (standard(f'for="{CLIENT}'), PROXY),
         ([*forwarded(CLIENT), *standard("for=198.51.100.1")], PROXY),
         ([*forwarded("198.51.100.1"), *standard("for=unknown")], PROXY),
+        (forwarded(f"{CLIENT}, fd00::1%{'z' * 60}"), PROXY),
+        (standard(f'for="[fd00::1%{"z" * 60}]"'), PROXY),
+        (standard(f"for={CLIENT};by={'z' * MAX_ELEMENT_CHARS}"), PROXY),
+        (forwarded(",".join(["10.2.2.2", "10.2.2.3", *["10.3.3.3"] * MAX_HOPS])), "10.3.3.3"),
     ],
 )
 def test_client_of_invalid_header_is_last_proxy(headers: list[tuple[bytes, bytes]], client_ip: str) -> None:
     assert identify_client(PROXY, headers, PROXIES) == ipv4_bytes(client_ip)
+
+
+def test_no_address_remains_in_memory_after_its_request() -> None:
+    identify_client(CLIENT, [], PROXIES)
+    identify_client(PROXY, forwarded("198.51.100.1"), PROXIES)
+    assert not is_trusted_proxy("192.0.2.77", PROXIES)
+    addresses = {str(held) for held in gc.get_objects() if isinstance(held, IPv4Address)}
+    assert not addresses & {CLIENT, PROXY, "198.51.100.1", "192.0.2.77"}
 
 
 def test_is_trusted_matches_networks() -> None:

@@ -434,11 +434,17 @@ async def test_requests_of_many_connections_start_in_turn(monkeypatch: pytest.Mo
     assert max(starts.values()) <= STARTS_PER_ITERATION
 
 
-def test_turns_are_taken_in_order_a_few_per_iteration() -> None:
+def test_turns_are_taken_in_order_a_few_per_iteration_despite_exceptions() -> None:
     async def take_turns() -> None:
         turns, started = RequestTurns(), list[int]()
+
+        def start(number: int) -> None:
+            started.append(number)
+            if number in {0, STARTS_PER_ITERATION - 1}:
+                raise ValueError
+
         for number in range(2 * STARTS_PER_ITERATION + 1):
-            turns.append(partial(started.append, number))
+            turns.append(partial(start, number))
         for iterations in (1, 2, 3):
             await asyncio.sleep(0)
             assert started == list(range(min(iterations * STARTS_PER_ITERATION, 2 * STARTS_PER_ITERATION + 1)))
