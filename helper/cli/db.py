@@ -39,12 +39,15 @@ IdentityOption = Annotated[
 @app.command()
 def backup(
     *,
-    output: Annotated[Path, typer.Option(help="File to write; an existing file is replaced.")],
+    output: Annotated[Path, typer.Option(help="File to write; must not exist, unless --force is used.")],
     recipient: Annotated[
         list[str] | None,
         typer.Option(help="Encrypt to this age recipient (age1…) instead of a passphrase; may be repeated."),
     ] = None,
     passphrase_file: PassphraseOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing backup; a file of `queue export` is never replaced.")
+    ] = False,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -68,7 +71,7 @@ def backup(
             sealed = executor.submit(
                 encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
             ).result()
-        write_backup(output, sealed)
+        write_backup(output, sealed, replace=force, passphrase=passphrase)
     result = {
         "output": str(output),
         "bytes": len(sealed),
