@@ -87,6 +87,9 @@ class Service:
         prover_command: the command line of a prover worker.
         spawn_worker: starts a prover worker.
         share_checks: validates shares.
+
+    Attributes:
+        new_database: where the queue is, if its database has never seen a chain; otherwise None.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Service:
             lambda: self.prover_pool.estimated_seconds(self.circuit_selector.current),
         )
         self._share_checks = share_checks
+        self.new_database: str | None = None
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
@@ -396,6 +400,13 @@ class Service:
             recovered = await self.store.recover()
             log.info("queue_opened", recovered=recovered)
             await self.round_registry.restore()
+            if not self.round_registry.has_stored_state:
+                self.new_database = (
+                    f"schema {self.config.store.schema_name}"
+                    if self.store.is_shared
+                    else str(self.config.db_path.absolute())
+                )
+                log.info("database_created", path=self.new_database, note="the queue is new and empty")
             await self.tree_sync.restore()
             if self.cluster is not None:
                 await run_until_stopped(self._stop, self.cluster.start())

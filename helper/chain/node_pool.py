@@ -61,9 +61,14 @@ def create_nodes(
 
 
 def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None = None) -> NodePool:
-    """Create the pool that the configuration describes. `nodes` replaces connections to the configured URLs."""
+    """Create the pool that the configuration describes. `nodes` replaces connections to the configured URLs.
+
+    Raises:
+        ConfigError: no node is configured.
+    """
     chain = config.chain
     if nodes is None:
+        config.require_nodes()
         nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds)
     return NodePool(
         nodes,

@@ -497,6 +497,11 @@ class RoundRegistry:
         for record in past[: max(0, len(past) - MAX_PAST_ROUNDS)]:
             record.known, record.is_past = None, False
 
+    @property
+    def has_stored_state(self) -> bool:
+        """Whether the database has seen a chain; false for a new one."""
+        return self._chain_id_stored or bool(self._records)
+
     async def _store_chain_id(self) -> None:
         """Store the chain's id, so that the database is never used for another chain."""
         if not self._chain_id_stored and self._node_pool.chain_id is not None:

@@ -258,6 +258,13 @@ def _evaluate_rpc(node: NodeReport, problem: tuple[str, str] | None) -> CheckRes
 
 def _evaluate_chain(nodes: Sequence[NodeReport], usable: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
     facts = {"chain_id": chain_id, "endpoints": len(nodes), "of_use": len(usable)}
+    if not nodes:
+        return fail(
+            "chain",
+            "no node is configured: the helper does not start",
+            "Set [chain] endpoints to the REST URLs of at least two nodes of the vote chain.",
+            **facts,
+        )
     if not usable:
         return fail(
             "chain",

@@ -75,6 +75,7 @@ async def test_examine_without_anything_reports_each_subject() -> None:
     assert results["helper"].level is Level.WARN
     assert results["database"].level is Level.WARN
     assert results["chain"].level is Level.FAIL
+    assert "no node is configured" in results["chain"].message
     assert results["backlog"].level is Level.OK
     assert results["prover"].message == "skipped (--skip-proof)"
 
@@ -124,6 +125,7 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
     await store.close()
     results = await run_checks(config_with_node())
     assert results["database"].message.startswith("svote-helper.db: 0 shares in 1 rounds")
+    assert "db_path is relative (svote-helper.db)" in results["settings"].message
     assert results["integrity"].message == "SQLite finds no damage"
     assert results["file modes"].level is Level.OK
 
