@@ -76,7 +76,11 @@ class ServiceHealth:
             Check("circuit", text_of(self._circuit_selector.pause_reason)),
         ]
         if self._cluster is not None:
-            checks.append(Check("sender", text_of(self._cluster.work_blocked)))
+            accepts = self._role.can_accept
+            missing = self._cluster.missing_host("sender") if accepts else None
+            checks.append(Check("sender", text_of(self._cluster.work_blocked) or missing))
+            if accepts and not self._role.can_process:
+                checks.append(Check("provers", self._cluster.missing_host("prover")))
         if self._role.can_process:
             checks.append(Check("provers", None if self._prover_pool.is_ready else "no prover is ready"))
             checks.append(Check("queue", None if self._gates.is_dispatching else "starting: dispatch has not begun"))

@@ -36,8 +36,10 @@ ADVICE_BY_CHECK: Final = {
     "provers": "Check the kernel log for the out-of-memory killer; lower [helper] max_concurrent_proofs.",
     "queue": "Wait a few seconds after a start. If it persists, see the other checks.",
     "sender": "Check that the [sender] lease location is reachable; run only one of two copies of a queue.",
+    "shared sender": "Start a host with that role, or one with the role all. If one runs, check its log.",
+    "shared provers": "Start a host with that role, or one with the role all. If one runs, check its log.",
 }
-"""Advice for each of the helper's own health checks, by name; `shared store` is the check `store` with PostgreSQL."""
+"""Advice for each of the helper's own health checks, by name; `shared …` is a check of a queue in PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,8 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
 
 
 def _advice_name(check: str, service: ServiceReport) -> str:
-    return "shared store" if check == "store" and service.shares_database else check
+    shared = {"store", "sender", "provers"} if service.role == "api" else {"store", "sender"}
+    return f"shared {check}" if check in shared and service.shares_database else check
 
 
 def evaluate_sender(daemon: DaemonReport) -> list[CheckResult]:

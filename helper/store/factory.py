@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from helper.clock import Clock
 from helper.config import Config
+from helper.core.roles import ROLES
 from helper.errors import StoreError
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -39,6 +40,7 @@ def create_store(config: Config, clock: Clock) -> Store:
         schema=settings.schema_name,
         clock=clock,
         lease_seconds=settings.lease_seconds,
+        proves=ROLES[config.helper.role].can_prove,
     )
 
 
