@@ -65,7 +65,7 @@ class ServiceHealth:
         """Run the checks that `/readyz` reports."""
         checks = [
             Check("store", text_of(self._gates.store_fault())),
-            Check("chain", text_of(self._gates.sync_fault())),
+            Check("chain", text_of(self._gates.sync_fault()), self._same_nodes()),
             Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks(), self._unread_blocks()),
             Check(
@@ -86,6 +86,10 @@ class ServiceHealth:
             checks.append(Check("queue", None if self._gates.is_dispatching else "starting: dispatch has not begun"))
             checks.append(Check("dispatch", text_of(self._gates.long_pause_reason())))
         return checks
+
+    def _same_nodes(self) -> str | None:
+        """Why fewer nodes check each other than are configured, or None."""
+        return "two entries of [chain] endpoints are the same node" if self._node_pool.same_nodes else None
 
     def _missing_blocks(self) -> str | None:
         """Why confirmations may be missing, or None."""

@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("helper.app")
 
 HOUR_SECONDS = 3600.0
+NODE_IDS_SECONDS = 60.0
+"""Seconds between comparisons of the nodes' ids."""
 
 
 class Service:
@@ -460,6 +462,7 @@ class Service:
             **(more_components or {}),
             "chain_sync": self.chain_sync.run(),
             "block_follower": self.block_follower.run(),
+            "node ids": self._compare_node_ids(),
         }
         if self.cluster is not None:
             components |= self.cluster.tasks
@@ -498,6 +501,11 @@ class Service:
                 group.create_task(self.dispatcher.run())
             if self.role.can_send:
                 group.create_task(self.send_loop.run())
+
+    async def _compare_node_ids(self) -> None:
+        while True:
+            await self.node_pool.compare_node_ids()
+            await self.clock.sleep(NODE_IDS_SECONDS)
 
     async def _select_circuit(self) -> None:
         """Select the circuit generation by the chain's id and the node's version."""

@@ -234,8 +234,10 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
         warn(
             f"helper: {check.name}",
             check.note,
-            "Query your own node. A changed end time takes effect once two nodes report it (or, with a single node,"
-            " after ten blocks). If the status is unknown, install a newer version.",
+            "List two different nodes in [chain] endpoints; see the node checks."
+            if check.name == "chain"
+            else "Query your own node. A changed end time takes effect once two nodes report it (or, with a single"
+            " node, after ten blocks). If the status is unknown, install a newer version.",
         )
         for check in service.checks
         if check.note
