@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -25,6 +25,9 @@ from helper.cli.settings import database_encryption, database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
+
+if TYPE_CHECKING:
+    from helper.store.sqlite.snapshot import Contents
 
 app = typer.Typer(help="Back up, restore, check, migrate, encrypt and copy the queue database.")
 
@@ -84,7 +87,7 @@ def backup(
     if json:
         emit_json(result)
     else:
-        typer.echo(f"{output}: {result['live']} live shares, {result['confirmed']} confirmed, {len(sealed)} bytes")
+        typer.echo(f"{output}: {_summarize(snapshot.contents)}, {len(sealed)} bytes")
 
 
 @app.command()
@@ -113,11 +116,16 @@ def restore(
         print_message(
             "the restored database is not encrypted: run `svote-helper db encrypt` before you start the helper"
         )
+    if contents.moved:
+        print_message(
+            f"{contents.moved} shares were moved to another machine before this backup, so this helper does not reveal "
+            "them. If that machine no longer has them, run `svote-helper queue retry --stage moved`"
+        )
     if json:
         set_aside = None if aside is None else str(aside)
         emit_json({"database": str(database), "set_aside": set_aside, **asdict(contents)})
         return
-    typer.echo(f"{database}: {contents.live} live shares, {contents.confirmed} confirmed")
+    typer.echo(f"{database}: {_summarize(contents)}")
     if aside is not None:
         print_message(
             f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed"
@@ -153,7 +161,7 @@ def check(
     if json:
         emit_json({"file": str(path), "ok": not contents.damaged, **asdict(contents)})
     else:
-        typer.echo(f"{path}: {contents.live} live shares, {contents.confirmed} confirmed, {contents.damaged} damaged")
+        typer.echo(f"{path}: {_summarize(contents)}, {contents.damaged} damaged")
     if contents.damaged:
         print_message("the helper quarantines damaged rows and continues with the others")
         raise typer.Exit(ExitCode.DEGRADED)
@@ -225,6 +233,11 @@ def migrate(
 app.command()(encrypt)
 app.command()(decrypt)
 app.command()(copy)
+
+
+def _summarize(contents: Contents) -> str:
+    moved = f" ({contents.moved} of them moved to another machine)" if contents.moved else ""
+    return f"{contents.live} live shares{moved}, {contents.confirmed} confirmed"
 
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:

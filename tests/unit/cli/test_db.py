@@ -78,6 +78,7 @@ def test_backup_and_restore_with_passphrase(
         "set_aside": None,
         "schema": latest_version(),
         "live": 2,
+        "moved": 0,
         "confirmed": 0,
         "damaged": 0,
         "encrypted": False,
@@ -88,6 +89,27 @@ def test_backup_and_restore_with_passphrase(
     assert read_json(capsys)["set_aside"] == f"{restored_path}.before-restore-1"
     assert run_command("db", "check", "--db", str(restored_path), "--json") == 0
     assert read_json(capsys)["ok"] is True
+
+
+def test_restore_counts_moved_shares_apart(
+    database: Path, key: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup from before the shares came back: both machines hold them as moved, and nobody reveals them."""
+    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
+    monkeypatch.setattr("helper.cli.queue_transfer.harden_process", list)
+    flags = ("--db", str(database))
+    assert run_command("queue", "export", "--output", "moved.age", "--move", "--yes", *flags) == 0
+    assert run_command("db", "backup", "--output", "b.age", *flags) == 0
+    assert "2 live shares (2 of them moved to another machine)" in capsys.readouterr().out
+    assert run_command("queue", "retry", "--stage", "moved", "--yes", *flags) == 0  # as an import does
+    assert run_command("db", "restore", "b.age", "--force", *flags) == 0
+    printed = capsys.readouterr()
+    assert "2 live shares (2 of them moved to another machine)" in printed.out
+    assert "`svote-helper queue retry --stage moved`" in printed.err
+    assert run_command("queue", "retry", "--stage", "moved", "--yes", *flags) == 0
+    capsys.readouterr()
+    assert run_command("db", "check", "--json", *flags) == 0
+    assert read_json(capsys)["moved"] == 0
 
 
 def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
