@@ -64,9 +64,10 @@ def serve(
             return
         settings.require_nodes()
         # imported after the settings were validated, so that errors in them are reported without loading native code
-        from helper.store.factory import refuse_host_in_use  # noqa: PLC0415
+        from helper.store.factory import refuse_host_in_use, refuse_unsuitable_disk  # noqa: PLC0415
 
         if not settings.helper.disable:
+            refuse_unsuitable_disk(settings)
             refuse_host_in_use(settings)
 
         import uvloop  # noqa: PLC0415

@@ -34,6 +34,7 @@ from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
 from helper.store.models import RetryGroup
+from helper.store.sqlite.file_system import MOUNTS_FILE, find_file_system_type
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -44,7 +45,6 @@ _DAEMON_SECONDS: Final = 4.0
 _NODES_SECONDS: Final = 9.0
 _FILES_SECONDS: Final = 6.0
 _MARGIN_SECONDS: Final = 1.0
-MOUNTS_FILE: Final = Path("/proc/mounts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class _Doctor:
             advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
             return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
         return disk.evaluate_disk(
-            directory, measured, disk.find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
+            directory, measured, find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
         )
 
     async def _check_nodes(self) -> list[CheckResult]:

@@ -11,6 +11,7 @@ import pytest
 from helper.cli.early_lock_check import require_single_instance
 from helper.config import load, peek_database_path
 from helper.errors import StoreLocked
+from helper.store import factory
 from helper.store.sqlite.file_lock import FileLock
 from tests.support.command import run_refused_serve
 from tests.unit.cli.test_main import run_command
@@ -95,6 +96,7 @@ def test_serve_when_disabled_prints_reason_and_exits(tmp_path: Path) -> None:
         ('[helper]\ndb_path = "a.db"', {"SVOTE_HELPER_HELPER_DB_PATH": "b.db"}, "b.db"),
         ("[helper]\ndisable = true", {}, None),
         ("", {"SVOTE_HELPER_HELPER_DISABLE": "true"}, None),
+        ("[helper]\ndisable = true", {"SVOTE_HELPER_HELPER_DISABLE": "false"}, "svote-helper.db"),
         ("[helper", {}, None),
         ("helper = 3", {}, None),
         ("[helper]\ndb_path = 3", {}, None),
@@ -129,4 +131,17 @@ def test_command_without_a_node_is_refused_and_says_what_to_set(
     printed = capsys.readouterr()
     assert "no node is configured" in printed.out + printed.err
     assert "[chain] endpoints" in printed.out + printed.err
+    assert not (tmp_path / "q.db").exists()
+
+
+def test_serve_on_a_network_file_system_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nshare {tmp_path} virtiofs rw 0 0\n")
+    monkeypatch.setattr(factory, "MOUNTS_FILE", mounts)
+    assert run_command("serve", "--config", str(write_config(tmp_path))) == 1
+    error = capsys.readouterr().err
+    assert f"{tmp_path} is on virtiofs" in error
+    assert "Put the database on a local disk" in error
     assert not (tmp_path / "q.db").exists()
