@@ -53,7 +53,6 @@ from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
-from helper.runtime.hardening import harden_process
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import run_until_stopped, supervise
 from helper.server.operator_json import RoundState
@@ -356,8 +355,6 @@ class Service:
         Raises:
             HelperError: the service could not start or cannot continue.
         """
-        for failure in harden_process():
-            log.warning("process_not_hardened", reason=failure)
         listeners = Listeners(self.config, node_pool=self.node_pool, clock=self.clock)
         listeners.add_queue(
             self.wallet_view if self.role.can_accept else None,

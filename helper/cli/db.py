@@ -110,6 +110,8 @@ def restore(
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         image = _open_backup(file, identity, passphrase_file)
+        if not image.startswith(backups.DATABASE_HEADER):
+            fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
         contents = check_image(image, str(file), encryption)
         aside = backups.restore_database(image, database, set_aside=force)
     if encryption is not None and not contents.encrypted:

@@ -23,7 +23,8 @@ from helper.store.sqlite.file_lock import FileLock
 MIN_PASSPHRASE_CHARS: Final = 12
 """Minimum length of a passphrase for a new backup."""
 _AGE_HEADER: Final = b"age-encryption.org/v1\n"
-_DATABASE_HEADER: Final = b"SQLite format 3\0"
+DATABASE_HEADER: Final = b"SQLite format 3\0"
+"""First bytes of the content of a backup. An export begins with a line of JSON."""
 _PASSPHRASE_HEADER: Final = _AGE_HEADER + b"-> scrypt "
 _SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
 MAX_WORK_FACTOR: Final = 21
@@ -147,7 +148,7 @@ def _require_backup(sealed: bytes, path: Path, passphrase: str) -> None:
     if not needs_passphrase(sealed):
         return
     try:
-        is_database = decrypt_backup(sealed, passphrase=passphrase).startswith(_DATABASE_HEADER)
+        is_database = decrypt_backup(sealed, passphrase=passphrase).startswith(DATABASE_HEADER)
     except BackupKeyError:
         is_database = False
     if not is_database:

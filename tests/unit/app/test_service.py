@@ -12,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 import proofs
-from helper.app import service as app_module
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
 from helper.config import Config
@@ -36,7 +35,6 @@ class ServiceHarness:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node)
-        monkeypatch.setattr(app_module, "harden_process", list)
         config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}})
         nodes = create_nodes(["http://node:1317"], transport=self.network)
         self.service = Service(config, clock=self.clock, nodes=nodes, prover_command=("false",))

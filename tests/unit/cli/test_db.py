@@ -106,6 +106,12 @@ def test_restore_counts_moved_shares_apart(
     printed = capsys.readouterr()
     assert "2 live shares (2 of them moved to another machine)" in printed.out
     assert "`svote-helper queue retry --stage moved`" in printed.err
+    for command, other in (
+        ("queue import b.age --yes", "db restore"),
+        ("db restore moved.age --force", "queue import"),
+    ):
+        assert run_command(*command.split(), *flags) == 1
+        assert f"`svote-helper {other}`" in capsys.readouterr().err
     assert run_command("queue", "retry", "--stage", "moved", "--yes", *flags) == 0
     capsys.readouterr()
     assert run_command("db", "check", "--json", *flags) == 0
