@@ -185,10 +185,11 @@ class _Doctor:
         self.file_report = await self._call_in_thread(
             lambda: asyncio.run(database.read_database(path, self.config.store.key_file, now=now))
         )
-        failed, damaged = database.failed_shares(self.file_report.outlook), len(self.file_report.damaged)
+        outlook, damaged = self.file_report.outlook, len(self.file_report.damaged)
+        failed, in_ended = database.failed_shares(outlook), database.failed_in_ended_rounds(outlook, now)
         if self.daemon.failed is not None:
-            failed, damaged = self.daemon.failed, self.daemon.damaged
-        return [self.file_report.finding, *daemons.evaluate_failures(failed, damaged)]
+            failed, damaged, in_ended = self.daemon.failed, self.daemon.damaged, self.daemon.failed_in_ended
+        return [self.file_report.finding, *daemons.evaluate_failures(failed, damaged, in_ended=in_ended)]
 
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path
