@@ -128,13 +128,13 @@ def write_backup(path: Path, sealed: bytes, *, replace: bool = False, passphrase
             written = _write_temporary(real, sealed)
             try:
                 (_replace_file if replace else _create_file)(written, real)
+            except FileExistsError:
+                raise BackupError(
+                    f"the file exists already: {path}",
+                    advice="Choose another name, or use --force with `db backup` to replace an older backup.",
+                ) from None
             finally:
                 written.unlink(missing_ok=True)
-    except FileExistsError:
-        raise BackupError(
-            f"the file exists already: {path}",
-            advice="Choose another name, or use --force with `db backup` to replace an older backup.",
-        ) from None
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
 
