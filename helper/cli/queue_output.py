@@ -254,8 +254,12 @@ def _state_name(name: str) -> str:
     """Return the name of a flattened value of the running helper, for people."""
     group, _, item = name.partition(".")
     if group in _STATE_GROUPS and item:
-        return f"{_STATE_GROUPS[group]} {item.replace('_', ' ') if group != 'endpoints' else item}"
-    return _STATE_NAMES.get(name) or name.replace("_", " ").replace(".", " ")
+        return f"{_STATE_GROUPS[group]} {item if group == 'endpoints' else _to_words(item)}"
+    return _STATE_NAMES.get(name) or _to_words(name)
+
+
+def _to_words(name: str) -> str:
+    return name.replace("_", " ").replace(".", " ")
 
 
 def _format_value(value: object) -> object:

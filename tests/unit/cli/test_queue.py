@@ -95,15 +95,7 @@ STATS_RESPONSE = operator_json.stats_json(
     {ROUND_ID: {ShareState.RECEIVED: 3}},
     [],
     source="daemon",
-    service=partial_state(
-        paused=None,
-        in_hand=2,
-        process={"pid": 9, "core_bytes": 0, "dumpable": False, "open_files": [1024, 4096]},
-        provers={"pids": [7, 8], "deaths": {}},
-        counts={"too_late": 1},
-        checks=[{"name": "store", "problem": None, "note": None}],
-        endpoints=[{"name": "node_1.example:443", "reason": None, "height": 7, "block_age": 1.0}],
-    ),
+    service=partial_state(paused=None, provers={"pids": [7, 8]}),
 )
 
 
@@ -143,20 +135,7 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
     assert run_command("queue", "stats") == 0
     stats = capsys.readouterr().out
     assert f"{ROUND_ID.hex()[:12]}\t3\t0\t0\t0\t0\t3" in stats
-    state = dict(line.split("\t") for line in stats.partition("daemon\tvalue\n")[2].splitlines())
-    assert state == {
-        "processing paused": "-",
-        "shares being proven or sent": "2",
-        "process id": "9",
-        "limit of core files, bytes": "0",
-        "core files and debuggers possible": "no",
-        "limits of open files": "1024, 4096",
-        "provers pids": "7, 8",
-        "unexpected exits of provers": "-",
-        "since the start: too late": "1",
-        "check store": "ok",
-        "node node_1.example:443": "ok, height 7, block age 1.0",
-    }
+    assert "provers pids\t7, 8" in stats
 
 
 @pytest.mark.parametrize(
