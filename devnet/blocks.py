@@ -12,7 +12,6 @@ from devnet.chain import Block, Event, TxResult
 from devnet.gojson import b64
 from devnet.node_view import NodeView
 
-NODE_ID = hashlib.sha256(b"devnet node").hexdigest()[:40]
 MONIKER = "devnet"
 CONSENSUS_KEY = hashlib.sha256(b"devnet consensus key").digest()
 CONSENSUS_ADDRESS = hashlib.sha256(CONSENSUS_KEY).digest()[:20]
@@ -118,6 +117,11 @@ def node_info(chain_id: str, channels: str) -> dict[str, Any]:
     }
 
 
+def node_id(name: str) -> str:
+    """Return the id of a node, which differs between the nodes of the chain."""
+    return hashlib.sha256(f"devnet {name}".encode()).hexdigest()[:40]
+
+
 def rpc_status(view: NodeView) -> dict[str, Any]:
     """The consensus RPC's `status`."""
     latest, first = view.latest_block(), view.chain.blocks[0]
@@ -125,7 +129,7 @@ def rpc_status(view: NodeView) -> dict[str, Any]:
     return {
         "node_info": {
             "protocol_version": protocol,
-            "id": NODE_ID,
+            "id": node_id(view.node),
             **node_info(view.chain_id, "40202122233038606100"),
         },
         "sync_info": {

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from devnet.blocks import NODE_ID, cosmos_block, node_info
+from devnet.blocks import cosmos_block, node_id, node_info
 from devnet.gojson import b64
 from devnet.network import DevNet
 from devnet.responses import ResponseError, get_view, json_response
@@ -46,7 +46,7 @@ async def get_node_info(request: Request) -> Response:
     channels = b64(bytes.fromhex("40202122233038606100"))
     default = {
         "protocol_version": {"p2p": "8", "block": "11", "app": "0"},
-        "default_node_id": NODE_ID,
+        "default_node_id": node_id(get_view(request).node),
         **node_info(get_view(request).chain_id, channels),
     }
     application = {

@@ -13,8 +13,9 @@ from devnet.rounds import LeafBlock, Round
 class NodeView:
     """Read access to the chain for the routes."""
 
-    def __init__(self, chain: Chain, decision: FaultDecision) -> None:
+    def __init__(self, chain: Chain, decision: FaultDecision, node: str) -> None:
         self.chain = chain
+        self.node = node
         self.fate = decision.fate
         self.switches = decision.switches
         self.height = min(decision.height, chain.height)

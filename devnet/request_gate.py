@@ -137,7 +137,7 @@ class FaultMiddleware:
             return None
         response = BufferedResponse()
         if decision.response_fault not in FAULTS_BEFORE_HANDLING:
-            state["view"] = NodeView(self._chain, decision)
+            state["view"] = NodeView(self._chain, decision, self._node)
             await self._app(scope, _replay_body(body), response.collect)
         if decision.response_fault == "drop_reply":
             await _abort_connection(state, httpx.ReadError("the dev chain dropped the reply"))

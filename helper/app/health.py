@@ -65,7 +65,7 @@ class ServiceHealth:
         """Run the checks that `/readyz` reports."""
         checks = [
             Check("store", text_of(self._gates.store_fault())),
-            Check("chain", text_of(self._gates.sync_fault())),
+            Check("chain", text_of(self._gates.sync_fault()), self._same_nodes()),
             Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks(), self._unread_blocks()),
             Check(
@@ -76,12 +76,20 @@ class ServiceHealth:
             Check("circuit", text_of(self._circuit_selector.pause_reason)),
         ]
         if self._cluster is not None:
-            checks.append(Check("sender", text_of(self._cluster.work_blocked)))
+            accepts = self._role.can_accept
+            missing = self._cluster.missing_host("sender") if accepts else None
+            checks.append(Check("sender", text_of(self._cluster.work_blocked) or missing))
+            if accepts and not self._role.can_process:
+                checks.append(Check("provers", self._cluster.missing_host("prover")))
         if self._role.can_process:
             checks.append(Check("provers", None if self._prover_pool.is_ready else "no prover is ready"))
             checks.append(Check("queue", None if self._gates.is_dispatching else "starting: dispatch has not begun"))
             checks.append(Check("dispatch", text_of(self._gates.long_pause_reason())))
         return checks
+
+    def _same_nodes(self) -> str | None:
+        """Why fewer nodes check each other than are configured, or None."""
+        return "two entries of [chain] endpoints are the same node" if self._node_pool.same_nodes else None
 
     def _missing_blocks(self) -> str | None:
         """Why confirmations may be missing, or None."""

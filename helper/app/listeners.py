@@ -128,7 +128,7 @@ class Listeners:
             api_token=self._config.helper.api_token,
             expose_queue_status=self._config.helper.expose_queue_status,
             limiter=self._limiter,
-            more_routes=[events_route(self._feed, operator_token), *self._common_routes()],
+            more_routes=[events_route(self._feed, operator_token, self._clock), *self._common_routes()],
             operator_token=operator_token,
         )
         operator_routes = [

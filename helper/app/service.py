@@ -53,7 +53,6 @@ from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
-from helper.runtime.hardening import harden_process
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
@@ -74,6 +73,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("helper.app")
 
 HOUR_SECONDS = 3600.0
+NODE_IDS_SECONDS = 60.0
+"""Seconds between comparisons of the nodes' ids."""
 
 
 class Service:
@@ -87,6 +88,9 @@ class Service:
         prover_command: the command line of a prover worker.
         spawn_worker: starts a prover worker.
         share_checks: validates shares.
+
+    Attributes:
+        new_database: where the queue is, if its database has never seen a chain; otherwise None.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Service:
             lambda: self.prover_pool.estimated_seconds(self.circuit_selector.current),
         )
         self._share_checks = share_checks
+        self.new_database: str | None = None
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
@@ -351,8 +356,6 @@ class Service:
         Raises:
             HelperError: the service could not start or cannot continue.
         """
-        for failure in harden_process():
-            log.warning("process_not_hardened", reason=failure)
         listeners = Listeners(self.config, node_pool=self.node_pool, clock=self.clock)
         listeners.add_queue(
             self.wallet_view if self.role.can_accept else None,
@@ -403,6 +406,13 @@ class Service:
             recovered = await self.store.recover()
             log.info("queue_opened", recovered=recovered)
             await self.round_registry.restore()
+            if not self.round_registry.has_stored_state:
+                self.new_database = (
+                    f"schema {self.config.store.schema_name}"
+                    if self.store.is_shared
+                    else str(self.config.db_path.absolute())
+                )
+                log.info("database_created", path=self.new_database, note="the queue is new and empty")
             await self.tree_sync.restore()
             if self.cluster is not None:
                 await run_until_stopped(self._stop, self.cluster.start())
@@ -456,6 +466,7 @@ class Service:
         components: dict[str, Coroutine[Any, Any, None]] = {
             "chain_sync": self.chain_sync.run(),
             "block_follower": self.block_follower.run(),
+            "node ids": self._compare_node_ids(),
         }
         if self.cluster is not None:
             components |= self.cluster.tasks
@@ -497,6 +508,11 @@ class Service:
                 group.create_task(self.dispatcher.run())
             if self.role.can_send:
                 group.create_task(self.send_loop.run())
+
+    async def _compare_node_ids(self) -> None:
+        while True:
+            await self.node_pool.compare_node_ids()
+            await self.clock.sleep(NODE_IDS_SECONDS)
 
     async def _select_circuit(self) -> None:
         """Select the circuit generation by the chain's id and the node's version."""

@@ -17,6 +17,7 @@ from helper.app.service import Service
 from helper.chain.node_pool import create_node_pool
 from helper.clock import SystemClock
 from helper.config import Config
+from helper.runtime.hardening import harden_process
 from helper.runtime.systemd import ServiceManager
 
 log = structlog.get_logger("helper.app")
@@ -53,6 +54,8 @@ async def run_service(
         wallet_socket: the socket of the wallet API, if it is already open.
         service_manager: receives the state of the service.
     """
+    for failure in harden_process():
+        log.warning("process_not_hardened", reason=failure)
     systemd_manager = service_manager or ServiceManager({}, os.getpid(), SystemClock())
 
     def on_ready(url: str) -> None:

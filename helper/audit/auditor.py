@@ -389,7 +389,9 @@ class _Auditor:
         findings = self._findings["E"]
         findings.count = len(heads)
         if len({head.node for head in heads}) < 2:
-            findings.add_missing("fewer than two nodes reported it, so the audit depends on a single node")
+            findings.add_missing(
+                "needs a second node: fewer than two reported it, so the audit depends on a single node"
+            )
         if any(head.height <= self._last_height or not head.block_id or not head.app_hash for head in heads):
             findings.add_missing("the nodes did not report a block after the last one that was read")
         if len({(head.height, head.block_id, head.app_hash) for head in heads}) > 1:

@@ -28,6 +28,7 @@ from helper.audit.source import (
 )
 from helper.chain.json_fields import Fields, limit_stored_values
 from helper.errors import AuditError, InvalidResponse
+from helper.operations.proof_bundle import create_zip_entry
 
 FORMAT: Final = "svote-helper round evidence"
 VERSION: Final = 1
@@ -106,7 +107,7 @@ class RecordingSource:
         if self._zip is None:
             yield None
             return
-        with self._zip.open(BLOCKS, "w", force_zip64=True) as member:
+        with self._zip.open(create_zip_entry(BLOCKS, zipfile.ZIP_DEFLATED), "w", force_zip64=True) as member:
             yield member
 
     def finish(self) -> None:
@@ -131,8 +132,9 @@ class RecordingSource:
             "missing": self._missing,
             "sha256": self.hashes,
         }
-        self._zip.writestr(DOCUMENTS, documents)
-        self._zip.writestr(MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+        self._zip.writestr(create_zip_entry(DOCUMENTS, zipfile.ZIP_DEFLATED), documents)
+        text = orjson.dumps(manifest, option=orjson.OPT_INDENT_2)
+        self._zip.writestr(create_zip_entry(MANIFEST, zipfile.ZIP_DEFLATED), text)
         self._zip.close()
 
     def close(self) -> None:

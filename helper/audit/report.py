@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 from helper.audit.auditor import Audit
-from helper.audit.verdicts import CHECKS, CheckResult, Verdict
+from helper.audit.verdicts import CHECKS, CheckResult, Verdict, summarize
 
 ZATOSHI_PER_BALLOT: Final = 12_500_000
 """Unit of the totals."""
@@ -75,7 +75,7 @@ def create_report(audit: Audit, hashes: Mapping[str, str], command: str) -> str:
             f"<p>Round <code>{audit.result.round_id.hex()}</code>. Voting ended on {ended:%d %B %Y at %H:%M} UTC.",
             f" Blocks {audit.first_height} to {audit.last_height} were read.</p>\n",
             f'<p class="verdict {verdict.value}"><b class="{verdict.value}">{_WORDS[verdict].capitalize()}.</b>',
-            f" {_SUMMARIES[verdict]}</p>\n",
+            f" {_SUMMARIES[verdict]} {escape(summarize(audit.result.checks))}.</p>\n",
             "<h2>What was voted</h2>\n",
             *_votes(audit),
             "<h2>What was checked</h2>\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -96,6 +97,22 @@ class Findings:
         if self.missing:
             return CheckResult(check_id, Verdict.NOT_CHECKED, "; ".join(self.missing), self.count)
         return CheckResult(check_id, Verdict.PASSED, "", self.count)
+
+
+def summarize(checks: Iterable[CheckResult]) -> str:
+    """Return how many checks passed, and which others failed or were not checked, with the reasons."""
+    of_verdict: dict[Verdict, list[CheckResult]] = {verdict: [] for verdict in Verdict}
+    for check in checks:
+        of_verdict[check.verdict].append(check)
+    total = sum(map(len, of_verdict.values()))
+    parts = [f"{len(of_verdict[Verdict.PASSED])} of {total} checks passed"]
+    for verdict, text in ((Verdict.FAILED, "failed"), (Verdict.NOT_CHECKED, "not checked")):
+        by_reason: dict[str, list[str]] = {}
+        for check in of_verdict[verdict]:
+            by_reason.setdefault(check.why, []).append(check.id)
+        if by_reason:
+            parts.append(f"{text}: " + ", ".join(f"{', '.join(ids)} ({why})" for why, ids in by_reason.items()))
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ raises `ChainResponseError` with the name of the first invalid field.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -111,10 +112,29 @@ class TxResult:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Chain id and build version of a node ("" in development builds)."""
+    """Chain id, build version ("" in development builds) and id of a node ("" if it reports none)."""
 
     chain_id: str
     version: str
+    node_id: str = ""
+
+
+def find_same_nodes(nodes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Find nodes that report the id of an earlier one.
+
+    Args:
+        nodes: name and reported id of each node, in the configured order; the id is "" if unknown.
+
+    Returns:
+        The name of each such node, and that of the earlier one.
+    """
+    same, first = [], dict[str, str]()
+    for name, node_id in nodes:
+        if node_id in first:
+            same.append((name, first[node_id]))
+        elif node_id:
+            first[node_id] = name
+    return same
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +317,11 @@ def parse_syncing(response: object) -> bool:
 
 
 def parse_node_info(response: object) -> NodeInfo:
-    """Parse `GET node_info`: chain id and build version."""
+    """Parse `GET node_info`: chain id, build version and node id."""
     fields = Fields(response, "response")
     version = fields.child("application_version").text("version") if fields.has("application_version") else ""
-    return NodeInfo(fields.child("default_node_info").text("network"), version)
+    default = fields.child("default_node_info")
+    return NodeInfo(default.text("network"), version, default.text("default_node_id"))
 
 
 def parse_tx(response: object) -> TxResult:

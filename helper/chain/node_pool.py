@@ -20,7 +20,7 @@ import httpx
 import structlog
 
 from helper.chain.head_bounds import HeadBounds
-from helper.chain.models import BlockHead
+from helper.chain.models import BlockHead, find_same_nodes
 from helper.chain.node import HeadLimits, Health, Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
 from helper.chain.rest_client import ChainClient, HeightPrunedError
@@ -61,9 +61,14 @@ def create_nodes(
 
 
 def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None = None) -> NodePool:
-    """Create the pool that the configuration describes. `nodes` replaces connections to the configured URLs."""
+    """Create the pool that the configuration describes. `nodes` replaces connections to the configured URLs.
+
+    Raises:
+        ConfigError: no node is configured.
+    """
     chain = config.chain
     if nodes is None:
+        config.require_nodes()
         nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds)
     return NodePool(
         nodes,
@@ -83,6 +88,7 @@ class NodePool:
         limits: maximum staleness and clock skew of a node.
         clock: source of wall and monotonic time.
         head_bounds: decides whether the heights that nodes report are plausible.
+        same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class NodePool:
         self._block_times: OrderedDict[int, float] = OrderedDict()
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
         self.head_bounds = HeadBounds(len(self.nodes))
+        self.same_nodes: list[tuple[str, str]] = []
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -269,6 +276,29 @@ class NodePool:
             for node in self.nodes:
                 group.create_task(self._probe(node))
         self.apply_probes()
+
+    async def compare_node_ids(self) -> None:
+        """Ask each node for its id, and report entries that are one node: they cannot check each other.
+
+        They are still used, because a false node could report the id of another one to exclude it.
+        """
+
+        async def request_id(node: Node) -> str:
+            try:
+                return (await node.client.node_info()).node_id
+            except ChainError:
+                return ""
+
+        ids = await asyncio.gather(*map(request_id, self.nodes))
+        same_nodes = find_same_nodes(zip((node.name for node in self.nodes), ids, strict=True))
+        for name, other in same_nodes if same_nodes != self.same_nodes else ():
+            self._log.warning(
+                "node_listed_twice",
+                endpoint=name,
+                reason=f"it reports the same node id as {other}",
+                advice="List two different nodes in [chain] endpoints: one node cannot confirm its own reports.",
+            )
+        self.same_nodes = same_nodes
 
     async def monitor(self, interval: float) -> None:
         """Probe each node until cancelled. A slow node does not delay the others.

@@ -37,6 +37,8 @@ class RoundField(StrEnum):
     STATUS = "status"
     PROPOSALS = "proposals"
     UNKNOWN_STATUS = "unknown status"
+    OMISSION = "omission"
+    """The node does not list the round; the value is always 1."""
 
 
 def apply_change(known_round: Round, field: RoundField, value: ReportedValue) -> Round:

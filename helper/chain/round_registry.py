@@ -283,7 +283,7 @@ class RoundRegistry:
         await self._store_chain_id()
         await self._freeze(report.invalid)
         self._note_unconfirmed(report.changes)
-        await self._close_unknown_status()
+        await self._close_unreadable()
         self._add_past_rounds(report.round_list.rounds)
         # Only `_confirm_changes` changes fields that need a confirmation.
         listed = [(self._record(reported.round_id), reported) for reported in report.round_list.rounds]
@@ -446,20 +446,22 @@ class RoundRegistry:
                 self.revision += 1
             record.unconfirmed = dict(fields)
 
-    async def _close_unknown_status(self) -> None:
-        """Close ended rounds whose unknown status enough nodes report."""
+    async def _close_unreadable(self) -> None:
+        """Close ended rounds that enough nodes omit or report with the same unknown status.
+
+        Without this, such a round would be frozen for good, and its data never purged.
+        """
         heights = {node.name: node.height for node in self._node_pool.nodes}
         for record in [record for record in self._stored if record.is_open]:
             if not record.has_ended(self._chain_time) or record.unconfirmed:
                 continue
             status = record.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
-            if status is None:
+            if status is None and record.find_confirmed(RoundField.OMISSION, heights) is None:
                 continue
             await self._mark_closed(record)
             record.frozen, record.frozen_shares = None, 0
-            self._log.warning(
-                "round_closed", round=record.round_id.hex()[:8], reason=f"ended with unknown status {status}"
-            )
+            reason = "ended and no longer listed" if status is None else f"ended with unknown status {status}"
+            self._log.warning("round_closed", round=record.round_id.hex()[:8], reason=reason)
 
     async def _mark_closed(self, record: RoundRecord) -> None:
         await self._store.mark_closed(record.round_id, self.chain_now() or self._clock.now())
@@ -496,6 +498,11 @@ class RoundRegistry:
         past = [record for record in self._records.values() if record.is_past]
         for record in past[: max(0, len(past) - MAX_PAST_ROUNDS)]:
             record.known, record.is_past = None, False
+
+    @property
+    def has_stored_state(self) -> bool:
+        """Whether the database has seen a chain; false for a new one."""
+        return self._chain_id_stored or bool(self._records)
 
     async def _store_chain_id(self) -> None:
         """Store the chain's id, so that the database is never used for another chain."""
@@ -558,13 +565,17 @@ class RoundRegistry:
             differs = report.changes.get(reported.round_id, {}).keys() - {RoundField.STATUS}
             is_consistent = reported.round_id not in report.invalid and not differs
             self._record(reported.round_id).note_ended(name, reported, head, is_consistent=is_consistent)
+        listed = {reported.round_id for reported in report.round_list.rounds} | report.round_list.invalid.keys()
         for record in self._known():
             if not (record.is_open or record.is_past) or record.known is None:
                 continue
             changes = dict(report.changes.get(record.round_id, {}))
             unknown = report.round_list.unknown_status.get(record.round_id)
-            if unknown is not None and head is not None and head.time >= record.known.vote_end_time:
-                changes[RoundField.UNKNOWN_STATUS] = unknown.status
+            if head is not None and head.time >= record.known.vote_end_time:
+                if unknown is not None:
+                    changes[RoundField.UNKNOWN_STATUS] = unknown.status
+                elif record.round_id not in listed:
+                    changes[RoundField.OMISSION] = 1
             record.note_changes(name, changes, height)
 
     def _create_report(

@@ -97,6 +97,8 @@ REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
 
 # Prefixes of the chain's own errors in a 400 response.
 _CHAIN_ERROR_PREFIXES = ("validation failed:", "invalid JSON:")
+# Prefix of a 400 response of a node that could not read the whole request, for example in time.
+_UNREAD_ERROR_PREFIX = "read body:"
 # HTTP statuses with which the message was not processed.
 _NOT_PROCESSED_STATUSES = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
 _RETRY_STATUSES = frozenset({429, 503})  # those that define `Retry-After`, except redirects
@@ -129,6 +131,7 @@ def classify_response(
     if status == 400 and error:
         # Only these prefixes are the chain's own verdict; anything else may come from a proxy.
         verdict = Verdict.PERMANENT if error.startswith(_CHAIN_ERROR_PREFIXES) else Verdict.REFUSED
+        verdict = Verdict.UNAVAILABLE if error.startswith(_UNREAD_ERROR_PREFIX) else verdict
     elif status not in (200, 422) or (code is None and not tx_hash):
         verdict = Verdict.AMBIGUOUS
     elif status == 200 and not code:

@@ -345,11 +345,12 @@ def _command(request: _Request, completed: Audit) -> str:
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    from helper.audit.verdicts import CHECKS  # noqa: PLC0415
+    from helper.audit.verdicts import CHECKS, CheckResult, Verdict, summarize  # noqa: PLC0415
 
     rows = [
         (check["id"], check["verdict"].replace("_", " "), check["count"], check["why"] or CHECKS[check["id"]])
         for check in result["checks"]
     ]
     emit_table(("check", "verdict", "items", "what or why"), rows)
-    print_message(f"round {result['round']}: {result['verdict'].replace('_', ' ')}")
+    checks = [CheckResult(c["id"], Verdict(c["verdict"]), c["why"], c["count"]) for c in result["checks"]]
+    print_message(f"round {result['round']}: {result['verdict'].replace('_', ' ')}: {summarize(checks)}")

@@ -15,9 +15,11 @@ from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, fail, print_message
 from helper.cli.settings import read_settings
 from helper.config import Config, Loaded, Problem, SettingsError, load
+from helper.config.discovery import DEFAULT_DATABASE
 from helper.config.example import render_example
 from helper.config.value_text import SECTIONS, to_display_value, to_toml
 from helper.doctor.result import CheckResult, all_ok
+from helper.errors import ConfigError
 from helper.runtime.privileges import acting_as_owner
 
 app = typer.Typer(help="Create, show and validate settings.")
@@ -47,7 +49,8 @@ def init(
         ("operator", "token"): secrets.token_urlsafe(TOKEN_BYTES),
         ("chain", "endpoints"): tuple(endpoint) if endpoint else None,
         ("chain", "rpc"): tuple(rpc) if rpc else None,
-        ("helper", "db_path"): str(db) if db else None,
+        # absolute, so that a start in another directory does not create a second queue
+        ("helper", "db_path"): str((db or Path(DEFAULT_DATABASE)).absolute()),
     }
     options = {f"{section}.{key}": value for (section, key), value in values.items() if value is not None}
     try:
@@ -109,7 +112,12 @@ def validate(
         problems, code = error.problems, ExitCode.FAILURE
     else:
         path = loaded.path
-        if online:
+        try:
+            loaded.config.require_nodes()
+        except ConfigError as error:
+            source, code = str(path or "default settings"), ExitCode.FAILURE
+            problems = (Problem(source, None, "chain.endpoints", f"{error}. {error.advice}"),)
+        if online and not problems:
             findings, code = asyncio.run(_query_nodes(loaded.config))
     for problem in problems:
         print_message(str(problem))

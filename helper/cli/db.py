@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -26,6 +26,9 @@ from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
 
+if TYPE_CHECKING:
+    from helper.store.sqlite.snapshot import Contents
+
 app = typer.Typer(help="Back up, restore, check, migrate, encrypt and copy the queue database.")
 
 _IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
@@ -39,12 +42,15 @@ IdentityOption = Annotated[
 @app.command()
 def backup(
     *,
-    output: Annotated[Path, typer.Option(help="File to write; an existing file is replaced.")],
+    output: Annotated[Path, typer.Option(help="File to write; must not exist, unless --force is used.")],
     recipient: Annotated[
         list[str] | None,
         typer.Option(help="Encrypt to this age recipient (age1…) instead of a passphrase; may be repeated."),
     ] = None,
     passphrase_file: PassphraseOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing backup; a file of `queue export` is never replaced.")
+    ] = False,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -68,7 +74,7 @@ def backup(
             sealed = executor.submit(
                 encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
             ).result()
-        write_backup(output, sealed)
+        write_backup(output, sealed, replace=force, passphrase=passphrase)
     result = {
         "output": str(output),
         "bytes": len(sealed),
@@ -81,7 +87,7 @@ def backup(
     if json:
         emit_json(result)
     else:
-        typer.echo(f"{output}: {result['live']} live shares, {result['confirmed']} confirmed, {len(sealed)} bytes")
+        typer.echo(f"{output}: {_summarize(snapshot.contents)}, {len(sealed)} bytes")
 
 
 @app.command()
@@ -104,17 +110,24 @@ def restore(
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         image = _open_backup(file, identity, passphrase_file)
+        if not image.startswith(backups.DATABASE_HEADER):
+            fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
         contents = check_image(image, str(file), encryption)
         aside = backups.restore_database(image, database, set_aside=force)
     if encryption is not None and not contents.encrypted:
         print_message(
             "the restored database is not encrypted: run `svote-helper db encrypt` before you start the helper"
         )
+    if contents.moved:
+        print_message(
+            f"{contents.moved} shares were moved to another machine before this backup, so this helper does not reveal "
+            "them. If that machine no longer has them, run `svote-helper queue retry --stage moved`"
+        )
     if json:
         set_aside = None if aside is None else str(aside)
         emit_json({"database": str(database), "set_aside": set_aside, **asdict(contents)})
         return
-    typer.echo(f"{database}: {contents.live} live shares, {contents.confirmed} confirmed")
+    typer.echo(f"{database}: {_summarize(contents)}")
     if aside is not None:
         print_message(
             f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed"
@@ -150,7 +163,7 @@ def check(
     if json:
         emit_json({"file": str(path), "ok": not contents.damaged, **asdict(contents)})
     else:
-        typer.echo(f"{path}: {contents.live} live shares, {contents.confirmed} confirmed, {contents.damaged} damaged")
+        typer.echo(f"{path}: {_summarize(contents)}, {contents.damaged} damaged")
     if contents.damaged:
         print_message("the helper quarantines damaged rows and continues with the others")
         raise typer.Exit(ExitCode.DEGRADED)
@@ -222,6 +235,11 @@ def migrate(
 app.command()(encrypt)
 app.command()(decrypt)
 app.command()(copy)
+
+
+def _summarize(contents: Contents) -> str:
+    moved = f" ({contents.moved} of them moved to another machine)" if contents.moved else ""
+    return f"{contents.live} live shares{moved}, {contents.confirmed} confirmed"
 
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:

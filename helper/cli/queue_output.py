@@ -29,6 +29,30 @@ _NOT_IMPORTED_REASONS = {
     "invalid": "invalid",
 }
 _MAX_SKIPPED_LISTED = 20
+_STATE_NAMES = {
+    "block_age": "seconds since the newest block",
+    "clock_skew": "clock minus chain, seconds",
+    "confirmation": "time to confirmation",
+    "database_skew": "database minus clock, seconds",
+    "in_hand": "shares being proven or sent",
+    "intake_paused": "accepting paused",
+    "lateness_broadcast": "sent after the due time",
+    "lateness_start": "begun after the due time",
+    "paused": "processing paused",
+    "process.core_bytes": "limit of core files, bytes",
+    "process.dumpable": "core files and debuggers possible",
+    "process.open_files": "limits of open files",
+    "process.pid": "process id",
+    "proof": "time of a proof",
+    "provers.deaths": "unexpected exits of provers",
+    "provers.self_test_seconds": "time of the self-test, seconds",
+    "provers.timeout_seconds": "timeout of a proof, seconds",
+    "queue_age": "time in the queue",
+    "tree_lag": "blocks not in the trees yet",
+    "unread_blocks": "older blocks not read yet",
+}
+"""Names of values of the running helper (`ServiceState`). Others are shown with spaces instead of `_` and `.`."""
+_STATE_GROUPS = {"checks": "check", "counts": "since the start:", "endpoints": "node", "recent_failures": "failure"}
 
 
 def print_list(response: Mapping[str, Any]) -> None:
@@ -113,7 +137,9 @@ def print_stats(response: Mapping[str, Any]) -> None:
     service = response.get("service")
     if service:
         typer.echo("")
-        emit_table(("daemon", "value"), list(_flatten(service)))
+        emit_table(
+            ("daemon", "value"), [(_state_name(name), _format_value(value)) for name, value in _flatten(service)]
+        )
 
 
 def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:
@@ -222,6 +248,22 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, ", ".join(map(str, value))
     else:
         yield name, round(value, 3) if isinstance(value, float) else value
+
+
+def _state_name(name: str) -> str:
+    """Return the name of a flattened value of the running helper, for people."""
+    group, _, item = name.partition(".")
+    if group in _STATE_GROUPS and item:
+        return f"{_STATE_GROUPS[group]} {item if group == 'endpoints' else _to_words(item)}"
+    return _STATE_NAMES.get(name) or _to_words(name)
+
+
+def _to_words(name: str) -> str:
+    return name.replace("_", " ").replace(".", " ")
+
+
+def _format_value(value: object) -> object:
+    return {None: "-", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else value
 
 
 def _format_timing(times: Mapping[str, Any]) -> str:

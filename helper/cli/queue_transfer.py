@@ -212,13 +212,19 @@ def import_(
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
     """Decrypt an export; returns its lines, with their line ends."""
-    from helper.store.backup import decrypt_backup, needs_passphrase, require_backup_header  # noqa: PLC0415
+    from helper.store.backup import (  # noqa: PLC0415
+        DATABASE_HEADER,
+        decrypt_backup,
+        needs_passphrase,
+        require_backup_header,
+    )
 
     with map_file_errors_to_exit_codes():
         sealed = file.read_bytes()
         require_backup_header(sealed, str(file))
         if not needs_passphrase(sealed):
             fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
-        return [
-            line + b"\n" for line in decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file)).splitlines()
-        ]
+        content = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
+    if content.startswith(DATABASE_HEADER):
+        fail(f"{file} is a backup, not an export of a queue: restore it with `svote-helper db restore`")
+    return [line + b"\n" for line in content.splitlines()]

@@ -62,14 +62,17 @@ def serve(
         if settings.helper.disable and not any(other_services):
             print_message("the helper is disabled ([helper] disable = true), and no other service is enabled")
             return
+        settings.require_nodes()
         # imported after the settings were validated, so that errors in them are reported without loading native code
-        from helper.store.factory import refuse_host_in_use  # noqa: PLC0415
+        from helper.store.factory import refuse_host_in_use, refuse_unsuitable_disk  # noqa: PLC0415
 
         if not settings.helper.disable:
+            refuse_unsuitable_disk(settings)
             refuse_host_in_use(settings)
 
         import uvloop  # noqa: PLC0415
 
+        from helper.app.service import Service  # noqa: PLC0415
         from helper.app.startup import create_service, run_service  # noqa: PLC0415
         from helper.clock import SystemClock  # noqa: PLC0415
         from helper.observability.log_config import configure  # noqa: PLC0415
@@ -90,7 +93,11 @@ def serve(
         prefix=priority_prefix if is_journal(os.environ, sys.stderr) else None,
     )
 
+    service = create_service(settings)
+
     def on_started(url: str) -> None:
+        if isinstance(service, Service) and service.new_database:
+            print_message(f"created a new, empty queue: {service.new_database}")
         print_message(f"listening on {url}")
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")
@@ -102,11 +109,7 @@ def serve(
     manager = ServiceManager(os.environ, os.getpid(), clock)
     listener = adopt_inherited_listener(os.environ, os.getpid())
     try:
-        uvloop.run(
-            run_service(
-                create_service(settings), on_started=on_started, wallet_socket=listener, service_manager=manager
-            )
-        )
+        uvloop.run(run_service(service, on_started=on_started, wallet_socket=listener, service_manager=manager))
     finally:
         if reporter is not None:
             reporter.close()

@@ -26,6 +26,12 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.cluster")
 
 EXCHANGE_INTERVAL_SECONDS: Final = 2.0
+MISSING_GRACE_SECONDS: Final = 30.0
+"""Seconds for which no host may send or prove before that is reported; a standby sender takes over sooner."""
+_MISSING_TEXTS: Final = {
+    "sender": "no host holds the sender lease, so proven shares wait: run `svote-helper serve --role sender` on a host",
+    "prover": "no host proves, so due shares wait: run `svote-helper serve --role prover` on a host",
+}
 
 
 class ClusterMember:
@@ -61,6 +67,7 @@ class ClusterMember:
         self._clock = clock
         self._published_state: str | None = None
         self._sender: str | None = None
+        self._missing_since: dict[str, float] = {}  # monotonic
         self.skew_monitor = ClockSkewMonitor(store, clock=clock)
         self.keeper: LeaseKeeper | None = None
         if role.can_send:
@@ -108,6 +115,16 @@ class ClusterMember:
             return PauseCause.QUEUE_USED_ELSEWHERE.reason(self._lease.holder)
         return None if self._lease.fence else PauseCause.LEASE_HOLDER_UNKNOWN.reason()
 
+    def missing_host(self, task: str) -> str | None:
+        """Why shares wait for a host that does not run, or None.
+
+        Args:
+            task: `sender` or `prover`.
+        """
+        since = self._missing_since.get(task)
+        grace = max(MISSING_GRACE_SECONDS, 2 * self._lease.seconds)
+        return _MISSING_TEXTS[task] if since is not None and self._clock.monotonic() - since >= grace else None
+
     def facts(self) -> ClusterState:
         """State for operators.
 
@@ -146,3 +163,8 @@ class ClusterMember:
                 self._circuits.apply_state(await self._store.get_meta(key), accepted)
         await self._rounds.reload_from_store()
         self._sender = await self._store.get_sender_host()
+        for task, is_present in (("sender", bool(self._sender)), ("prover", await self._store.has_prover())):
+            if is_present:
+                self._missing_since.pop(task, None)
+            else:
+                self._missing_since.setdefault(task, self._clock.monotonic())

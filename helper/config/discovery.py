@@ -30,6 +30,8 @@ ADMIN_DATABASE: Final = "svote-admin.db"
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8090
 SOCKET_NAME: Final = "helper.sock"
+TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
+"""Values of an environment variable that mean true, in lower case."""
 
 
 def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
@@ -56,7 +58,8 @@ def peek_database_path(path: Path | None, env: Mapping[str, str]) -> Path | None
     """
     try:
         table = tomllib.loads(path.read_text("utf-8")).get("helper", {}) if path is not None else {}
-        if table.get("disable") or env.get(variable_name("helper", "disable")):
+        disable = env.get(variable_name("helper", "disable"))
+        if table.get("disable") if disable is None else disable.strip().lower() in TRUE_TEXTS:
             return None
         return Path(env.get(variable_name("helper", "db_path")) or table.get("db_path", DEFAULT_DATABASE))
     except (OSError, ValueError, AttributeError, TypeError):

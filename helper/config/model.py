@@ -26,10 +26,8 @@ from helper.config.sections import (
     StoreSection,
     UiSection,
 )
+from helper.errors import ConfigError
 
-DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
-DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
-"""URLs of the dev chain, used if no node is configured."""
 LEASE_SECONDS_RANGE: Final = (5, 300)
 """Shortest and longest lease in seconds: long enough for the writes, short enough for a takeover."""
 
@@ -62,14 +60,27 @@ class Config(Section):
         """REST and RPC URL ("" if none) of each node, in order of preference and without duplicates.
 
         The node of `chain_api_port` is first and has no RPC URL. The n-th entry of `rpc` belongs to the n-th entry
-        of `endpoints`. Without any node, the dev chain is used.
+        of `endpoints`.
         """
         nodes: dict[str, str] = {}
         if self.helper.chain_api_port:
             nodes[f"http://127.0.0.1:{self.helper.chain_api_port}"] = ""
         for rest, rpc in zip_longest(self.chain.endpoints, self.chain.rpc, fillvalue=""):
             nodes[rest] = nodes.get(rest) or rpc
-        return tuple(nodes.items()) or ((DEV_CHAIN_REST, DEV_CHAIN_RPC),)
+        return tuple(nodes.items())
+
+    def require_nodes(self) -> None:
+        """Refuse settings without a node: whoever answers on a default address would decide about the votes.
+
+        Raises:
+            ConfigError: no node is configured.
+        """
+        if not self.chain_nodes:
+            raise ConfigError(
+                "no node is configured: [chain] endpoints is empty",
+                advice="Set it to the REST URLs of at least two nodes of the vote chain, for example "
+                '`endpoints = ["http://127.0.0.1:1317", "https://node.example.org"]`.',
+            )
 
     @property
     def chain_endpoints(self) -> tuple[str, ...]:

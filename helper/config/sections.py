@@ -225,8 +225,8 @@ class ChainSection(Section):
 
     endpoints: tuple[Url, ...] = Field(
         (),
-        description="REST URLs of nodes, in order of preference. With two or more, the helper tolerates one that is "
-        "down or malicious.",
+        description="REST URLs of nodes, in order of preference. Required. With two or more, the helper tolerates one "
+        "that is down or malicious.",
     )
     rpc: tuple[BlankUrl, ...] = Field(
         (),

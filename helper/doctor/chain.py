@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from helper.chain.models import find_same_nodes
 from helper.chain.node_http import SLOW_CALL_SECONDS
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
@@ -36,6 +37,7 @@ class NodeReport:
         block_time: time of that block, Unix seconds.
         syncing: whether it reports that it is catching up.
         version: its software version, "" if it reports none.
+        node_id: its id, "" if it reports none.
         seconds: latency of the request for its newest block.
         block_seconds: interval between two blocks, None if unknown.
         unready_reason: why it accepts no reveals yet, None if it does or does not report it.
@@ -49,6 +51,7 @@ class NodeReport:
     block_time: float = 0.0
     syncing: bool = False
     version: str = ""
+    node_id: str = ""
     seconds: float = 0.0
     block_seconds: float | None = None
     unready_reason: str | None = None
@@ -112,7 +115,8 @@ async def _query_rest(node: NodeReport, client: ChainClient, clock: Clock) -> No
         _or_none(client.block(max(1, head.height - INTERVAL_BLOCKS))),
         _or_none(client.unready_reason()),
     )
-    node.version = info.version if info is not None else ""
+    if info is not None:
+        node.version, node.node_id = info.version, info.node_id
     if block is not None and block.head.height < head.height:
         node.block_seconds = (head.time - block.head.time) / (head.height - block.head.height)
 
@@ -188,6 +192,9 @@ def evaluate_nodes(nodes: Sequence[NodeReport], criteria: NodeCriteria) -> NodeR
     for node in nodes:
         if node.rpc is not None:
             findings.append(_evaluate_rpc(node.rpc, _find_problem(node.rpc, chain_id, criteria)))
+    for name, other in find_same_nodes((node.name, node.node_id) for node in nodes):
+        advice = "List two different nodes in [chain] endpoints: one node cannot confirm its own reports."
+        findings.append(warn(f"node {name}", f"it reports the same node id as {other}", advice, endpoint=name))
     same_chain = [node for node in nodes if node.problem is None and node.chain_id == chain_id]
     return NodeResults([*findings, _evaluate_chain(nodes, usable, chain_id)], usable, same_chain)
 
@@ -258,6 +265,13 @@ def _evaluate_rpc(node: NodeReport, problem: tuple[str, str] | None) -> CheckRes
 
 def _evaluate_chain(nodes: Sequence[NodeReport], usable: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
     facts = {"chain_id": chain_id, "endpoints": len(nodes), "of_use": len(usable)}
+    if not nodes:
+        return fail(
+            "chain",
+            "no node is configured: the helper does not start",
+            "Set [chain] endpoints to the REST URLs of at least two nodes of the vote chain.",
+            **facts,
+        )
     if not usable:
         return fail(
             "chain",

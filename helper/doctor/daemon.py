@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from helper.chain.round_record import ENDED_STATUSES
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.observability.readiness_text import Check
@@ -36,8 +37,12 @@ ADVICE_BY_CHECK: Final = {
     "provers": "Check the kernel log for the out-of-memory killer; lower [helper] max_concurrent_proofs.",
     "queue": "Wait a few seconds after a start. If it persists, see the other checks.",
     "sender": "Check that the [sender] lease location is reachable; run only one of two copies of a queue.",
+    "starting provers": "Wait: a prover creates its keys before it is ready, which takes seconds, on a busy machine up "
+    "to a minute. If it persists, see its log.",
+    "shared sender": "Start a host with that role, or one with the role all. If one runs, check its log.",
+    "shared provers": "Start a host with that role, or one with the role all. If one runs, check its log.",
 }
-"""Advice for each of the helper's own health checks, by name; `shared store` is the check `store` with PostgreSQL."""
+"""Advice for each of the helper's own health checks, by name; `shared …` is a check of a queue in PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class ServiceReport:
         paused: why processing is paused, None if it is not.
         unread_blocks: older blocks that are not read yet.
         workers: number of prover workers.
+        prover_exits: number of unexpected exits of prover workers.
         proofs: number of proofs made; `p50_ms` and `p99_ms` are percentiles of the recent proving times.
         self_test_seconds: time of one proof in the self-test.
         sends: whether this host holds the sender lease; `sender` is the holder, "" for none.
@@ -66,6 +72,7 @@ class ServiceReport:
     checks: tuple[Check, ...] = ()
     process: ProcessLimits | None = None
     workers: int = 1
+    prover_exits: int = 0
     proofs: int = 0
     p50_ms: float | None = None
     p99_ms: float | None = None
@@ -92,6 +99,7 @@ class DaemonReport:
         is_forbidden: whether this user lacks permission.
         service: its state.
         failed: number of failed shares; None if unknown.
+        failed_in_ended: number of these in rounds that have ended.
         damaged: number of damaged rows.
         waiting: waiting shares; None if unknown.
         retries: shares of `waiting` that wait for a retry.
@@ -102,6 +110,7 @@ class DaemonReport:
     is_forbidden: bool = False
     service: ServiceReport = field(default_factory=ServiceReport)
     failed: int | None = None
+    failed_in_ended: int = 0
     damaged: int = 0
     waiting: tuple[WaitingShares, ...] | None = None
     retries: tuple[RetryGroup, ...] = ()
@@ -137,6 +146,11 @@ def parse_daemon(
         is_running=True,
         service=parse_service(stats.get("service") or {}),
         failed=int(stats["total"].get("failed", 0)),
+        failed_in_ended=sum(
+            int(row["failed"])
+            for row in overview.get("rounds", ())
+            if row["status"] in ENDED_STATUSES or row["vote_end_time"] <= overview["at"]
+        ),
         damaged=len(stats["damaged"]),
         waiting=tuple(waiting_shares_from_overview(overview)),
         retries=tuple(
@@ -173,6 +187,7 @@ def parse_service(state: Mapping[str, Any]) -> ServiceReport:
         ),
         process=cast("ProcessLimits | None", state.get("process")),
         workers=provers.get("workers", 1),
+        prover_exits=sum((provers.get("deaths") or {}).values()),
         proofs=proof.get("count") or 0,
         p50_ms=proof.get("p50_ms"),
         p99_ms=proof.get("p99_ms"),
@@ -232,8 +247,10 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
         warn(
             f"helper: {check.name}",
             check.note,
-            "Query your own node. A changed end time takes effect once two nodes report it (or, with a single node,"
-            " after ten blocks). If the status is unknown, install a newer version.",
+            "List two different nodes in [chain] endpoints; see the node checks."
+            if check.name == "chain"
+            else "Query your own node. A changed end time takes effect once two nodes report it (or, with a single"
+            " node, after ten blocks). If the status is unknown, install a newer version.",
         )
         for check in service.checks
         if check.note
@@ -258,7 +275,10 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
 
 
 def _advice_name(check: str, service: ServiceReport) -> str:
-    return "shared store" if check == "store" and service.shares_database else check
+    if check == "provers" and service.role != "api" and not service.prover_exits:
+        return "starting provers"
+    shared = {"store", "sender", "provers"} if service.role == "api" else {"store", "sender"}
+    return f"shared {check}" if check in shared and service.shares_database else check
 
 
 def evaluate_sender(daemon: DaemonReport) -> list[CheckResult]:
@@ -304,12 +324,23 @@ def evaluate_archive(daemon: DaemonReport) -> list[CheckResult]:
     return [ok("archive", where, **archive)]
 
 
-def evaluate_failures(failed: int, damaged: int) -> list[CheckResult]:
-    """Report the numbers of failed shares and damaged rows."""
+def evaluate_failures(failed: int, damaged: int, *, in_ended: int) -> list[CheckResult]:
+    """Report the numbers of failed shares and damaged rows.
+
+    Args:
+        failed: number of failed shares.
+        damaged: number of damaged rows.
+        in_ended: number of the failed shares in rounds that have ended.
+    """
     results = []
-    if failed:
+    if failed > in_ended:
         advice = "See `svote-helper queue list --state failed`. `queue retry` retries them while a round is open."
-        results.append(warn("failed shares", f"{failed} shares failed", advice, failed=failed))
+        open_ = failed - in_ended
+        results.append(warn("failed shares", f"{open_} shares failed", advice, failed=open_))
+    if in_ended:
+        text = f"{in_ended} shares failed in rounds that have ended, and can no longer count"
+        advice = "See `svote-helper queue list --state failed` for the reasons. They are deleted with their round."
+        results.append(warn("lost shares", text, advice, failed=in_ended))
     if damaged:
         advice = "Copy the database and check the disk for errors; restore a backup if many rows are damaged."
         results.append(fail("damaged rows", f"{damaged} rows were quarantined and are not used", advice, rows=damaged))

@@ -161,6 +161,11 @@ def failed_shares(outlook: Sequence[RoundSummary]) -> int:
     return sum(row.counts.get(ShareState.FAILED, 0) for row in outlook)
 
 
+def failed_in_ended_rounds(outlook: Sequence[RoundSummary], now: float) -> int:
+    """Number of failed shares in rounds that have ended."""
+    return failed_shares([row for row in outlook if row.vote_end_time is not None and row.vote_end_time <= now])
+
+
 def _unreadable_result(path: Path, error: HelperError | OSError) -> CheckResult:
     if isinstance(error, PermissionError):
         return warn("database", f"no permission to read {path}", "Run doctor as the helper's user.")

@@ -11,6 +11,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.store.sqlite.file_system import UNSUITABLE_ADVICE, is_unsuitable
 
 MIN_FREE_BYTES: Final = 64 << 20
 """Bytes; with less, the first burst of shares in a round may fill the disk."""
@@ -20,10 +21,6 @@ SLOW_FSYNC_SECONDS: Final = 0.1
 UNUSABLE_FSYNC_SECONDS: Final = 2.0
 FSYNC_SAMPLES: Final = 5
 _PAGE_BYTES: Final = bytes(4096)
-NETWORK_FILE_SYSTEMS: Final = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "ceph", "glusterfs"}
-)
-"""File systems that do not support a write-ahead log shared by processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +66,8 @@ def evaluate_disk(directory: Path, disk: DiskMeasurement, kind: str) -> list[Che
         kind: the file system's type, "" if unknown.
     """
     results = [_evaluate_space(directory, disk), _evaluate_fsync(directory, disk)]
-    if kind in NETWORK_FILE_SYSTEMS:
-        advice = "Put the database on a local disk ([helper] db_path): a network file system can damage it."
-        results.append(fail("file system", f"{directory} is on {kind}", advice, kind=kind))
+    if is_unsuitable(kind):
+        results.append(fail("file system", f"{directory} is on {kind}", UNSUITABLE_ADVICE, kind=kind))
     return results
 
 
@@ -102,17 +98,3 @@ def _evaluate_fsync(directory: Path, disk: DiskMeasurement) -> CheckResult:
     if disk.fsync_seconds > SLOW_FSYNC_SECONDS:
         return warn("fsync", text, advice, **facts)
     return ok("fsync", text, **facts)
-
-
-def find_file_system_type(directory: Path, mounts: str) -> str:
-    """Type of the file system of a directory according to /proc/mounts; "" if not listed."""
-    best, kind = -1, ""
-    parents = {str(parent) for parent in (directory, *directory.parents)}
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = fields[1].replace("\\040", " ")
-        if point in parents and len(point) >= best:
-            best, kind = len(point), fields[2]
-    return kind

@@ -34,6 +34,7 @@ from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
 from helper.store.models import RetryGroup
+from helper.store.sqlite.file_system import MOUNTS_FILE, find_file_system_type
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -44,7 +45,6 @@ _DAEMON_SECONDS: Final = 4.0
 _NODES_SECONDS: Final = 9.0
 _FILES_SECONDS: Final = 6.0
 _MARGIN_SECONDS: Final = 1.0
-MOUNTS_FILE: Final = Path("/proc/mounts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +185,11 @@ class _Doctor:
         self.file_report = await self._call_in_thread(
             lambda: asyncio.run(database.read_database(path, self.config.store.key_file, now=now))
         )
-        failed, damaged = database.failed_shares(self.file_report.outlook), len(self.file_report.damaged)
+        outlook, damaged = self.file_report.outlook, len(self.file_report.damaged)
+        failed, in_ended = database.failed_shares(outlook), database.failed_in_ended_rounds(outlook, now)
         if self.daemon.failed is not None:
-            failed, damaged = self.daemon.failed, self.daemon.damaged
-        return [self.file_report.finding, *daemons.evaluate_failures(failed, damaged)]
+            failed, damaged, in_ended = self.daemon.failed, self.daemon.damaged, self.daemon.failed_in_ended
+        return [self.file_report.finding, *daemons.evaluate_failures(failed, damaged, in_ended=in_ended)]
 
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path
@@ -221,7 +222,7 @@ class _Doctor:
             advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
             return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
         return disk.evaluate_disk(
-            directory, measured, disk.find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
+            directory, measured, find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
         )
 
     async def _check_nodes(self) -> list[CheckResult]:

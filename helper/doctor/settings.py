@@ -52,16 +52,21 @@ def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSet
     readable = all(problem.key or problem.source != str(path) for problem in problems)
     secret_origins = [loaded.origins[f"{section}.{key}"] for section, key in SECRET_SETTINGS]
     secret = any(origin.kind == "file" and origin.source == str(path) for origin in secret_origins)
-    return DoctorSettings(loaded.config, path, readable, secret, tuple(_evaluate_settings(path, problems)))
+    return DoctorSettings(
+        loaded.config, path, readable, secret, tuple(_evaluate_settings(path, problems, loaded.config))
+    )
 
 
-def _evaluate_settings(path: Path | None, problems: tuple[Problem, ...]) -> list[CheckResult]:
+def _evaluate_settings(path: Path | None, problems: tuple[Problem, ...], config: Config) -> list[CheckResult]:
     if problems:
         advice = "Fix it: `svote-helper config validate` lists all problems. The helper does not start until then."
         return [fail("settings", str(problem), advice, key=problem.key, line=problem.line) for problem in problems]
     if path is None:
         advice = "Create a file with `svote-helper config init`, and set your nodes in it."
-        return [warn("settings", "no settings file: defaults apply, with a dev chain on this machine", advice)]
+        return [warn("settings", "no settings file: defaults apply", advice)]
+    if not config.store.url and not config.db_path.is_absolute():
+        text = f"[helper] db_path is relative ({config.db_path}): a start in another directory creates an empty queue"
+        return [warn("settings", text, "Set it to the absolute path of the queue database.", path=str(path))]
     return [ok("settings", f"{path} is valid", path=str(path))]
 
 

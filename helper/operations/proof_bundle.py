@@ -174,11 +174,17 @@ def pack_bundle(proof_bundle: ProofBundle) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as bundle:
         for name, content in contents.items():
-            info = zipfile.ZipInfo(name, _ZIP_EPOCH)
-            info.create_system = 3  # Unix; by default it depends on the platform
-            info.external_attr = 0o644 << 16
-            bundle.writestr(info, content)
+            bundle.writestr(create_zip_entry(name, zipfile.ZIP_STORED), content)
     return buffer.getvalue()
+
+
+def create_zip_entry(name: str, method: int) -> zipfile.ZipInfo:
+    """Create the entry of a member with a fixed date and mode, so that equal content gives equal files."""
+    info = zipfile.ZipInfo(name, _ZIP_EPOCH)
+    info.compress_type = method
+    info.create_system = 3  # Unix; by default it depends on the platform
+    info.external_attr = 0o644 << 16
+    return info
 
 
 def _encode_inputs(proof_bundle: ProofBundle) -> bytes:

@@ -9,6 +9,7 @@ files at random. Therefore the encryption with a passphrase is implemented here,
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import re
@@ -28,6 +29,8 @@ from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
 
 MIN_PASSPHRASE_CHARS: Final = 12
 """Minimum length of a passphrase for a new backup."""
+DATABASE_HEADER: Final = b"SQLite format 3\0"
+"""First bytes of the content of a backup. An export begins with a line of JSON."""
 _PASSPHRASE_HEADER: Final = AGE_HEADER + b"-> scrypt "
 _SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
 MAX_WORK_FACTOR: Final = 21
@@ -167,26 +170,56 @@ def require_backup_header(head: bytes, name: str) -> None:
         raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
 
 
-def write_backup(path: Path, sealed: bytes) -> None:
-    """Write an encrypted backup atomically, with mode 0600 and fsync. Replaces an existing backup of this name.
+def write_backup(path: Path, sealed: bytes, *, replace: bool = False, passphrase: str = "") -> None:
+    """Write an encrypted backup atomically, with mode 0600 and fsync.
 
     Root writes it as the owner of the directory, so that the file belongs to that user.
 
+    Args:
+        path: path of the file; it must not exist, unless `replace` is set.
+        sealed: content of the file.
+        replace: replace an existing backup. An export is never replaced: it can be the only copy of live shares.
+        passphrase: passphrase of the backup, which identifies an existing file as a backup.
+
     Raises:
-        BackupError: an existing file of this name is not a backup, or the file could not be written.
+        BackupError: a file of this name exists that may not be replaced, or the file could not be written.
     """
     try:
         with acting_as_owner(path) as real:
-            if real.exists():
-                with real.open("rb") as file:
-                    require_backup_header(file.read(len(AGE_HEADER)), str(path))
+            if replace and real.exists():
+                _require_backup(real.read_bytes(), path, passphrase)
             written = _write_temporary(real, sealed)
             try:
-                _replace_file(written, real)
+                (_replace_file if replace else _create_file)(written, real)
+            except FileExistsError:
+                raise BackupError(
+                    f"the file exists already: {path}",
+                    advice="Choose another name, or use --force with `db backup` to replace an older backup.",
+                ) from None
             finally:
                 written.unlink(missing_ok=True)
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _require_backup(sealed: bytes, path: Path, passphrase: str) -> None:
+    """Raise BackupError unless a file is a backup: encrypted to recipients, or a database in this passphrase.
+
+    Backups and exports look alike without the passphrase, but an export is never encrypted to recipients.
+    """
+    require_backup_header(sealed, str(path))
+    if not needs_passphrase(sealed):
+        return
+    try:
+        is_database = decrypt_backup(sealed, passphrase=passphrase).startswith(DATABASE_HEADER)
+    except BackupKeyError:
+        is_database = False
+    if not is_database:
+        raise BackupError(
+            f"{path} is not replaced: it is an export, or a file with another passphrase, and may be the only copy of "
+            "its shares",
+            advice="Choose another name.",
+        )
 
 
 @contextmanager
@@ -215,7 +248,7 @@ def create_file(path: Path, sealed: bytes) -> Iterator[Path]:
     yield written
     try:
         with acting_as_owner(path):
-            _replace_file(written, real)
+            _create_file(written, real)
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}; the data is in {written}") from error
 
@@ -309,3 +342,21 @@ def _replace_file(written: Path, path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _create_file(written: Path, path: Path) -> None:
+    """Rename a complete file to a final path that must not exist, even if another process creates it now.
+
+    Raises:
+        FileExistsError: the final path exists.
+    """
+    try:
+        path.hardlink_to(written)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, such as FAT
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "it exists already") from None
+    # Has no effect if both are names of one file, as after `hardlink_to`.
+    _replace_file(written, path)
+    written.unlink(missing_ok=True)

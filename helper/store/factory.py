@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helper.clock import Clock
 from helper.config import Config
+from helper.core.roles import ROLES
 from helper.errors import StoreError
+from helper.store.sqlite.file_system import MOUNTS_FILE, refuse_unsuitable_file_system
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
 
@@ -39,6 +41,7 @@ def create_store(config: Config, clock: Clock) -> Store:
         schema=settings.schema_name,
         clock=clock,
         lease_seconds=settings.lease_seconds,
+        proves=ROLES[config.helper.role].can_prove,
     )
 
 
@@ -78,6 +81,17 @@ def refuse_host_in_use(config: Config) -> None:
     with require_postgres_packages():
         from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415 - as above
     refuse_host_name_in_use(_create_connection_settings(config))
+
+
+def refuse_unsuitable_disk(config: Config) -> None:
+    """Refuse to start with a database file on a file system that may lose or damage it.
+
+    Raises:
+        StoreError: the file system is not suitable.
+    """
+    if not config.store.url:
+        with suppress(OSError):  # without /proc
+            refuse_unsuitable_file_system(config.db_path, MOUNTS_FILE.read_text("utf-8", "surrogateescape"))
 
 
 def check_shared_database(config: Config) -> float | None:

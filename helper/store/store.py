@@ -152,6 +152,10 @@ class Store(QueueReader, ABC):
         """Return the host that holds the sender lease; "" if none does, or if no other host can use the queue."""
         return ""
 
+    async def has_prover(self) -> bool:
+        """Return whether a host that uses the queue proves shares; the only host of a file does."""
+        return True
+
     async def measure_clock_skew(self) -> float:
         """Return the seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
         return 0.0

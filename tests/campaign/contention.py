@@ -144,7 +144,7 @@ def _start_other_clients(
 
     async def run_backups() -> None:
         output = setting.directory / "backup.age"
-        arguments = ("db", "backup", "--config", str(helper.config), "--output", str(output), "--json")
+        arguments = ("db", "backup", "--config", str(helper.config), "--output", str(output), "--force", "--json")
         observations.record_command("db backup", await run_command(*arguments, env=BACKUP_ENV))
         observations.record_command(
             "db check", await run_command("db", "check", "--config", str(helper.config), "--json")

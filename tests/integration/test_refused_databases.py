@@ -65,7 +65,7 @@ def test_serve_with_unusable_database_is_refused(
     damage_file(database)
     before = database.read_bytes()
     config = tmp_path / "helper.toml"
-    config.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n')
+    config.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n[chain]\nendpoints = ["http://127.0.0.1:1"]\n')
     completed = subprocess.run(
         [sys.executable, "-m", "helper", "serve", "--config", str(config)],
         capture_output=True,

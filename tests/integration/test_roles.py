@@ -127,3 +127,17 @@ async def test_only_api_role_accepts_shares(hosts: Hosts, http: httpx.AsyncClien
     assert (await http.get(f"{proves.url}/readyz")).status_code == 200
     for path in ("shares", "status"):
         assert (await http.post(f"{proves.url}/shielded-vote/v1/{path}", json={})).status_code == 404
+    await proves.kill()
+    alone = await hosts.start_host("alone", "api")
+    await alone.wait_until(
+        "names both missing hosts",
+        lambda facts: [check["name"] for check in facts["checks"] if check["problem"]] == ["sender", "provers"],
+    )
+    response = await http.get(f"{alone.url}/readyz?verbose")
+    assert response.status_code == 503
+    assert "svote-helper serve --role sender" in response.text
+    await hosts.start_host("proves again", "prover")
+    await alone.wait_until(
+        "sees the prover",
+        lambda facts: [check["name"] for check in facts["checks"] if check["problem"]] == ["sender"],
+    )

@@ -92,6 +92,11 @@ def test_verdict_of_unprocessed_request_is_unavailable(status: int) -> None:
     assert classify_response(status, b"<html>", sent=True).verdict is Verdict.UNAVAILABLE
 
 
+def test_verdict_of_request_that_the_node_did_not_read_in_time_is_unavailable() -> None:
+    body = b'{"error":"read body: read tcp 10.0.0.1:1317->10.0.0.2:4711: i/o timeout"}'
+    assert classify_response(400, body, sent=True).verdict is Verdict.UNAVAILABLE
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [

@@ -15,14 +15,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from helper.clock import Clock
 from helper.observability.queue_overview import Overview
 from helper.observability.status_feed import FeedEvent, StatusFeed
 from helper.server.middleware import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
+from helper.server.rate_limits import TokenBuckets
 
 PATH: Final = "/shielded-vote/v1/events"
 PING_SECONDS: Final = 15
 """Seconds between two comments, which prevent proxies from closing an idle stream."""
+
+GUESS_BURST: Final = 20
+"""Requests with a wrong operator token that may come at once."""
+GUESSES_PER_SECOND: Final = 10.0
+"""Requests with a wrong operator token in a second, from all clients together. It slows the search for a weak token."""
 
 
 EVENTS: Final = Operation(
@@ -33,18 +40,26 @@ EVENTS: Final = Operation(
 )
 
 
-def events_route(feed: StatusFeed, token: str) -> Route:
+def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
     """The public route of the feed.
+
+    Above `GUESSES_PER_SECOND` wrong tokens, no token is compared (429): also the right one waits, because the response
+    would tell it from a wrong one. Operators can use the control socket meanwhile.
 
     Args:
         feed: the status feed.
         token: operator token, required as a bearer token; empty disables the route (404).
+        clock: source of monotonic time.
     """
+    guesses = TokenBuckets(GUESS_BURST, GUESSES_PER_SECOND, max_clients=1)
 
     async def events(request: Request) -> Response:
         if not token:
             raise HTTPException(404)
+        if guesses.wait_seconds(b"", clock.monotonic()):
+            raise HTTPException(429, "too many requests with a wrong operator token", {"Retry-After": "1"})
         if not bearer_matches(request, token):
+            guesses.charge(b"", clock.monotonic())
             message = "the operator token is required as a bearer token"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
         return _stream(feed, request)

@@ -45,12 +45,14 @@ class ConnectionSettings:
         host: name of this host, unique among the hosts of the database.
         idle_transaction_seconds: seconds after which the server ends an idle transaction, so that a stopped host does
             not retain locks.
+        proves: whether this host proves shares; hosts that do not can see that one does.
     """
 
     conninfo: str
     schema: str
     host: str
     idle_transaction_seconds: float = IDLE_TRANSACTION_SECONDS
+    proves: bool = False
 
     def __repr__(self) -> str:
         return f"ConnectionSettings(schema={self.schema!r}, host={self.host!r})"

@@ -203,6 +203,8 @@ def refuse_host_name_in_use(settings: ConnectionSettings) -> None:
 def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
     """Acquire the hosts' shared lock for the lifetime of the connection. A migration acquires it exclusively.
 
+    A host that proves also holds a lock that says so (`has_prover`).
+
     Raises:
         StoreLocked: the queue is being migrated.
     """
@@ -210,6 +212,8 @@ def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
         raise StoreLocked(
             "the queue in this database is being migrated", advice="Wait until `svote-helper db copy` has finished."
         )
+    if settings.proves:
+        conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('prover'))", (settings.schema,))
 
 
 def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:

@@ -96,6 +96,14 @@ SELECT 1 FROM sender WHERE fence = %s AND until > clock_timestamp() FOR SHARE;
 -- name: get_sender_host
 SELECT host FROM sender WHERE until >= clock_timestamp();
 
+-- Whether a connected host proves shares (`acquire_host_lock`).
+
+-- name: has_prover
+SELECT 1 FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = hashtext(current_schema())::oid
+  AND objid = hashtext('prover')::oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+LIMIT 1;
+
 -- name: notify
 SELECT pg_notify(current_schema(), %s);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -53,6 +54,7 @@ class PostgresStore(Store):
         schema: schema of the tables.
         clock: source of the times in history entries.
         lease_seconds: seconds after which the claims of a host expire unless it renews them.
+        proves: whether this host proves shares.
         on_damaged: called on the event loop with each row that failed its check and was quarantined.
 
     Raises:
@@ -68,11 +70,13 @@ class PostgresStore(Store):
         schema: str = "svote_helper",
         clock: Clock | None = None,
         lease_seconds: float = LEASE_SECONDS,
+        proves: bool = False,
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
         settings = create_connection_settings(
             address, schema=schema, host=host, idle_transaction_seconds=lease_seconds * _IDLE_FRACTION
         )
+        settings = replace(settings, proves=proves)
         self._claims = ClaimState(host, lease_seconds)
         encryption = RowEncryption(keyring)
         self._writer: PostgresWriter = PostgresWriter(settings, encryption, self._claims, on_damaged)
@@ -184,6 +188,10 @@ class PostgresStore(Store):
         """Return the host that holds the sender lease, "" if none does."""
         rows = await self._operator_reader.fetch("get_sender_host")
         return str(rows[0][0]) if rows else ""
+
+    async def has_prover(self) -> bool:
+        """Return whether a host that is connected to the database proves shares."""
+        return bool(await self._operator_reader.fetch("has_prover"))
 
     # ------------------------------------------------------------------ maintenance
 

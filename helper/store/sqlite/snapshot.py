@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock
+from helper.core.share import ShareState
+from helper.store.action_models import MOVED
 from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
 from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.opening import BUSY_SECONDS
@@ -37,6 +39,7 @@ class Contents:
     Attributes:
         schema: the version of its schema.
         live: number of shares with a witness.
+        moved: number of these that are marked as moved to another machine, and are therefore not revealed.
         confirmed: number of tombstones.
         damaged: number of live rows that fail their check; the helper quarantines them.
         encrypted: whether witnesses and messages are encrypted in the file.
@@ -44,6 +47,7 @@ class Contents:
 
     schema: int
     live: int
+    moved: int
     confirmed: int
     damaged: int
     encrypted: bool
@@ -143,9 +147,11 @@ def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryptio
     rows = open_row_format(conn, encryption, name)
     key = read_key(conn.execute(rows.statement("get_meta"), (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
     aside = {row[0] for row in conn.execute(rows.statement("quarantined_ids"))}
-    live = damaged = 0
+    live = moved = damaged = 0
     for share in rows.read_shares(conn):
         live += 1
-        damaged += share.id in aside or not share.is_sound(key)
+        is_damaged = share.id in aside or not share.is_sound(key)
+        damaged += is_damaged
+        moved += not is_damaged and share.state == ShareState.FAILED and share.stage == MOVED
     ((confirmed,),) = conn.execute(rows.statement("tombstone_count")).fetchall()
-    return Contents(identity.version, live, confirmed, damaged, rows.is_encrypted)
+    return Contents(identity.version, live, moved, confirmed, damaged, rows.is_encrypted)

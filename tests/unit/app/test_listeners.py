@@ -44,7 +44,7 @@ HIDDEN = (
 
 
 def create_config(**sections: Any) -> Config:
-    return Config.model_validate(sections)
+    return Config.model_validate({"chain": {"endpoints": ["http://127.0.0.1:9"]}, **sections})
 
 
 @pytest.mark.parametrize("endpoint", HIDDEN)

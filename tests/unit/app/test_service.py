@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 import proofs
-from helper.app import service as app_module
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
 from helper.config import Config
@@ -35,7 +35,6 @@ class ServiceHarness:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node)
-        monkeypatch.setattr(app_module, "harden_process", list)
         config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}})
         nodes = create_nodes(["http://node:1317"], transport=self.network)
         self.service = Service(config, clock=self.clock, nodes=nodes, prover_command=("false",))
@@ -57,6 +56,20 @@ async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await harness.service.store.open()
     yield harness
     await harness.service.store.close()
+
+
+async def test_new_database_is_announced_until_it_knows_its_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for is_new in (True, False):
+        harness = ServiceHarness(Path(), monkeypatch)
+        with capture_logs() as entries:
+            async with harness.service.open_queue():
+                await harness.poll()
+        announced = [entry["path"] for entry in entries if entry["event"] == "database_created"]
+        assert announced == ([str(tmp_path / "q.db")] if is_new else [])
+        assert harness.service.new_database == (str(tmp_path / "q.db") if is_new else None)
 
 
 async def test_intake_is_open_until_newest_block_is_too_old(harness: ServiceHarness) -> None:
@@ -265,7 +278,9 @@ async def test_service_with_require_verified_starts_only_with_the_native_module_
         "release_manifest": str(release.manifest),
         "allowed_signers": str(release.signers),
     }
-    config = Config.model_validate({"helper": {"db_path": str(tmp_path / "q.db")}, "prover": prover})
+    config = Config.model_validate(
+        {"helper": {"db_path": str(tmp_path / "q.db")}, "chain": {"endpoints": ["http://node:1"]}, "prover": prover}
+    )
     Service(config, prover_command=("false",))
 
     release.manifest.write_text(release.manifest.read_text().replace(native.name, "_native.other.so"))

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from helper.app import startup
 from helper.app.service import Service
 from helper.app.startup import YOUNG_OBJECTS, run_service
 
@@ -40,12 +42,17 @@ def unfrozen_gc() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unfrozen_gc")
-async def test_run_service_configures_garbage_collection_before_listening() -> None:
+async def test_run_service_hardens_process_and_configures_garbage_collection_before_listening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(startup, "harden_process", lambda: ["core files cannot be disabled"])
     started: list[tuple[int, int]] = []
-    await run_service(
-        cast("Service", StartOnlyService()),
-        on_started=lambda _: started.append((gc.get_freeze_count(), gc.get_threshold()[0])),
-    )
+    with capture_logs() as logs:
+        await run_service(
+            cast("Service", StartOnlyService()),
+            on_started=lambda _: started.append((gc.get_freeze_count(), gc.get_threshold()[0])),
+        )
+    assert [log["reason"] for log in logs] == ["core files cannot be disabled"], "also without a queue"
     frozen, threshold = started[0]
     assert frozen > 10_000
     assert threshold == YOUNG_OBJECTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -508,3 +509,20 @@ async def test_recorded_head_is_fresh_at_its_time() -> None:
     assert endpoints.time_at(500) == endpoints.head.time
     assert endpoints.time_at(462) is None
     await endpoints.aclose()
+
+
+async def test_two_names_of_one_node_are_reported() -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock), c=FakeNode(clock))
+    for name, node_id in (("a", "6c6f"), ("b", "6c6f"), ("c", "00aa")):
+        info = {"default_node_info": {"network": "svote-1", "default_node_id": node_id}}
+        network.nodes[name].faults["node_info"] = partial(lambda info, _: json_response(200, info), info)
+    endpoints = network.create_node_pool(clock)
+    with capture_logs() as logs:
+        await endpoints.compare_node_ids()
+        await endpoints.compare_node_ids()
+    assert [(log["event"], log["endpoint"]) for log in logs] == [("node_listed_twice", "b:1317")], "reported once"
+    assert endpoints.same_nodes == [("b:1317", "a:1317")]
+    network.nodes["b"].faults.clear()  # another node, which reports no id
+    await endpoints.compare_node_ids()
+    assert endpoints.same_nodes == []

@@ -531,15 +531,21 @@ async def test_round_closes_at_changed_end_once_confirmed() -> None:
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
-async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(hosts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("listed", "problem"),
+    [([recorded_round(1) | {"status": 5}], "status 5 is unknown"), ([], "no longer listed")],
+)
+async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(
+    hosts: tuple[str, ...], listed: list[dict[str, Any]], problem: str
+) -> None:
     env = Environment(*hosts, now=VOTE_END - 120)
     await sync_active(env)
-    env.set_rounds(recorded_round(1) | {"status": 5})
+    env.set_rounds(*listed)
     await env.advance_blocks(1)
     await env.sync()
     env.registry.record_block(VOTE_END - 5)
     assert env.registry.active_rounds() == []
-    assert "status 5 is unknown" in env.registry.unconfirmed_reports()[ROUND_ID]
+    assert problem in env.registry.unconfirmed_reports()[ROUND_ID]
     await env.advance_blocks(10)
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
@@ -563,10 +569,11 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(hos
 
 
 @pytest.mark.rule("R14")
-async def test_unknown_status_of_one_of_two_nodes_does_not_close() -> None:
+@pytest.mark.parametrize("listed", [[recorded_round(1) | {"status": 5}], []])
+async def test_unknown_status_of_one_of_two_nodes_does_not_close(listed: list[dict[str, Any]]) -> None:
     env = Environment("a", "b", now=VOTE_END + 50)
     await sync_active(env)
-    env.nodes["a"].rounds = [recorded_round(1) | {"status": 5}]
+    env.nodes["a"].rounds = listed
     env.registry.record_block(VOTE_END + 60)
     for _ in range(3):
         await env.advance_blocks()

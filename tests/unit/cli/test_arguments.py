@@ -76,25 +76,34 @@ def test_time_argument_invalid_is_refused(text: str) -> None:
 def test_stats_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     service = {
         "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no chain node is in sync"}],
-        "endpoints": [{"name": "a:80", "reason": None, "height": 7, "block_age": 1.024}],
+        "endpoints": [{"name": "node_1:80", "reason": None, "height": 7, "block_age": 1.024}],
         "provers": {"pids": [5, 6], "deaths": {}},
         "clock_skew": 0.46818,
         "proof": {"count": 16, "p50_ms": 1141.1, "p99_ms": 1714.1, "min_ms": 784.6, "max_ms": 1714.2},
         "queue_age": {"count": 0, "p50_ms": None, "p99_ms": None, "min_ms": None, "max_ms": None},
         "recent_failures": [{"stage": "proof", "reason": "timed out"}],
+        "process": {"core_bytes": 0, "dumpable": False},
+        "in_hand": 2,
+        "paused": None,
+        "counts": {"too_late": 1},
     }
     total = dict.fromkeys(("received", "witnessed", "broadcast", "submitted", "failed", "total"), 0)
     empty: dict[str, Any] = {"rounds": {}, "failed": [], "failed_before": [], "damaged": []}
     print_stats({"total": total, **empty, "service": service})
     assert capsys.readouterr().out.splitlines()[4:] == [
-        "checks.store\tok",
-        "checks.chain\tno chain node is in sync",
-        "endpoints.a:80\tok, height 7, block age 1.0",
-        "provers.pids\t5, 6",
-        "provers.deaths\t-",
-        "clock_skew\t0.468",
-        "proof\t16: median 1141 ms, p99 1714 ms, max 1714 ms",
-        "queue_age\tnone yet",
-        "recent_failures.0.stage\tproof",
-        "recent_failures.0.reason\ttimed out",
+        "check store\tok",
+        "check chain\tno chain node is in sync",
+        "node node_1:80\tok, height 7, block age 1.0",
+        "provers pids\t5, 6",
+        "unexpected exits of provers\t-",
+        "clock minus chain, seconds\t0.468",
+        "time of a proof\t16: median 1141 ms, p99 1714 ms, max 1714 ms",
+        "time in the queue\tnone yet",
+        "failure 0 stage\tproof",
+        "failure 0 reason\ttimed out",
+        "limit of core files, bytes\t0",
+        "core files and debuggers possible\tno",
+        "shares being proven or sent\t2",
+        "processing paused\t-",
+        "since the start: too late\t1",
     ]

@@ -107,10 +107,17 @@ def test_audit_of_two_agreeing_nodes_passes(nodes: RecordedNodes, run: Run) -> N
     assert not any(nullifier in paths for nullifier in nullifiers)
 
 
-def test_audit_of_one_node_with_rpc_reads_results_by_block(nodes: RecordedNodes, run: Run) -> None:
+def test_audit_of_one_node_with_rpc_reads_results_by_block(
+    nodes: RecordedNodes, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("helper.toml").write_text(ONE_NODE)
     assert list(run(ROUND, code=3)) == ["E not_checked"]
     assert not any("/tx/" in path for _, path in nodes.requests)
+    capsys.readouterr()
+    assert run_command("audit", ROUND, "--report", "report.html") == 3
+    summary = "18 of 19 checks passed; not checked: E (needs a second node: "
+    assert summary in capsys.readouterr().err
+    assert summary in Path("report.html").read_text()
 
 
 def test_audit_failing_rpc_falls_back_to_rest(nodes: RecordedNodes, run: Run) -> None:
@@ -213,6 +220,8 @@ def test_audit_other_signed_key_fails(nodes: RecordedNodes, run: Run) -> None:
 
 def test_evidence_repeats_the_audit_without_nodes(nodes: RecordedNodes, run: Run) -> None:
     run(ROUND, "--evidence", "evidence.zip", code=0)
+    with zipfile.ZipFile("evidence.zip") as evidence:
+        assert {member.date_time[:3] for member in evidence.infolist()} == {(1980, 1, 1)}, "equal data, equal files"
     Path("helper.toml").unlink()
     nodes.requests.clear()
     assert run("--from", "evidence.zip", code=0) == {}

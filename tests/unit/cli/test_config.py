@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from helper.config import Config, load
-from helper.config.example import render_example
 from helper.doctor.chain import NodeReport
 from tests.unit.cli.test_main import run_command
 
@@ -36,10 +35,10 @@ def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[st
     written = Path("helper.toml")
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     config = load(written)
-    assert config.model_copy(update={"operator": Config().operator}) == Config()
+    assert config.model_copy(update={"operator": Config().operator, "helper": Config().helper}) == Config()
+    assert config.db_path == Path.cwd() / "svote-helper.db", "a start in another directory finds the same queue"
     assert len(config.operator.token) >= 43
-    assert written.read_text() == render_example({("operator", "token"): config.operator.token})
-    assert len([line for line in written.read_text().splitlines() if line and line[0] not in "#["]) == 1
+    assert len([line for line in written.read_text().splitlines() if line and line[0] not in "#["]) == 2
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "wrote helper.toml\n")
     assert run_command("config", "init", "--output", "other.toml") == 0
@@ -48,7 +47,7 @@ def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[st
 
 def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = ["--endpoint", "http://a:1317", "--endpoint", "http://b:1317", "--rpc", "http://a:26657"]
-    assert run_command("config", "init", *nodes, "--db", "/var/lib/svote-helper/queue.db", "--json") == 0
+    assert run_command("config", "init", *nodes, "--db", "queue.db", "--json") == 0
     result = last_json(capsys)
     assert result == {
         "path": "helper.toml",
@@ -56,7 +55,7 @@ def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
     }
     config = load(Path("helper.toml"))
     assert config.chain_nodes == (("http://a:1317", "http://a:26657"), ("http://b:1317", ""))
-    assert config.db_path == Path("/var/lib/svote-helper/queue.db")
+    assert config.db_path == Path.cwd() / "queue.db"
 
 
 def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +134,9 @@ def test_validate_reports_all_problems(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_validate_valid_config_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("config", "validate") == 0
-    assert capsys.readouterr().err == "default settings: ok\n"
-    Path("good.toml").write_text("[helper]\nport = 1\n")
+    Path("good.toml").write_text('[helper]\nport = 1\n[chain]\nendpoints = ["http://a:1"]\n')
+    assert run_command("config", "validate", "good.toml") == 0
+    assert capsys.readouterr().err == "good.toml: ok\n"
     assert run_command("config", "validate", "good.toml", "--json") == 0
     assert last_json(capsys) == {"ok": True, "problems": []}
 
@@ -168,6 +167,7 @@ class StubNodeQueries:
 def test_validate_online_reports_every_node(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://a:1")
     StubNodeQueries(monkeypatch, a=None)
     assert run_command("config", "validate", "--online") == 0
     lines = capsys.readouterr().err.splitlines()

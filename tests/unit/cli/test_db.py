@@ -78,6 +78,7 @@ def test_backup_and_restore_with_passphrase(
         "set_aside": None,
         "schema": latest_version(),
         "live": 2,
+        "moved": 0,
         "confirmed": 0,
         "damaged": 0,
         "encrypted": False,
@@ -88,6 +89,33 @@ def test_backup_and_restore_with_passphrase(
     assert read_json(capsys)["set_aside"] == f"{restored_path}.before-restore-1"
     assert run_command("db", "check", "--db", str(restored_path), "--json") == 0
     assert read_json(capsys)["ok"] is True
+
+
+def test_restore_counts_moved_shares_apart(
+    database: Path, key: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup from before the shares came back: both machines hold them as moved, and nobody reveals them."""
+    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
+    monkeypatch.setattr("helper.cli.queue_transfer.harden_process", list)
+    flags = ("--db", str(database))
+    assert run_command("queue", "export", "--output", "moved.age", "--move", "--yes", *flags) == 0
+    assert run_command("db", "backup", "--output", "b.age", *flags) == 0
+    assert "2 live shares (2 of them moved to another machine)" in capsys.readouterr().out
+    assert run_command("queue", "retry", "--stage", "moved", "--yes", *flags) == 0  # as an import does
+    assert run_command("db", "restore", "b.age", "--force", *flags) == 0
+    printed = capsys.readouterr()
+    assert "2 live shares (2 of them moved to another machine)" in printed.out
+    assert "`svote-helper queue retry --stage moved`" in printed.err
+    for command, other in (
+        ("queue import b.age --yes", "db restore"),
+        ("db restore moved.age --force", "queue import"),
+    ):
+        assert run_command(*command.split(), *flags) == 1
+        assert f"`svote-helper {other}`" in capsys.readouterr().err
+    assert run_command("queue", "retry", "--stage", "moved", "--yes", *flags) == 0
+    capsys.readouterr()
+    assert run_command("db", "check", "--json", *flags) == 0
+    assert read_json(capsys)["moved"] == 0
 
 
 def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +144,8 @@ def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsy
         (("backup", "--output", "b.age", "--passphrase-file", "nowhere"), 5, "nowhere"),
         (("backup", "--output", "b.age", "--recipient", "age1x", "--passphrase-file", "short"), 2, "not both"),
         (("backup", "--output", "b.age", "--recipient", "age1x"), 1, "recipients"),
-        (("backup", "--output", "queue.db", "--passphrase-file", "passphrase"), 1, "not a backup or export"),
+        (("backup", "--output", "queue.db", "--passphrase-file", "passphrase"), 1, "exists already"),
+        (("backup", "--output", "queue.db", "--passphrase-file", "passphrase", "--force"), 1, "not a backup or export"),
         (
             ("backup", "--output", "b.age", "--passphrase-file", "passphrase", "--db", "none.db"),
             5,

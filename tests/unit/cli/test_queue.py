@@ -135,7 +135,7 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
     assert run_command("queue", "stats") == 0
     stats = capsys.readouterr().out
     assert f"{ROUND_ID.hex()[:12]}\t3\t0\t0\t0\t0\t3" in stats
-    assert "provers.pids\t7, 8" in stats
+    assert "provers pids\t7, 8" in stats
 
 
 @pytest.mark.parametrize(

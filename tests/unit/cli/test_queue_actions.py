@@ -356,7 +356,7 @@ def test_export_move_is_stored_before_file_is_renamed(
         states.append(read_states(capsys))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup, "_replace_file", fail_replace)
+    monkeypatch.setattr(backup, "_create_file", fail_replace)
     assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 1
     assert states == [{"failed": 4}]
     assert not Path("x.age").exists()

@@ -11,14 +11,16 @@ import pytest
 from helper.cli.early_lock_check import require_single_instance
 from helper.config import load, peek_database_path
 from helper.errors import StoreLocked
+from helper.store import factory
 from helper.store.sqlite.file_lock import FileLock
 from tests.support.command import run_refused_serve
 from tests.unit.cli.test_main import run_command
+from tests.unit.runtime.test_systemd import UNREACHABLE_NODE_CONFIG
 
 
-def write_config(directory: Path, text: str = "") -> Path:
+def write_config(directory: Path, text: str = "", chain: str = UNREACHABLE_NODE_CONFIG) -> Path:
     file = directory / "helper.toml"
-    file.write_text(f'[helper]\nport = 0\ndb_path = "{directory}/q.db"\n{text}')
+    file.write_text(f'[helper]\nport = 0\ndb_path = "{directory}/q.db"\n{text}\n{chain}')
     return file
 
 
@@ -94,6 +96,7 @@ def test_serve_when_disabled_prints_reason_and_exits(tmp_path: Path) -> None:
         ('[helper]\ndb_path = "a.db"', {"SVOTE_HELPER_HELPER_DB_PATH": "b.db"}, "b.db"),
         ("[helper]\ndisable = true", {}, None),
         ("", {"SVOTE_HELPER_HELPER_DISABLE": "true"}, None),
+        ("[helper]\ndisable = true", {"SVOTE_HELPER_HELPER_DISABLE": "false"}, "svote-helper.db"),
         ("[helper", {}, None),
         ("helper = 3", {}, None),
         ("[helper]\ndb_path = 3", {}, None),
@@ -115,4 +118,30 @@ def test_serve_invalid_sentry_dsn_is_refused_before_start(tmp_path: Path, capsys
     config = write_config(tmp_path, 'sentry_dsn = "http://127.0.0.1/nothing"')
     assert run_command("serve", "--config", str(config)) == 1
     assert "sentry_dsn is not a valid Sentry DSN" in capsys.readouterr().err
+    assert not (tmp_path / "q.db").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "audit 00", "config validate"])
+def test_command_without_a_node_is_refused_and_says_what_to_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Nothing may listen on a default address: its answers would decide which votes count."""
+    config = write_config(tmp_path, chain="")
+    assert run_command(*command.replace("00", "0" * 64).split(), "--config", str(config)) == 1
+    printed = capsys.readouterr()
+    assert "no node is configured" in printed.out + printed.err
+    assert "[chain] endpoints" in printed.out + printed.err
+    assert not (tmp_path / "q.db").exists()
+
+
+def test_serve_on_a_network_file_system_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nshare {tmp_path} virtiofs rw 0 0\n")
+    monkeypatch.setattr(factory, "MOUNTS_FILE", mounts)
+    assert run_command("serve", "--config", str(write_config(tmp_path))) == 1
+    error = capsys.readouterr().err
+    assert f"{tmp_path} is on virtiofs" in error
+    assert "Put the database on a local disk" in error
     assert not (tmp_path / "q.db").exists()

@@ -14,6 +14,7 @@ from helper.config.discovery import ENV_PREFIX, variable_name
 from helper.config.example import render_example
 from helper.config.toml_lines import find_key_lines
 from helper.config.value_text import REDACTED, SECTIONS, to_display_value
+from helper.errors import ConfigError
 
 EXAMPLE_FILE = Path(__file__).parents[3] / "helper.toml.example"
 
@@ -36,8 +37,9 @@ def load_problems(tmp_path: Path, text: str, env: dict[str, str] | None = None) 
 def test_load_without_file_uses_defaults() -> None:
     config = load()
     assert (config.helper.host, config.helper.port) == ("127.0.0.1", 8090)
-    assert config.chain_endpoints == ("http://127.0.0.1:11317",)
-    assert config.chain_rpc == ("http://127.0.0.1:36657",)
+    assert config.chain_nodes == ()
+    with pytest.raises(ConfigError, match="no node is configured"):
+        config.require_nodes()
     assert config.db_path == Path("svote-helper.db")
     assert config.socket_path == Path("helper.sock")
     assert config.helper.max_attempts == 5
@@ -392,7 +394,7 @@ log = { level = "x" }
 
 def test_example_file_equals_generated() -> None:
     assert EXAMPLE_FILE.read_text() == render_example(), (
-        "run `svote-helper config init --output helper.toml.example --force`, and clear the generated token"
+        "run `svote-helper config init --output helper.toml.example --force`, comment out token and path"
     )
 
 

@@ -97,6 +97,12 @@ def test_evaluate_nodes_faulty_node_fails_alone_and_warns_with_healthy_one(
     assert together["chain"].facts == {"chain_id": "svote-1", "endpoints": 2, "of_use": 1}
 
 
+def test_evaluate_nodes_warns_about_one_node_under_two_names() -> None:
+    nodes = [named("a:1317", node_id="6c6f"), named("b:1317", node_id="6c6f"), named("c:1317"), named("d:1317")]
+    warnings = [finding for finding in evaluate_nodes(nodes, LIMITS).findings if finding.level is Level.WARN]
+    assert [finding.message for finding in warnings] == ["it reports the same node id as a:1317"]
+
+
 def test_evaluate_nodes_without_chain_id_uses_that_of_first_node() -> None:
     evaluation = evaluate_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
     assert [node.name for node in evaluation.usable] == ["a:1"]

@@ -18,6 +18,7 @@ from helper.doctor.machine import check_address, check_modes, check_socket
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.settings import evaluate_tokens
 from helper.runtime.hardening import ProcessLimits, get_process_limits
+from helper.store.sqlite.file_system import find_file_system_type, is_unsuitable
 
 PLENTY = 10 << 30
 
@@ -57,13 +58,16 @@ def test_evaluate_disk_levels_of_space_and_fsync(measured: DiskMeasurement, spac
 
 def test_evaluate_disk_network_file_system_fails() -> None:
     mounts = "/dev/sda / ext4 rw 0 0\nhost:/x /srv/net nfs4 rw 0 0\n/dev/sdb /srv/net/a\\040b xfs rw 0 0\n\nnonsense\n"
-    assert disk.find_file_system_type(Path("/srv/net/helper"), mounts) == "nfs4"
-    assert disk.find_file_system_type(Path("/srv/net/a b/helper"), mounts) == "xfs"
-    assert disk.find_file_system_type(Path("/srv/network"), mounts) == "ext4"
-    assert disk.find_file_system_type(Path("/srv"), "") == ""
-    assert (
-        levels(evaluate_disk(Path("/srv/net"), DiskMeasurement(PLENTY, 9, 0.01), "nfs4"))["file system"] is Level.FAIL
-    )
+    assert find_file_system_type(Path("/srv/net/helper"), mounts) == "nfs4"
+    assert find_file_system_type(Path("/srv/net/a b/helper"), mounts) == "xfs"
+    assert find_file_system_type(Path("/srv/network"), mounts) == "ext4"
+    assert find_file_system_type(Path("/srv"), "") == ""
+    unsafe = "nfs4 virtiofs fuse.mergerfs fuse.rclone fuse.s3fs fuse.glusterfs fuse.grpcfuse fakeowner vboxsf lustre"
+    for kind in unsafe.split():
+        result = evaluate_disk(Path("/srv/net"), DiskMeasurement(PLENTY, 9, 0.01), kind)
+        assert levels(result)["file system"] is Level.FAIL
+    for kind in ("ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "fuseblk", "fuse.fuse-overlayfs", ""):
+        assert not is_unsuitable(kind)
 
 
 # Files

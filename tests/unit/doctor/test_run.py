@@ -75,6 +75,7 @@ async def test_examine_without_anything_reports_each_subject() -> None:
     assert results["helper"].level is Level.WARN
     assert results["database"].level is Level.WARN
     assert results["chain"].level is Level.FAIL
+    assert "no node is configured" in results["chain"].message
     assert results["backlog"].level is Level.OK
     assert results["prover"].message == "skipped (--skip-proof)"
 
@@ -124,6 +125,7 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
     await store.close()
     results = await run_checks(config_with_node())
     assert results["database"].message.startswith("svote-helper.db: 0 shares in 1 rounds")
+    assert "db_path is relative (svote-helper.db)" in results["settings"].message
     assert results["integrity"].message == "SQLite finds no damage"
     assert results["file modes"].level is Level.OK
 
@@ -322,6 +324,11 @@ def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
     lines = evaluate_daemon(service_status(checks=checks, paused="no store"), Path("helper.sock"))
     assert [line.subject for line in lines] == ["helper: store", "helper: clock", "helper: new one"]
     assert all(line.advice for line in lines)
+    no_prover = [{"name": "provers", "problem": "no prover is ready"}]
+    for deaths, is_memory_suspected in (({}, False), ({"died": 1}, True)):
+        status = service_status(checks=no_prover, provers={"deaths": deaths})
+        (line,) = evaluate_daemon(status, Path("helper.sock"))
+        assert ("out-of-memory" in str(line.advice)) is is_memory_suspected
     (line,) = evaluate_daemon(service_status(paused="no node"), Path("helper.sock"))
     assert (line.subject, line.level) == ("helper: dispatch", Level.FAIL)
 
@@ -362,9 +369,20 @@ def test_evaluate_archive_reports_progress_if_configured() -> None:
 
 
 def test_evaluate_failures_reports_failed_and_damaged_shares() -> None:
-    assert evaluate_failures(0, 0) == []
-    failed, damaged = evaluate_failures(3, 1)
-    assert (failed.level, damaged.level) == (Level.WARN, Level.FAIL)
+    assert evaluate_failures(0, 0, in_ended=0) == []
+    failed, lost, damaged = evaluate_failures(3, 1, in_ended=2)
+    assert (failed.level, lost.level, damaged.level) == (Level.WARN, Level.WARN, Level.FAIL)
+    assert failed.message == "1 shares failed"
+    assert lost.message == "2 shares failed in rounds that have ended, and can no longer count"
+    assert "queue retry" in str(failed.advice)
+    assert "queue retry" not in str(lost.advice), "it would refuse them"
+    ended = {"status": 2, "vote_end_time": 9, "failed": 2}
+    rounds = [{**ended, "status": 1}, {**ended, "vote_end_time": 99}, {**ended, "status": 1, "vote_end_time": 99}]
+    listed = [
+        {"round_id": "", "waiting": 0, "proving": 0, "broadcast": 0, "due_per_minute": [], "later": 0, **row}
+        for row in rounds
+    ]
+    assert parse_daemon({"total": {"failed": 6}, "damaged": []}, {"at": 10, "rounds": listed}).failed_in_ended == 4
 
 
 def test_parse_daemon_without_optional_keys_uses_defaults() -> None:

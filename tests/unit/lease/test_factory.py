@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from helper.chain.round_registry import RoundRegistry
-from helper.cluster.membership import EXCHANGE_INTERVAL_SECONDS, ClusterMember
+from helper.cluster.membership import EXCHANGE_INTERVAL_SECONDS, MISSING_GRACE_SECONDS, ClusterMember
 from helper.config import Config
 from helper.core.pause import PauseCause
 from helper.core.roles import ROLES
@@ -201,12 +201,16 @@ class FakeSharedStore:
 
     def __init__(self) -> None:
         self.host = ""
+        self.proves = True
         self.is_unavailable = False
 
     async def get_sender_host(self) -> str:
         if self.is_unavailable:
             raise StoreError("the database is away")
         return self.host
+
+    async def has_prover(self) -> bool:
+        return self.proves
 
     async def measure_clock_skew(self) -> float:
         return 0.0
@@ -243,6 +247,26 @@ async def test_member_facts_follow_sender_host(clock: FakeClock) -> None:
     ):
         clock.advance(EXCHANGE_INTERVAL_SECONDS)
         await wait_until(partial(reports_sender, host, known))
+    agreeing.cancel()
+
+
+async def test_member_names_missing_sender_and_prover_after_a_takeover_would_have_ended(clock: FakeClock) -> None:
+    shared_store = FakeSharedStore()
+    lease = DatabaseLease(FakeSenderTable(), clock=clock)
+    host = create_member(shared_store, lease, clock, role="api", agreed=StubAgreed())
+    parts = host.tasks
+    parts["clock"].close()
+    agreeing = asyncio.create_task(parts["agreement"])
+    shared_store.proves = False
+    for shared_store.host, sender, missing in (("red", "red", None), ("", "", None), ("", "", "sender")):
+        clock.advance(MISSING_GRACE_SECONDS if missing else EXCHANGE_INTERVAL_SECONDS)
+        await wait_until(partial(reports_sender, host, sender))
+        assert (host.missing_host("sender") is not None) is (missing is not None)
+        assert (host.missing_host("prover") is not None) is (missing is not None)
+    assert "svote-helper serve --role sender" in str(host.missing_host("sender"))
+    shared_store.host, shared_store.proves = "red", True
+    clock.advance(EXCHANGE_INTERVAL_SECONDS)
+    await wait_until(lambda: host.missing_host("sender") is None and host.missing_host("prover") is None)
     agreeing.cancel()
 
 

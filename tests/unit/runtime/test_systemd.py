@@ -189,6 +189,8 @@ async def test_service_notifies_manager_from_start_to_stop(
         assert await process.stop() == 0
         while "STOPPING=1" not in lines:
             lines = await receive_message(channel)
+        announced = f"created a new, empty queue: {tmp_path / 'queue.db'}" in process.log.read_text()
+        assert announced is not disable
     finally:
         if process.process is not None and process.process.poll() is None:
             await process.kill()

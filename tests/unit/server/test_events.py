@@ -30,7 +30,9 @@ async def fail_snapshot() -> object:
 @contextlib.asynccontextmanager
 async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
     """Serve events and drop clients that do not read for a short time; yields the port."""
-    server = create_server(add_middleware([events_route(feed, "token")]), ConnectionLimits(stalled_seconds=SECONDS))
+    server = create_server(
+        add_middleware([events_route(feed, "token", FakeClock())]), ConnectionLimits(stalled_seconds=SECONDS)
+    )
     listener = bind_tcp("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 
 import httpx
 import pytest
 from starlette.requests import Request
 
+from helper.observability.status_feed import StatusFeed
 from helper.server import middleware
-from helper.server.routes.events import bearer_matches
+from helper.server.application import add_middleware
+from helper.server.routes.events import GUESS_BURST, GUESSES_PER_SECOND, PATH, bearer_matches, events_route
+from tests.support.clock import FakeClock
 from tests.unit.ingest.admission_fixtures import create_body
+from tests.unit.server.test_events import fail_snapshot
 from tests.unit.server.wallet_fixtures import WalletApp
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +74,29 @@ def test_tokens_operator_token_uses_compare_digest(
     is_accepted = bearer_matches(Request({"type": "http", "headers": headers}), TOKEN)
     assert is_accepted is (verdict and header_token is not None)
     assert comparison.compared == [((header_token or "").encode("latin-1"), TOKEN.encode())]
+
+
+async def test_guesses_of_the_operator_token_are_limited_and_not_compared_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comparison = FakeComparison(False)
+    monkeypatch.setattr(hmac, "compare_digest", comparison)
+    clock = FakeClock()
+    feed = StatusFeed(fail_snapshot, clock=clock, run_id="run")
+    transport = httpx.ASGITransport(add_middleware([events_route(feed, TOKEN, clock)]))
+
+    async def guess(number: int) -> list[int]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+            headers = {"Authorization": "Bearer guess"}
+            return [(await client.get(PATH, headers=headers)).status_code for _ in range(number)]
+
+    assert Counter(await guess(GUESS_BURST + 50)) == {401: GUESS_BURST, 429: 50}
+    comparison.verdict = True
+    assert await guess(1) == [429], "the right token must not be told from a wrong one"
+    comparison.verdict = False
+    clock.advance(1)
+    assert Counter(await guess(50)) == {401: GUESSES_PER_SECOND, 429: 40}
+    assert len(comparison.compared) == GUESS_BURST + GUESSES_PER_SECOND
 
 
 def test_tokens_partial_token_does_not_match() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
@@ -13,7 +14,14 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import BackupError, BackupKeyError, StoreCorrupt, StoreForeign, StoreLocked
-from helper.store.backup import MAX_WORK_FACTOR, decrypt_backup, encrypt_backup, restore_database, write_backup
+from helper.store.backup import (
+    MAX_WORK_FACTOR,
+    create_file,
+    decrypt_backup,
+    encrypt_backup,
+    restore_database,
+    write_backup,
+)
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.snapshot import Snapshot, check_image, take_snapshot
 from helper.store.sqlite.store import SqliteStore
@@ -212,23 +220,51 @@ def _with_stanza(stanza: str) -> bytes:
 
 
 def test_backup_file_is_private_and_replaces_only_a_backup(tmp_path: Path) -> None:
-    output = tmp_path / "backup.age"
+    output, first = tmp_path / "backup.age", encrypt_backup(b"SQLite format 3\0one", passphrase=PASSPHRASE)
     before = os.umask(0)
     try:
-        write_backup(output, b"age-encryption.org/v1\none")
+        write_backup(output, first)
     finally:
         os.umask(before)
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
-    write_backup(output, b"age-encryption.org/v1\ntwo")
-    assert output.read_bytes().endswith(b"two")
+    with pytest.raises(BackupError, match="exists already"):
+        write_backup(output, b"age-encryption.org/v1\ntwo")
+    with pytest.raises(BackupError, match="another passphrase"):
+        write_backup(output, b"age-encryption.org/v1\ntwo", replace=True)
+    assert output.read_bytes() == first
+    write_backup(output, b"age-encryption.org/v1\ntwo", replace=True, passphrase=PASSPHRASE)
+    write_backup(output, b"age-encryption.org/v1\nthree", replace=True)  # encrypted to recipients: not an export
+    assert output.read_bytes().endswith(b"three")
 
     output.write_bytes(b"SQLite format 3\x00")
     with pytest.raises(BackupError, match="not a backup or export"):
-        write_backup(output, b"age-encryption.org/v1\nthree")
+        write_backup(output, b"age-encryption.org/v1\nfour", replace=True)
     assert output.read_bytes() == b"SQLite format 3\x00"
     with pytest.raises(BackupError, match="cannot be written"):
         write_backup(tmp_path / "nowhere" / "backup.age", b"age-encryption.org/v1\n")
     assert [file.name for file in tmp_path.iterdir()] == ["backup.age"]
+
+
+@pytest.mark.parametrize("has_hard_links", [True, False])
+def test_backup_never_replaces_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool) -> None:
+    output = tmp_path / "shares.age"
+    export = encrypt_backup(b'{"format":"svote-helper queue"}\n', passphrase=PASSPHRASE)
+    if not has_hard_links:
+
+        def refuse(path: Path, target: Path) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    with create_file(output, export):
+        assert not output.exists()
+    for replace in (False, True):
+        with pytest.raises(BackupError, match=r"exists already|is an export"):
+            write_backup(output, b"age-encryption.org/v1\n", replace=replace, passphrase=PASSPHRASE)
+    # a file that appears while the export is written is not replaced either
+    with pytest.raises(BackupError, match="the data is in"), create_file(tmp_path / "late.age", export) as partial:
+        (tmp_path / "late.age").write_bytes(b"another file")
+    assert (output.read_bytes(), partial.read_bytes()) == (export, export)
+    assert (tmp_path / "late.age").read_bytes() == b"another file"
 
 
 # ---------------------------------------------------------------------- restore
