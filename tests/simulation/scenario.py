@@ -210,7 +210,8 @@ def add_liar(plan: Scenario, seed: int, liar: LiarPlan) -> Scenario:
     node = (healthy + rng.randrange(1, max(2, liar.nodes))) % liar.nodes
     at, last, episodes = rng.uniform(0, 120), plan.duration - SETTLING_SECONDS, list[LieEpisode]()
     while at < last:
-        end = min(last, at + rng.choice((rng.uniform(10, 60), rng.uniform(60, 600), plan.duration)))
+        lengths = (rng.uniform(10, 60), rng.uniform(60, 600), plan.duration, plan.duration)
+        end = min(last, at + rng.choice(lengths))
         lies = liar.lies or tuple(rng.sample(list(Lie), rng.choice((1, 2))))
         episodes.append(LieEpisode(at, end, node, lies))
         at = end + rng.choice((0.0, rng.uniform(1, 60)))
