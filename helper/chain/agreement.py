@@ -36,7 +36,8 @@ class RoundFacts(NamedTuple):
     """What nodes agree on about a round. A field is None until it is agreed.
 
     Attributes:
-        height: the agreed height when a field last changed. Earlier statements cannot change a field back.
+        status: the latest status that enough nodes have reached; the chain's own may be later.
+        height: the agreed height when a field last changed. Statements from below it do not count.
     """
 
     created_at_height: int | None = None
@@ -79,13 +80,13 @@ def agreed_height(heads: Mapping[str, int], needed: int) -> int | None:
 def agreed_block(said: Mapping[str, B | Pruned], needed: int, configured: int) -> B | Pruned | None:
     """The content of a block that enough nodes report. An empty block is a content like any other.
 
-    `Pruned` needs more than enough nodes: as long as the others could still agree on the block, it is not given up.
+    `Pruned` needs every configured node: a height is not given up while a node may still have the block.
     """
     block = agreed({node: fact for node, fact in said.items() if not isinstance(fact, Pruned)}, needed)
     if block is not None:
         return block
     pruned = sum(isinstance(fact, Pruned) for fact in said.values())
-    return Pruned() if pruned >= needed > configured - pruned else None
+    return Pruned() if pruned >= max(configured, 1) else None
 
 
 def agreed_round(said: Mapping[str, Said[Round]], needed: int, *, known: RoundFacts, height: int) -> RoundFacts:

@@ -1,6 +1,6 @@
 """Records which heights are read, and selects the next ones. Pure.
 
-A height is read once its agreed block is stored, or once enough nodes report it as pruned. Nothing else takes a height
+A height is read once its agreed block is stored, or once every node reports it as pruned. Nothing else takes a height
 out: not a head that a node reports, not a failed request, not a later block. A gap after downtime, a rescan and a
 disputed block are all unread heights, and one loop reads them: the newest readable height first.
 """

@@ -114,14 +114,14 @@ def test_false_head_moves_the_height_no_further_than_another_node_has_it(honest:
         ((Pruned(), None), 2, None),
         ((Pruned(), None), 1, None),
         ((Pruned(), Pruned()), 2, Pruned()),
-        ((Pruned(), Pruned(), None), 2, Pruned()),  # one node alone could never make it agreed
-        ((Pruned(), Pruned(), None, None), 2, None),
+        ((Pruned(), Pruned(), None), 2, None),
+        ((Pruned(), Pruned(), Pruned()), 2, Pruned()),
         (("block", Pruned(), "block"), 2, "block"),
         (("block", Pruned(), Pruned(), "block"), 2, "block"),
         ((Pruned(),), 1, Pruned()),
     ],
 )
-def test_block_is_given_up_only_if_too_few_nodes_are_left_to_agree_on_it(
+def test_block_is_given_up_only_if_every_node_has_pruned_it(
     facts: tuple[object, ...], needed: int, result: object
 ) -> None:
     statements: Mapping[str, str | Pruned] = {
