@@ -41,7 +41,7 @@ DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile cont
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign simulation check format ui wheel release release-check package bench lock docs pictures clean
+.PHONY: help demo test campaign simulation explorer check format ui wheel release release-check package bench lock docs pictures clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -79,8 +79,11 @@ campaign: $(VENV)/.native ## test the promises under crashes, faults and hostile
 	@sh scripts/system_packages.sh $(SYSTEM)
 	@$(BIN)/python -m tests.campaign $(ARGS)
 
-simulation: $(VENV)/.native ## run the service under virtual time, seed by seed (ARGS='--seeds 0-9999', '--seed 7 --story' or '--fleet --overdue 10000')
+simulation: $(VENV)/.native ## run the service under virtual time, seed by seed (ARGS='--seeds 0-9999', '--seed 7 --story', '--liar ahead,swallow --nodes 3' or '--fleet --overdue 10000')
 	@$(BIN)/python -m tests.simulation $(ARGS)
+
+explorer: $(VENV)/.native ## visit every state that nodes and one liar can cause (ARGS='--heights 3')
+	@$(BIN)/python -m tests.explorer $(ARGS)
 
 bench: $(VENV)/.native ## measure performance against its goals; bench/results/ (ARGS='--quick', ARGS='--only accept')
 	@sh scripts/system_packages.sh wrk=wrk $(filter %=postgresql,$(DEPLOY))

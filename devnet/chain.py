@@ -185,7 +185,7 @@ class Chain:
                 round_ = self.check_reveal(message, time=time, height=height)
                 round_.nullifiers[message.nullifier] = height
                 round_.add_to_tally(message.proposal_id, message.vote_decision, message.enc_share)
-                return (("reveal_share", _reveal_attributes(message)),)
+                return (("reveal_share", reveal_attributes(message)),)
             case txs.Delegation(round_id, leaves, _):
                 start = self._require_votable_round(round_id, time, height).append_leaves(height, leaves)
                 index = str(start) if len(leaves) == 1 else f"{start}..{start + len(leaves) - 1}"
@@ -289,7 +289,7 @@ def _is_tally_due(round_: Round, height: int) -> bool:
     return round_.status == TALLYING and height >= round_.status_history[-1][0] + round_.tally_blocks
 
 
-def _reveal_attributes(reveal: txs.Reveal) -> dict[str, str]:
+def reveal_attributes(reveal: txs.Reveal) -> dict[str, str]:
     """Event attributes of a confirmed reveal."""
     return {
         "vote_round_id": reveal.round_id.hex(),

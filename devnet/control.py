@@ -21,6 +21,7 @@ from devnet.ceremony import Ceremony, default_threshold
 from devnet.chain import TxResult
 from devnet.faults import FaultRequest, FaultRules
 from devnet.gojson import b64
+from devnet.lies import Liar
 from devnet.network import DevNet
 from devnet.responses import create_error, json_response
 from devnet.tx import Cast, Delegation, EndRound, EndTimeChange, NewRound, Reveal, decode, encode
@@ -274,6 +275,9 @@ async def post_faults(request: Request) -> Response:
     devnet, body = _get_devnet(request), await _parse_body(request, FaultRequest)
     faults: FaultRules = request.app.state.faults
     faults.apply_request(body, devnet.chain.height)
+    liar: Liar = request.app.state.liar
+    if body.lies is not None or (body.reset and body.routes is None):
+        liar.begin(body.lies or [], devnet.chain.height, body.seed)
     if body.halt_chain is not None:
         devnet.producer.is_halted = body.halt_chain
     if body.clock_offset_seconds is not None:
@@ -284,12 +288,13 @@ async def post_faults(request: Request) -> Response:
         devnet.verifier.circuit = body.circuit
     if body.version is not None:
         devnet.version = body.version
-    return json_response(faults.to_json())
+    return await get_faults(request)
 
 
 async def get_faults(request: Request) -> Response:
-    """This node's fault rules."""
-    return json_response(request.app.state.faults.to_json())
+    """This node's fault rules and lies."""
+    lies = sorted(request.app.state.liar.lies)
+    return json_response(request.app.state.faults.to_json() | ({"lies": lies} if lies else {}))
 
 
 async def get_requests(request: Request) -> Response:

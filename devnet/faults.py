@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from devnet.frauds import Fraud
+from devnet.lies import Lie
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 KeyStatus = Literal["ready", "not_started", "warming", "failed"]
@@ -67,6 +68,7 @@ class FaultRequest(Switches):
     routes: list[str] | None = Field(None, description="route names; omitted: all routes of this node")
     reset: bool = Field(False, description="first delete the rules for these routes (without routes: all rules)")
     seed: int | None = Field(None, description="seed of this node's random generator")
+    lies: list[Lie] | None = Field(None, description="what this node tells falsely from now on, on all routes")
     times: int | None = Field(None, ge=1, description="maximum number of times that each of these faults occurs")
     halt_chain: bool | None = Field(None, description="whole chain: stop the block timer")
     clock_offset_seconds: float | None = Field(None, description="whole chain: offset of block times in seconds")

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from devnet import control, cosmos, rest, rpc, votes
 from devnet.faults import FaultRules
 from devnet.gojson import GoJsonError
+from devnet.lies import Liar
 from devnet.network import DevNet
 from devnet.request_gate import FaultMiddleware
 from devnet.responses import (
@@ -26,11 +27,12 @@ _COSMOS = ("syncing", "blocks", "node_info", "validators")
 
 
 class Node:
-    """One node. All nodes share the chain; each has its own faults."""
+    """One node. All nodes share the chain; each has its own faults and lies."""
 
     def __init__(self, devnet: DevNet, name: str) -> None:
         self.name = name
         self.faults = FaultRules()
+        self.liar = Liar(devnet.chain)
         rest_routes = [*rest.ROUTES, *votes.ROUTES, *cosmos.ROUTES]
         newer_routes = {**rest.ERA_ROUTES, **votes.ERA_ROUTES}
         rest_routes += [route for name, route in newer_routes.items() if name in devnet.era.routes]
@@ -48,10 +50,12 @@ class Node:
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.state.devnet = devnet
         app.state.faults = self.faults
+        app.state.liar = self.liar
         return FaultMiddleware(
             app,
             chain=devnet.chain,
             faults=self.faults,
+            liar=self.liar,
             log=devnet.request_log,
             node=self.name,
             port=port,

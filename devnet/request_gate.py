@@ -22,6 +22,7 @@ from devnet.eras import RECORDED, Era
 from devnet.faults import FAULTS_BEFORE_HANDLING, FaultDecision, FaultRules
 from devnet.frauds import distort
 from devnet.gojson import dumps
+from devnet.lies import Liar
 from devnet.node_view import NodeView
 from devnet.request_log import RequestLog, readable_body
 from devnet.responses import ENGINE_LOST_TEXT, ResponseError, create_warming_error
@@ -45,6 +46,12 @@ _FAULT_RESPONSES = {
     ),
 }
 """Responses that replace that of the application: status, headers and body."""
+_UNKNOWN_ERROR = (
+    500,
+    _JSON_HEADERS,
+    dumps({"code": 13, "message": "disk is busy", "details": [], "error": {"code": -32603, "data": "disk is busy"}}),
+)
+"""An error that no client knows, in the formats of REST API and RPC."""
 
 
 class BufferedResponse:
@@ -73,6 +80,7 @@ class FaultMiddleware:
         *,
         chain: Chain,
         faults: FaultRules,
+        liar: Liar,
         log: RequestLog,
         node: str,
         port: str,
@@ -84,6 +92,7 @@ class FaultMiddleware:
         self._app = app
         self._chain = chain
         self._faults = faults
+        self._liar = liar
         self._log = log
         self._node = node
         self._port = port
@@ -137,13 +146,16 @@ class FaultMiddleware:
             return None
         response = BufferedResponse()
         if decision.response_fault not in FAULTS_BEFORE_HANDLING:
-            state["view"] = NodeView(self._chain, decision, self._node)
+            state["view"] = NodeView(self._chain, decision, self._node, self._liar)
             await self._app(scope, _replay_body(body), response.collect)
         if decision.response_fault == "drop_reply":
             await _abort_connection(state, httpx.ReadError("the dev chain dropped the reply"))
             return None
         if decision.response_fault in self._fault_responses:
             response.status, response.headers, response.body = self._fault_responses[decision.response_fault]
+        elif self._liar.tells("error_texts") and self._route_of(scope["path"]) in ("blocks", "block_results"):
+            if not scope["path"].endswith("/latest"):
+                response.status, response.headers, response.body = _UNKNOWN_ERROR
         elif decision.response_fault == "half_json":
             response.body = response.body[: len(response.body) // 2]
         if decision.switches.fraud is not None and response.status == 200:

@@ -17,7 +17,7 @@ from devnet.gojson import b64, omit_zero, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
 from devnet.responses import QueryError, create_error, create_field_error, get_view, json_response
 from devnet.rounds import ACTIVE, FINALIZED, LeafBlock, Round
-from devnet.tx import Reveal, encode
+from devnet.tx import Reveal, encode, tx_hash
 
 _PREFIX = "/shielded-vote/v1"
 _MAX_RANGE_BLOCKS = 1000
@@ -167,6 +167,11 @@ async def post_reveal(request: Request) -> Response:
     require_keys(request)
     reveal = _parse_reveal(await request.body(), _era(request).max_proof_bytes)
     view = get_view(request)
+    taken = view.liar.take_reveal(reveal, view.height)
+    if taken is not None:
+        code, log = taken
+        shown_hash = "" if code else tx_hash(encode(reveal)).hex().upper()
+        return json_response({"tx_hash": shown_hash, "code": code, "log": log}, 422 if code else 200)
     devnet: DevNet = request.app.state.devnet
     fates = {"never_include": Fate.NEVER, "include_failed": Fate.OVERTAKEN}
     fate = fates.get(view.fate or "", Fate.NORMAL)

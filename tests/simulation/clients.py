@@ -24,6 +24,7 @@ from helper.chain.node_http import RESPONSE_WAIT_SECONDS, SLOW_CALL_SECONDS, Nod
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import BlockResults, RpcClient
+from tests.simulation.liar import Lie
 from tests.simulation.node import NodeFault, SimNode
 
 T = TypeVar("T")
@@ -42,6 +43,30 @@ class _Sender(ChainClient):
             await progress.trace("http11.send_request_headers.started", {})
             await progress.trace("http11.send_request_body.complete", {})
         return await self._node.receive_reveal(self._message)
+
+
+UNKNOWN_ERROR = b'{"code": 13, "message": "disk is busy", "error": {"code": -32603, "data": "disk is busy"}}'
+"""An error text that no version of the helper knows, for REST and RPC."""
+
+
+class _FailingClient(ChainClient):
+    """Interprets `UNKNOWN_ERROR` as the real client does."""
+
+    def __init__(self) -> None:
+        self.name = "failing"
+
+    async def get(self, path: str, params: Any = None, *, limit: int = 0) -> NodeResponse:
+        return NodeResponse(500, UNKNOWN_ERROR)
+
+
+class _FailingRpc(RpcClient):
+    """Interprets `UNKNOWN_ERROR` as the real client does."""
+
+    def __init__(self) -> None:
+        self.name = "failing"
+
+    async def get(self, path: str, params: Any = None, *, limit: int = 0) -> NodeResponse:
+        return NodeResponse(500, UNKNOWN_ERROR)
 
 
 class ServiceRun:
@@ -126,13 +151,13 @@ class SimClient(ChainClient):
         ]
         if node.fault is NodeFault.PENDING:
             served_rounds = [replace(sim_round, status=RoundStatus.PENDING) for sim_round in served_rounds]
-        return RoundList(served_rounds, {})
+        return RoundList(node.liar.rounds(served_rounds), {})
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
         node = await self._reach_node()
         if not node.has_round(round_id):
             return None
-        state = node.chain.rounds[round_id].tree_at(node.height)
+        state = node.liar.tree(node.chain.rounds[round_id]).tree_at(node.height)
         if state is not None and node.fault is NodeFault.WRONG_ROOT:
             return replace(state, root=sha256(state.root).digest())
         return state
@@ -143,7 +168,7 @@ class SimClient(ChainClient):
         node = await self._reach_node()
         if not node.has_round(round_id):
             return []
-        return node.chain.rounds[round_id].leaves(from_height, min(to_height, node.height))
+        return node.liar.tree(node.chain.rounds[round_id]).leaves(from_height, min(to_height, node.height))
 
     async def latest_block(self) -> BlockHead:
         return (await self._reach_node()).served_head()
@@ -158,15 +183,17 @@ class SimClient(ChainClient):
 
     async def block(self, height: int) -> Block | None:
         node = await self._reach_node()
-        if height > node.height:
+        if node.liar.tells(Lie.ERROR_TEXTS):
+            return await _FailingClient().block(height)
+        block = node.liar.block(height, node.height)
+        if block is None:
             return None
         _raise_if_pruned(node, height)
-        block = node.chain.blocks[height]
         return Block(block.head, [tx for tx, _ in block.txs])
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         node = await self._reach_node()
-        return node.chain.find_indexed(tx_hash, node.height)
+        return node.liar.find_transaction(tx_hash, node.chain.find_indexed(tx_hash, node.height), node.height)
 
     async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> Any:
         outcome = await self._calls.run_broadcast(_Sender(self.node, message).broadcast(message, progress))
@@ -202,19 +229,24 @@ class SimRpc(RpcClient):
 
     async def block_results(self, height: int) -> BlockResults | None:
         node = await self._reach_node()
-        if height > node.height:
+        if node.liar.tells(Lie.ERROR_TEXTS):
+            return await _FailingRpc().block_results(height)
+        block = node.liar.block(height, node.height)
+        if block is None:
             return None
         _raise_if_pruned(node, height)
-        return BlockResults(height, list(node.chain.blocks[height].reveals))
+        return BlockResults(height, list(block.reveals))
 
     async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         node = await self._reach_node()
         confirmed = [(at, key[1]) for key, at in node.chain.confirmed.items() if key[0] == round_id]
-        return sorted((at, nullifier) for at, nullifier in confirmed if first <= at <= min(last, node.height))
+        found = sorted((at, nullifier) for at, nullifier in confirmed if first <= at <= min(last, node.height))
+        return node.liar.search(found)
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         node = await self._reach_node()
-        return node.chain.confirmed.get((round_id, nullifier), 1 << 40) <= node.height
+        is_spent = node.chain.confirmed.get((round_id, nullifier), 1 << 40) <= node.height
+        return node.liar.is_spent(nullifier, is_spent)
 
 
 def create_node(node: SimNode, service_run: ServiceRun, *, rpc: bool) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import sha256
 
 from tests.simulation.virtual_loop import SimLoop
@@ -12,12 +13,14 @@ class EventLog:
 
     Attributes:
         violations: each broken promise, with its time.
+        broken: how often each promise was broken.
     """
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self._events: list[tuple[float, str, tuple[object, ...]]] = []
         self.violations: list[str] = []
+        self.broken: Counter[str] = Counter()
 
     def record(self, event: str, *details: object) -> None:
         """Record an event; bytes are formatted as the hex of their first four."""
@@ -26,6 +29,7 @@ class EventLog:
     def record_violation(self, promise: str, *details: object) -> None:
         """Record a broken promise."""
         self.record(f"BROKEN: {promise}", *details)
+        self.broken[promise] += 1
         text = " ".join([promise, *map(_format_value, details)])
         self.violations.append(f"{self._loop.time():.3f} {text}")
 

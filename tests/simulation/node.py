@@ -17,6 +17,7 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable
 from tests.simulation.chain import SimChain
 from tests.simulation.event_log import EventLog
+from tests.simulation.liar import Liar
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class SimNode:
 
     Attributes:
         fault: the active fault, or None.
+        liar: the node's lies; it has none at first.
         on_broadcast: called with (message, node) for each reveal that arrives, before it is checked.
         on_false_refusal: called for each permanent refusal of a valid message.
         on_refusal: called for each message that may be proven again immediately: its proof was refused, or the message
@@ -91,6 +93,7 @@ class SimNode:
         self.rng = rng
         self._event_log = event_log
         self.fault: NodeFault | None = None
+        self.liar = Liar(chain)
         self._fault_height = 0
         self._fault_started_at = 0.0
         self._running = asyncio.Event()
@@ -172,7 +175,7 @@ class SimNode:
             return replace(head, chain_id="other-7")
         if self.fault is NodeFault.RESET:
             return replace(head, time=self.chain.head(self.chain.height).time)
-        return head
+        return self.liar.head(head)
 
     def has_round(self, round_id: bytes) -> bool:
         """Return whether this node knows a round."""
@@ -214,7 +217,8 @@ class SimNode:
             if self.rng.random() < 0.5:
                 self._check_and_submit(message)
             return NodeResponse(self.rng.choice((200, 500)), b"<html>")
-        status, body = self._faulty_response(message) or self._check_and_submit(message)
+        lie = self.liar.answer_reveal(message, self.height)
+        status, body = lie or self._faulty_response(message) or self._check_and_submit(message)
         return _to_answer(status, body)
 
     async def _receive_slowly(self, message: RevealMessage) -> NodeResponse:

@@ -21,7 +21,7 @@ import structlog
 
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimTree
-from tests.simulation.scenario import draw_scenario
+from tests.simulation.scenario import LiarPlan, add_liar, draw_scenario
 from tests.simulation.virtual_loop import SimLoop, StuckError
 from tests.simulation.world import World, seeded_random
 
@@ -38,6 +38,7 @@ class SeedResult:
         digest: hash of the complete run.
         virtual_seconds: simulated seconds.
         counts: counters of the promise checker.
+        broken: how often each promise was broken.
     """
 
     seed: int
@@ -47,6 +48,7 @@ class SeedResult:
     wall_seconds: float
     counts: dict[str, int]
     lines: list[str] = field(default_factory=list, repr=False)
+    broken: dict[str, int] = field(default_factory=dict)
 
 
 class _UnexpectedErrorProcessor:
@@ -97,15 +99,16 @@ def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) 
         structlog.configure(**previous_config)
 
 
-def run_seed(seed: int, *, verbose: bool = False) -> SeedResult:
+def run_seed(seed: int, *, verbose: bool = False, liar: LiarPlan | None = None) -> SeedResult:
     """Run one seed.
 
     Args:
-        seed: determines the complete run.
+        seed: determines the complete run, together with `liar`.
         verbose: whether the event log includes the service's own log.
+        liar: lies of one node that replace the scenario's faults.
     """
     with _garbage_collection_paused():
-        return _simulate(seed, verbose=verbose)
+        return _simulate(seed, verbose=verbose, liar=liar)
 
 
 @contextmanager
@@ -124,9 +127,11 @@ def _garbage_collection_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _simulate(seed: int, *, verbose: bool) -> SeedResult:
+def _simulate(seed: int, *, verbose: bool, liar: LiarPlan | None) -> SeedResult:
     started_at = time.perf_counter()
     plan = draw_scenario(seed)
+    if liar is not None:
+        plan = add_liar(plan, seed, liar)
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=plan.is_shuffled)
     world = World(seed, loop, plan)
     lines: list[str] = []
@@ -147,4 +152,5 @@ def _simulate(seed: int, *, verbose: bool) -> SeedResult:
     world.disk.close()
     loop.close()
     violations += event_log.violations
-    return SeedResult(seed, violations, digest, loop.time(), time.perf_counter() - started_at, counts, lines)
+    wall = time.perf_counter() - started_at
+    return SeedResult(seed, violations, digest, loop.time(), wall, counts, lines, dict(event_log.broken))

@@ -8,29 +8,33 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from tests.simulation.run import SeedResult, run_seed
+from tests.simulation.scenario import LiarPlan
 
 SEEDS_PER_BATCH = 5
 """Seeds per task of a worker process."""
 
 
-def run_seeds(seeds: Sequence[int], *, jobs: int, verbose: bool = False) -> Iterator[SeedResult]:
+def run_seeds(
+    seeds: Sequence[int], *, jobs: int, verbose: bool = False, liar: LiarPlan | None = None
+) -> Iterator[SeedResult]:
     """Yield the results as they arrive.
 
     Args:
         seeds: the seeds to run.
         jobs: number of processes; 1 runs the seeds in this process.
         verbose: whether event logs include the service's own log.
+        liar: lies of one node that replace each scenario's faults.
     """
     if jobs <= 1 or len(seeds) == 1:
         gc.freeze()  # exempts existing objects from the collection after each seed
         try:
-            yield from (run_seed(seed, verbose=verbose) for seed in seeds)
+            yield from (run_seed(seed, verbose=verbose, liar=liar) for seed in seeds)
         finally:
             gc.unfreeze()
         return
     # Spawned, not forked: a forked process would inherit the parent's state.
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=_initialize_worker) as pool:
-        yield from pool.imap_unordered(partial(run_seed, verbose=verbose), seeds, chunksize=SEEDS_PER_BATCH)
+        yield from pool.imap_unordered(partial(run_seed, verbose=verbose, liar=liar), seeds, chunksize=SEEDS_PER_BATCH)
 
 
 def _initialize_worker() -> None:

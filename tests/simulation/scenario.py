@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from tests.simulation.liar import Lie
 from tests.simulation.node import NodeFault
 from tests.simulation.prover import ProverFault
 
@@ -45,6 +46,29 @@ class FaultEpisode:
     fault: NodeFault | ProverFault | ServiceFault
     node: int | None = None
     clock_offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class LieEpisode:
+    """A span in which a node tells lies, all of them at once."""
+
+    start: float
+    end: float
+    node: int
+    lies: tuple[Lie, ...]
+
+
+@dataclass(frozen=True)
+class LiarPlan:
+    """Which lies one of the nodes tells.
+
+    Attributes:
+        lies: told at once; empty for one or two drawn anew for each episode.
+        nodes: number of configured nodes.
+    """
+
+    lies: tuple[Lie, ...]
+    nodes: int
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,7 @@ class Scenario:
     rounds: tuple[RoundPlan, ...] = ()
     votes: tuple[PlannedVote, ...] = ()
     episodes: tuple[FaultEpisode, ...] = field(default=())
+    lie_episodes: tuple[LieEpisode, ...] = ()
 
 
 CHAIN_PACES = (
@@ -173,6 +198,31 @@ def draw_scenario(seed: int) -> Scenario:
     rounds = _draw_rounds(rng, plan)
     cast_votes = tuple(_draw_vote(rng, plan, rounds) for _ in range(votes))
     return replace(plan, rounds=rounds, votes=cast_votes, episodes=_draw_episodes(rng, plan, rounds))
+
+
+def add_liar(plan: Scenario, seed: int, liar: LiarPlan) -> Scenario:
+    """Replace a scenario's faults by lies of one node, which end only when the run settles.
+
+    Every share that is due early enough must be counted while the node lies.
+    """
+    rng = random.Random(f"liar {seed}")
+    healthy = rng.randrange(liar.nodes)
+    node = (healthy + rng.randrange(1, max(2, liar.nodes))) % liar.nodes
+    at, last, episodes = rng.uniform(0, 120), plan.duration - SETTLING_SECONDS, list[LieEpisode]()
+    while at < last:
+        lengths = (rng.uniform(10, 60), rng.uniform(60, 600), plan.duration, plan.duration)
+        end = min(last, at + rng.choice(lengths))
+        lies = liar.lies or tuple(rng.sample(list(Lie), rng.choice((1, 2))))
+        episodes.append(LieEpisode(at, end, node, lies))
+        at = end + rng.choice((0.0, rng.uniform(1, 60)))
+    return replace(
+        plan,
+        nodes_with_rpc=tuple(rng.random() < 0.6 for _ in range(liar.nodes)),
+        healthy_node=healthy,
+        rounds=tuple(replace(plan_round, requires_all_shares=True) for plan_round in plan.rounds),
+        episodes=(),
+        lie_episodes=tuple(episodes),
+    )
 
 
 def _draw_rounds(rng: random.Random, plan: Scenario) -> tuple[RoundPlan, ...]:

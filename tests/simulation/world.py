@@ -23,6 +23,7 @@ from tests.simulation.scenario import (
     KILL_TIMEOUT_SECONDS,
     SETTLING_SECONDS,
     FaultEpisode,
+    LieEpisode,
     PlannedPost,
     PlannedVote,
     Scenario,
@@ -47,6 +48,7 @@ class World:
         self.loop = loop
         self.event_log = EventLog(loop)
         self._rng = seeded_random(seed, "world")
+        self._lie_rng = seeded_random(seed, "lies")
         self.chain = SimChain(
             seeded_random(seed, "chain"), self.event_log, interval=plan.block_interval, circuit=plan.circuits[0][1]
         )
@@ -84,6 +86,7 @@ class World:
         coroutines += [self._change_circuit(at, circuit) for at, circuit in self.plan.circuits[1:]]
         coroutines += [self._cast_vote(vote) for vote in self.plan.votes]
         coroutines += [self._run_episode(episode) for episode in self.plan.episodes]
+        coroutines += [self._run_lies(lies) for lies in self.plan.lie_episodes]
         coroutines += [
             self._retry_shares(plan_round.end - self.plan.calm_seconds + 20) for plan_round in self.plan.rounds
         ]
@@ -256,6 +259,15 @@ class World:
         await asyncio.sleep(episode.end - self.loop.time())
         self._set_fault(episode, is_active=False)
         self.event_log.record("<--", episode.fault.value, name)
+
+    async def _run_lies(self, episode: LieEpisode) -> None:
+        await asyncio.sleep(episode.start)
+        node = self.nodes[episode.node]
+        self.event_log.record("--> lies", node.name, *(lie.name for lie in episode.lies))
+        node.liar.begin(episode.lies, node.height, self._lie_rng)
+        await asyncio.sleep(episode.end - self.loop.time())
+        self.event_log.record("<-- lies", node.name)
+        node.liar.begin((), node.height, self._lie_rng)
 
     def _set_fault(self, episode: FaultEpisode, *, is_active: bool) -> None:
         what = episode.fault

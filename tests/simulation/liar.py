@@ -1,0 +1,212 @@
+"""What a false node changes in its answers. Its lies are consistent with each other, unlike those of a broken node.
+
+A lie never depends on which shares wait in the service. While a node has no lies, its answers are unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
+from helper.chain.reveal_transaction import RevealMessage
+from tests.simulation.chain import SimBlock, SimChain, SimRound
+from tests.simulation.fakes import SimTree
+
+BRIEF_SECONDS = 10.0
+YEAR_SECONDS = 31_536_000.0
+
+
+class Lie(Enum):
+    """Lies of a node. Any of them may be combined."""
+
+    AHEAD = "reports a height that is 60 too high"
+    AHEAD_BRIEFLY = "reports a height that is 90 too high for some seconds"
+    AHEAD_GROWING = "reports a height that rises by one each second"
+    EMPTY_BLOCKS = "serves blocks without transactions"
+    FUTURE_BLOCKS = "serves 50 empty blocks above its newest one"
+    FORGED_TIME = "reports heads two minutes and blocks ten years ahead"
+    FALSE_END = "lists rounds with another vote_end_time"
+    FALSE_PROPOSALS = "lists rounds with other proposals"
+    FALSE_CREATED = "lists rounds with another created_at_height"
+    FALSE_STATUS = "lists rounds with another status"
+    FALSE_TREE = "serves trees with invented leaves and matching roots"
+    FALSE_SPENT = "reports every nullifier as spent"
+    ERROR_TEXTS = "answers requests for blocks with errors that no version knows"
+    INVENTED_BLOCK = "serves blocks far above the chain's that contain the reveals sent to it"
+    EXTRA_ROUND = "lists a round that does not exist"
+    DISPUTE = "adds a reveal to each block"
+    INDEX_GAPS = "its index of transactions lacks every second one"
+    TWIN = "serves another chain from its present height on"
+    SWALLOW = "accepts reveals without forwarding them"
+
+
+FALSE_HEIGHTS: dict[Lie, Callable[[float], int]] = {
+    Lie.AHEAD: lambda seconds: 60,
+    Lie.AHEAD_BRIEFLY: lambda seconds: 90 if seconds < BRIEF_SECONDS else 0,
+    Lie.AHEAD_GROWING: int,
+    Lie.FUTURE_BLOCKS: lambda seconds: 50,
+    Lie.INVENTED_BLOCK: lambda seconds: 85,
+}
+"""Blocks by which the reported height is too high, by the seconds since the lie began."""
+SWALLOWING = frozenset({Lie.INVENTED_BLOCK, Lie.TWIN, Lie.SWALLOW})
+"""Lies of a node that accepts reveals and forwards none."""
+
+
+class Liar:
+    """The lies of one node, and the false chain that they make up.
+
+    Attributes:
+        lies: the active lies.
+    """
+
+    def __init__(self, chain: SimChain) -> None:
+        self._chain = chain
+        self._rng = random.Random(0)
+        self.lies: frozenset[Lie] = frozenset()
+        self._started_at = 0.0
+        self._fork_height = 0
+        self._own_blocks: dict[int, list[RevealMessage]] = {}  # of the false chain, by height
+        self._disputed: dict[int, RevealMessage] = {}
+        self._invented_leaves = b""
+        self._trees: dict[tuple[bytes, int], tuple[list[tuple[int, int]], SimTree]] = {}
+        self._change_end: Callable[[int], int] = lambda end: end
+        self._status = RoundStatus.ACTIVE
+        self._created_by = 0
+        self._extra_id = b""
+
+    def begin(self, lies: Iterable[Lie], height: int, rng: random.Random) -> None:
+        """Start to lie at a height, or stop if there are no lies. `rng` draws what is invented."""
+        self._rng = rng
+        self.lies = frozenset(lies)
+        self._started_at, self._fork_height = asyncio.get_running_loop().time(), height
+        self._own_blocks, self._trees = {}, {}
+        self._invented_leaves = rng.randbytes(32 * rng.choice((1, 2, 50)))
+        shift = rng.choice((-600, 60, 86_400))
+        self._change_end = lambda end: end + shift
+        self._status = rng.choice((RoundStatus.PENDING, RoundStatus.TALLYING, RoundStatus.FINALIZED))
+        self._created_by = rng.choice((-1, 1, 1000))
+        self._extra_id = rng.randbytes(32)
+
+    def tells(self, *lies: Lie) -> bool:
+        """Whether any of these lies is active."""
+        return not self.lies.isdisjoint(lies)
+
+    # Blocks
+
+    def false_height(self, height: int) -> int:
+        """The height that the node reports instead of `height`."""
+        seconds = asyncio.get_running_loop().time() - self._started_at
+        return height + max((FALSE_HEIGHTS[lie](seconds) for lie in self.lies & FALSE_HEIGHTS.keys()), default=0)
+
+    def head(self, head: BlockHead) -> BlockHead:
+        """The newest block that the node reports."""
+        time = head.time + 119 if self.tells(Lie.FORGED_TIME) else head.time
+        return replace(head, height=self.false_height(head.height), time=time)
+
+    def block(self, height: int, newest: int) -> SimBlock | None:
+        """A block as the node serves it; None if there is none. `newest` is the height of its newest true block."""
+        is_own = height > newest or (self.tells(Lie.TWIN) and height > self._fork_height)
+        if height > (self.false_height(newest) if self.tells(Lie.FUTURE_BLOCKS, Lie.INVENTED_BLOCK) else newest):
+            return None
+        true = self._chain.blocks[min(height, newest)]
+        block = SimBlock(replace(true.head, height=height), [*true.txs], [*true.reveals])
+        added = self._own_blocks.get(height, []) if is_own else []
+        if is_own or self.tells(Lie.EMPTY_BLOCKS):
+            block.txs, block.reveals = [], []
+        if self.tells(Lie.DISPUTE):
+            added = [*added, self._dispute(height)]
+        block.txs += [(message.to_tx(), 0) for message in added]
+        block.reveals += [(message.round_id, message.nullifier) for message in added]
+        if self.tells(Lie.FORGED_TIME):
+            block.head = replace(block.head, time=block.head.time + 10 * YEAR_SECONDS)
+        return block
+
+    def _dispute(self, height: int) -> RevealMessage:
+        if height not in self._disputed:
+            round_id = next(iter(self._chain.rounds), bytes(32))
+            nullifier, enc_share = self._rng.randbytes(32), self._rng.randbytes(64)
+            self._disputed[height] = RevealMessage(nullifier, enc_share, 1, 0, b"proof", round_id, 1)
+        return self._disputed[height]
+
+    def find_transaction(self, tx_hash: bytes, true: TxResult | None, newest: int) -> TxResult | None:
+        """The result of a transaction as the node serves it."""
+        if self.tells(Lie.FALSE_SPENT):
+            return TxResult(0, newest, "")
+        for height, messages in [*self._own_blocks.items(), *((h, [m]) for h, m in self._disputed.items())]:
+            if any(message.tx_hash() == tx_hash for message in messages):
+                return TxResult(0, height, "")
+        is_hidden = self.tells(Lie.INDEX_GAPS) and tx_hash[0] % 2
+        is_other = self.tells(Lie.TWIN) and true is not None and true.height > self._fork_height
+        return None if is_hidden or is_other else true
+
+    def search(self, found: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """Heights and nullifiers that a search of the node's index returns."""
+        if self.tells(Lie.TWIN):
+            found = [entry for entry in found if entry[0] <= self._fork_height]
+        return [entry for entry in found if entry[1][0] % 2] if self.tells(Lie.INDEX_GAPS) else found
+
+    def is_spent(self, nullifier: bytes, true: bool) -> bool:
+        """Whether the node reports a nullifier as spent."""
+        own = {message.nullifier for messages in self._own_blocks.values() for message in messages}
+        return true or self.tells(Lie.FALSE_SPENT) or nullifier in own
+
+    # Reveals
+
+    def answer_reveal(self, message: RevealMessage, newest: int) -> tuple[int, dict[str, Any]] | None:
+        """The answer to a reveal that the node does not forward; None if it behaves as usual."""
+        if self.tells(Lie.FALSE_SPENT):
+            return 422, {"code": 1, "log": f"nullifier already spent: {message.nullifier.hex()}", "tx_hash": ""}
+        if not self.lies & SWALLOWING:
+            return None
+        if self.tells(Lie.INVENTED_BLOCK, Lie.TWIN):
+            self._own_blocks.setdefault(self.false_height(newest) + 1, []).append(message)
+        return 200, {"code": 0, "tx_hash": message.tx_hash().hex().upper()}
+
+    # Rounds and trees
+
+    def rounds(self, rounds: list[Round]) -> list[Round]:
+        """The rounds that the node lists."""
+        changes: dict[Lie, Callable[[Round], Round]] = {
+            Lie.FALSE_END: lambda known: replace(known, vote_end_time=self._change_end(known.vote_end_time)),
+            Lie.FALSE_PROPOSALS: lambda known: replace(known, proposals=(Proposal(9, (0,)),)),
+            Lie.FALSE_CREATED: lambda known: replace(
+                known, created_at_height=max(1, known.created_at_height + self._created_by)
+            ),
+            Lie.FALSE_STATUS: lambda known: replace(known, status=self._status),
+        }
+        for lie, change in changes.items():
+            if self.tells(lie):
+                rounds = [change(known) for known in rounds]
+        if self.tells(Lie.EXTRA_ROUND):
+            end = int(self._chain.now()) + 3600
+            rounds = [*rounds, Round(self._extra_id, RoundStatus.ACTIVE, end, (Proposal(1, (0, 1)),), 1)]
+        return rounds
+
+    def tree(self, round_: SimRound) -> SimRound:
+        """A round with the tree that the node serves."""
+        if not self.tells(Lie.FALSE_TREE, Lie.TWIN):
+            return round_
+        key = (round_.round_id, len(round_.tree_sizes))
+        if key not in self._trees:
+            self._trees[key] = self._create_tree(round_)
+        sizes, tree = self._trees[key]
+        return replace(round_, tree=tree, tree_sizes=sizes)
+
+    def _create_tree(self, round_: SimRound) -> tuple[list[tuple[int, int]], SimTree]:
+        """The true leaves up to the height at which the lie began, then invented ones, then (no twin) the true ones."""
+        blocks = round_.leaves(0, self._fork_height)
+        at = max(self._fork_height, round_.created_height)
+        blocks.append(LeafBlock(at, 0, self._invented_leaves))
+        if not self.tells(Lie.TWIN):
+            blocks += round_.leaves(self._fork_height + 1, 1 << 40)
+        sizes: dict[int, int] = {}
+        tree = SimTree()
+        for block in blocks:
+            tree.append(block.leaves)
+            sizes[block.height] = len(tree)
+        return sorted(sizes.items()), tree
