@@ -135,7 +135,9 @@ PLANTED = {
     Fault.REPEAT_IS_QUEUED: Planted(
         POSTS, numbered("DUP", *range(1, 12)) | numbered("KEY", *range(1, 7)) | {"TIME-006"}
     ),
-    Fault.ALTERED_IS_DUPLICATE: Planted(POSTS, numbered("KEY", *range(1, 7)) | numbered("FIELD", 507, 801)),
+    Fault.ALTERED_IS_DUPLICATE: Planted(
+        POSTS, numbered("KEY", *range(1, 7)) | numbered("FIELD", 507), frozenset({"FIELD-0801"})
+    ),
     Fault.UNKNOWN_ROUND_IS_500: Planted(["ROUND-001", "ROUND-002", "ROUND-003"], {"ROUND-001"}),
     Fault.HTML_404: Planted(POSTS, numbered("ROUTE", *range(1, 6), *range(11, 17))),
     Fault.SLASH_REDIRECT: Planted(POSTS, numbered("ROUTE", 4, 5)),
@@ -164,7 +166,7 @@ PLANTED = {
     Fault.REVEALED_IS_FORGOTTEN: Planted(["CHAIN"], numbered("CHAIN", 13)),
     Fault.OPTION_0_REFUSED: Planted([f"ROUND-{number:03}" for number in (4, 5, 9)], {"ROUND-009"}),
     Fault.INDEX_NEEDED: Planted(POSTS, {"POST-023"}),
-    Fault.BLOCKED_BY_REFUSED: Planted(POSTS, {"KEY-007"}),
+    Fault.BLOCKED_BY_REFUSED: Planted(POSTS, {"KEY-007"} | numbered("HASH", 11, 12) | numbered("TIME", 1, 2, 3)),
     Fault.TOKEN_BEGINNING: Planted(["TOKEN"], {"TOKEN-006"}),
     Fault.STORED_AFTER_RECEIPT: Planted(STALLS, numbered("SLOW", 26), frozenset({"SLOW-021"})),
     Fault.STORED_WITHOUT_END: Planted(STALLS, numbered("SLOW", 25, 27)),
