@@ -13,6 +13,7 @@ from helper.conformance.http_client import HelperClient, Reply, parse_address
 from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
 from helper.conformance.refusals import Reason, refused
 from helper.conformance.verdicts import CheckFailed
+from tests.support.servers import serve_connections
 
 pytestmark = pytest.mark.anyio
 
@@ -43,9 +44,7 @@ async def serve(respond: Respond, *, heads: list[bytes] | None = None) -> AsyncI
         finally:
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with serve_connections(handle) as port:
         yield f"http://127.0.0.1:{port}"
 
 
