@@ -53,7 +53,7 @@ demo: $(VENV)/.native ## run a vote on an embedded chain with real proofs (ARGS=
 test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run all tests, warnings as errors (ARGS='-k name' is passed to pytest)
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(BOOT) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m scripts.parallel_tests $(addprefix --ignore=,$(ALONE) tests/browser tests/deploy)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(addprefix --ignore=,$(ALONE) tests/browser tests/deploy)
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 	@sh scripts/page.sh

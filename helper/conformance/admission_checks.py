@@ -10,6 +10,7 @@ import proofs
 from helper.conformance.checks import Check, CheckList
 from helper.conformance.dev_chain import ChainRound
 from helper.conformance.http_client import Reply
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import Body, TestShare, decode32, encode, encode32
 from helper.conformance.verdicts import CheckSkipped, require
@@ -42,12 +43,15 @@ class _Mismatch:
     alter: Alter
 
     async def __call__(self, session: Session) -> str:
-        body = session.template.body(session.far_time())
-        self.alter(body, session.share_of_other_vote())
-        reply = await session.client.post(encode(body))
-        seen = f"POST with {self.name} → {reply}"
-        require(reply.is_refusal, seen)
-        return seen
+        other = session.share_of_other_vote()
+        reply = await session.post_altered(lambda share, due: _altered(share, due, self.alter, other))
+        return refused(f"POST with {self.name}", reply, Reason.CONTENT)
+
+
+def _altered(share: TestShare, due: int, alter: Alter, other: TestShare) -> Body:
+    body = share.body(due)
+    alter(body, other)
+    return body
 
 
 def _alter_element(body: Body, name: str) -> None:
@@ -59,11 +63,14 @@ def _other_element(element: bytes) -> bytes:
     return bytes([element[0] ^ 1, *element[1:]])
 
 
-def _alter_comm(index: int) -> Alter:
-    def alter(body: Body, _: TestShare) -> None:
-        body["share_comms"][index] = encode32(_other_element(decode32(body["share_comms"][index])))
+def _index_of(body: Body) -> int:
+    """The index of a share, which a wallet may leave out if it is 0."""
+    return int(body["enc_share"].get("share_index", 0))
 
-    return alter
+
+def _alter_comm(body: Body, index: int) -> None:
+    comms = body["share_comms"]
+    comms[index % 16] = encode32(_other_element(decode32(comms[index % 16])))
 
 
 def _swap_comms(body: Body, _: TestShare) -> None:
@@ -85,17 +92,16 @@ def _negate(name: str) -> Alter:
 
 
 def _take_points(body: Body, other: TestShare) -> None:
-    body["enc_share"] = {**other.body()["enc_share"], "share_index": body["enc_share"]["share_index"]}
+    body["enc_share"] = {**other.body()["enc_share"], "share_index": _index_of(body)}
 
 
 def _next_index(body: Body, _: TestShare) -> None:
-    body["enc_share"]["share_index"] = body["share_index"] = (body["enc_share"]["share_index"] + 1) % 16
+    body["enc_share"]["share_index"] = body["share_index"] = (_index_of(body) + 1) % 16
 
 
 def _with_own_hash(body: Body, _: TestShare) -> None:
     """An altered commitment of another share, under a hash that matches: only the leaf differs."""
-    index = (body["enc_share"]["share_index"] + 1) % 16
-    body["share_comms"][index] = encode32(_other_element(decode32(body["share_comms"][index])))
+    _alter_comm(body, _index_of(body) + 1)
     body["shares_hash"] = encode32(proofs.shares_hash(b"".join(map(decode32, body["share_comms"]))))
 
 
@@ -109,16 +115,8 @@ def _replace(name: str, value: Callable[[Body, TestShare], object]) -> Alter:
 _MISMATCHES: Final = (
     _Mismatch(1, "another shares_hash", lambda body, _: _alter_element(body, "shares_hash")),
     _Mismatch(2, "another primary_blind", lambda body, _: _alter_element(body, "primary_blind")),
-    _Mismatch(
-        3,
-        "another commitment of this share",
-        lambda body, other: _alter_comm(body["enc_share"]["share_index"])(body, other),
-    ),
-    _Mismatch(
-        4,
-        "another commitment of another share",
-        lambda body, other: _alter_comm((body["enc_share"]["share_index"] + 1) % 16)(body, other),
-    ),
+    _Mismatch(3, "another commitment of this share", lambda body, _: _alter_comm(body, _index_of(body))),
+    _Mismatch(4, "another commitment of another share", lambda body, _: _alter_comm(body, _index_of(body) + 1)),
     _Mismatch(5, "two commitments exchanged", _swap_comms),
     _Mismatch(6, "c1 and c2 exchanged", _swap_points),
     _Mismatch(7, "c1 negated", _negate("c1")),
@@ -168,11 +166,9 @@ class _Ambiguous:
         share = session.take()
         first = await session.post_share(share)
         require(first.is_accepted, f"first POST → {first}")
-        body = share.body(session.time_for(share))
-        self.alter(body, session.template)
+        body = _altered(share, session.time_for(share), self.alter, session.template)
         reply = await session.client.post(encode(body))
-        seen = f"POST → {first.outcome}, then with {self.name} → {reply}"
-        require(reply.is_refusal, seen)
+        seen = refused(f"POST → {first.outcome}, then with {self.name}", reply, Reason.CONTENT, Reason.CONFLICT)
         again = await session.post_share(share)
         require(again.outcome == "duplicate", f"{seen}, then unaltered again → {again}")
         return seen
@@ -206,46 +202,41 @@ async def _(session: Session) -> str:
     body = share.body(session.time_for(share))
     _alter_element(body, "primary_blind")
     refusal = await session.client.post(encode(body))
-    require(refusal.is_refusal, f"POST with another blind → {refusal}")
+    refused("POST with another blind", refusal, Reason.CONTENT)
     reply = await session.post_share(share)
     require(reply.outcome == "queued", f"POST with another blind → {refusal.status}, then unaltered → {reply}")
     return f"POST with another blind → {refusal.status}, then unaltered → {reply}"
 
 
-async def _post_altered(session: Session, **changed: object) -> Reply:
-    return await session.client.post(encode(session.template.body(session.far_time(), **changed)))
-
-
 @checks.must("ROUND-001", "an unknown round is refused", "protocol §2: unknown round 400", needs_shares=True)
 async def _(session: Session) -> str:
     invented = session.invented()
-    reply = await session.client.post(encode(invented.body(session.far_time())))
-    require(reply.is_refusal, f"POST for an unknown round → {reply}")
-    return f"POST for an unknown round → {reply}"
+    reply = await session.client.post(encode(invented.body(session.time_for(invented))))
+    return refused("POST for an unknown round", reply, Reason.ROUND, Reason.CONTENT)
 
 
 @checks.must("ROUND-002", "a share of another round is refused", _R13, needs_chain=True, needs_shares=True)
 async def _(session: Session) -> str:
     other = await session.once(_open_other_round)
-    reply = await _post_altered(session, vote_round_id=other.round_id.hex())
-    require(reply.is_refusal, f"POST for another active round → {reply}")
-    return f"POST for another active round → {reply}"
+    reply = await session.post_altered(lambda share, due: share.body(due, vote_round_id=other.round_id.hex()))
+    return refused("POST for another active round", reply, Reason.CONTENT)
 
 
 @checks.must(
     "ROUND-003", "a position beyond the tree is not queued", "protocol §2: held at most 2 s", needs_shares=True
 )
 async def _(session: Session) -> str:
+    share = session.template
     reply = await session.client.send(
         "POST",
         "/shielded-vote/v1/shares",
-        content=encode(session.template.body(session.far_time(), tree_position=(1 << 24) - 1)),
+        content=encode(share.body(session.time_for(share), tree_position=(1 << 24) - 1)),
         headers={"Content-Type": "application/json"},
         is_patient=False,
     )
-    require(reply.is_refusal or reply.status == 429, f"POST with the last position → {reply}")
-    require(reply.seconds < 10, f"POST with the last position → {reply.status} after {reply.seconds:.1f} s")
-    return f"POST with the last position → {reply.status} after {reply.seconds:.1f} s"
+    seen = refused("POST with the last position", reply, Reason.CONTENT, Reason.LATER)
+    require(reply.seconds < 10, f"{seen} after {reply.seconds:.1f} s")
+    return f"{seen} after {reply.seconds:.1f} s"
 
 
 @checks.must(
@@ -265,17 +256,15 @@ async def _(session: Session) -> str:
 async def _post_invalid_choice(session: Session, *, proposal_id: int, vote_decision: int) -> str:
     """Post a share of a vote that is on the chain, for a choice that does not exist."""
     share = await session.cast_known_vote(proposal_id=proposal_id, vote_decision=vote_decision)
-    reply = await session.client.post(encode(share.body(session.far_time())))
-    require(reply.is_refusal, f"POST for proposal {proposal_id}, option {vote_decision} → {reply}")
-    return f"POST for proposal {proposal_id}, option {vote_decision} → {reply}"
+    reply = await session.client.post(encode(share.body(session.time_for(share))))
+    return refused(f"POST for proposal {proposal_id}, option {vote_decision}", reply, Reason.CONTENT)
 
 
 @checks.must("ROUND-006", "a new share of an ended round is refused", _ROUND, needs_chain=True, needs_shares=True)
 async def _(session: Session) -> str:
     ended = await session.once(_end_round)
-    require(ended.refusal is not None, f"POST {_NOTICE_SECONDS:.0f} s after the end of the round → {ended.last}")
-    require(ended.refusal is not None and ended.refusal.is_refusal, f"POST after the end → {ended.refusal}")
-    return f"POST after the end → {ended.refusal}"
+    require(ended.is_refused, f"POST {_NOTICE_SECONDS:.0f} s after the end of the round → {ended.last}")
+    return refused("POST after the end", ended.last, Reason.CLOSED, Reason.TIME)
 
 
 @checks.must(
@@ -287,9 +276,7 @@ async def _(session: Session) -> str:
 )
 async def _(session: Session) -> str:
     reply, seen = await _post_known_after_end(session)
-    require(reply.is_accepted or reply.is_refusal, seen)
-    require(reply.outcome != "queued", seen)
-    return seen
+    return seen if reply.outcome == "duplicate" else refused(seen, reply, Reason.CLOSED, Reason.TIME)
 
 
 @checks.should(
@@ -307,7 +294,7 @@ async def _(session: Session) -> str:
 
 async def _post_known_after_end(session: Session) -> tuple[Reply, str]:
     ended = await session.once(_end_round)
-    reply = await session.client.post(encode(ended.known.body(session.far_time())))
+    reply = await session.client.post(encode(ended.known.body(session.time_for(ended.known))))
     return reply, f"POST of a known share after the end → {reply}"
 
 
@@ -327,10 +314,10 @@ async def _(session: Session) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _EndedRound:
-    """A round that was ended: a share accepted before, the refusal of a new one, and the last response."""
+    """A round that was ended: a share accepted before, whether new ones are refused, and the last response to one."""
 
     known: TestShare
-    refusal: Reply | None
+    is_refused: bool
     last: Reply
 
 
@@ -352,12 +339,13 @@ async def _end_round(session: Session) -> _EndedRound:
         nonlocal last
         if not shares:
             return False
-        last = await session.client.post(encode(shares.pop().body(session.far_time())))
+        share = shares.pop()
+        last = await session.client.post(encode(share.body(session.time_for(share))))
         return not last.is_accepted and last.status != 503
 
-    refused = await session.wait_for(is_refused, _NOTICE_SECONDS)
+    is_over = await session.wait_for(is_refused, _NOTICE_SECONDS)
     assert last is not None
-    return _EndedRound(known, last if refused else None, last)
+    return _EndedRound(known, is_over, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,9 +357,9 @@ class _LateTime:
     seconds_after_end: int
 
     async def __call__(self, session: Session) -> str:
-        reply = await session.client.post(encode(session.take_refusable().body(session.end + self.seconds_after_end)))
-        require(reply.is_refusal, f"POST with submit_at {self.name} → {reply}")
-        return f"POST with submit_at {self.name} → {reply}"
+        time = session.end + self.seconds_after_end
+        reply = await session.post_refusable(lambda share, _: share.body(time))
+        return refused(f"POST with submit_at {self.name}", reply, Reason.TIME)
 
 
 for _late in (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after the end", 31_536_000)):
@@ -382,17 +370,16 @@ for _late in (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after t
             _R3,
             "must",
             _late,
-            shares=1,
             needs_shares=True,
         )
     )
 
 
-@checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, shares=1, needs_shares=True)
+@checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, needs_shares=True)
 async def _(session: Session) -> str:
-    reply = await session.client.post(encode(session.take_refusable().body(session.far_time() * 1000)))
-    require(reply.is_refusal, f"POST with submit_at in milliseconds → {reply}")
-    return f"POST with submit_at in milliseconds → {reply}"
+    time = int(session.clock.now() * 1000)
+    reply = await session.post_refusable(lambda share, _: share.body(time))
+    return refused("POST with submit_at in milliseconds", reply, Reason.TIME)
 
 
 @checks.must(
@@ -405,8 +392,8 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     share, end = _take_free(session), session.end
     reply = await session.post_share(share, end)
-    require(reply.is_accepted or reply.is_refusal, f"POST with submit_at = end → {reply}")
-    return f"POST with submit_at = end → {reply}"
+    seen = "POST with submit_at = end"
+    return f"{seen} → {reply}" if reply.is_accepted else refused(seen, reply, Reason.TIME)
 
 
 @checks.must(
@@ -431,9 +418,9 @@ async def _(session: Session) -> str:
     first = await session.post_share(share)
     again = await session.client.post(encode(share.body(end + 60)))
     # The original helper checks the time first.
-    is_definite = again.outcome == "duplicate" or again.is_refusal
-    require(first.is_accepted and is_definite, f"POST → {first.outcome}, again with a late submit_at → {again}")
-    return f"POST → {first.outcome}, again with a late submit_at → {again}"
+    require(first.is_accepted, f"POST → {first}")
+    seen = f"POST → {first.outcome}, again with a late submit_at"
+    return f"{seen} → {again}" if again.outcome == "duplicate" else refused(seen, again, Reason.TIME)
 
 
 def _take_free(session: Session) -> TestShare:

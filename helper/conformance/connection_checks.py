@@ -9,6 +9,7 @@ from typing import Final
 from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import JSON_TYPE, PREFIX, Reply
 from helper.conformance.raw_http import RawConnection, encode_chunks, open_raw
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH
@@ -60,12 +61,13 @@ async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(b"{}"))
         first = await connection.response()
+        seen = refused("POST {}", first, Reason.CONTENT)
         if first.header("connection").lower() == "close":
-            return f"POST {{}} → {first.status} with Connection: close"
+            return f"{seen} with Connection: close"
         await connection.send(connection.head(method="GET", path=STATUS_PATH))
         second = await connection.response()
-    require(second.status == 200, f"POST {{}} → {first.status}, then GET status → {second}")
-    return f"POST {{}} → {first.status}, then GET status → {second.status}"
+    require(second.status == 200, f"{seen}, then GET status → {second}")
+    return f"{seen}, then GET status → {second.status}"
 
 
 @checks.should("CONN-004", "pipelined requests get responses in order", f"{_HTTP} §9.3.2")

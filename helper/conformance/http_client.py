@@ -1,4 +1,4 @@
-"""Requests to the helper under test with httpx: with time limits, without redirects, and with retries after 429."""
+"""Requests to the helper under test: with time limits, without redirects, and repeated if it asks for this."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON_TYPE: Final = "application/json"
 TIMEOUT_SECONDS: Final = 30.0
 """Seconds that wallet library 5.3.0 waits for the response to a share."""
 PATIENCE_SECONDS: Final = 30.0
-"""Seconds in which a request that gets 429 is repeated. A helper may limit requests, so 429 fails no check."""
+"""Seconds in which a request is repeated if the helper asks for it. A helper may limit requests."""
 MAX_PAUSE_SECONDS: Final = 5.0
 """Maximum wait between two attempts, even if `Retry-After` is longer."""
 MAX_REPLY_BYTES: Final = 256 << 10
@@ -74,22 +74,37 @@ class Reply:
         return outcome if isinstance(outcome, str) else ""
 
     @property
+    def error(self) -> str:
+        """The text of an error: its field `error`, with the parts of a JSON-RPC error, or the body."""
+        value = self.json()
+        error = value.get("error", "") if isinstance(value, dict) else self.body.decode("utf-8", "replace")
+        return error if isinstance(error, str) else json.dumps(error)
+
+    @property
     def is_accepted(self) -> bool:
         """Whether the share was accepted, now or earlier."""
         return self.status == HTTPStatus.OK and self.outcome in ("queued", "duplicate")
 
     @property
-    def is_refusal(self) -> bool:
-        """Whether wallet library 5.3.0 reads the response as a definite refusal, for example 400, 409, 413 or 422.
+    def is_pending(self) -> bool:
+        """Whether a share's status is pending: 202, or 200, which the wallet zkool reads as confirmed."""
+        return self.status in (HTTPStatus.OK, HTTPStatus.ACCEPTED) and self.outcome == "pending"
 
-        It can repeat a share after 408 and 429. 401 says nothing about the request's content.
-        """
-        return 400 <= self.status < 500 and self.status not in (401, 408, 429)
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether a share's status is confirmed."""
+        return self.status == HTTPStatus.OK and self.outcome == "confirmed"
+
+    @property
+    def asks_to_repeat(self) -> bool:
+        """Whether the helper asks for the request again: 429, or 503 with whole seconds in `Retry-After`."""
+        is_pause = self.status == HTTPStatus.SERVICE_UNAVAILABLE and self.header("retry-after").isdecimal()
+        return is_pause or self.status == HTTPStatus.TOO_MANY_REQUESTS
 
     def __str__(self) -> str:
         """Status, content type and beginning of the body, on one line."""
         text = " ".join(self.body.decode("utf-8", "replace").split())
-        return f"{self.status} {self.header('content-type') or 'without content type'} {shorten(text, 120)}".rstrip()
+        return f"{self.status} {self.header('content-type') or 'without content type'} {shorten(text, 160)}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +180,7 @@ class HelperClient:
         token: str | None = None,
         is_patient: bool = True,
     ) -> Reply:
-        """Send a request. Repeats it after 429 until the time limit.
+        """Send a request. Repeats it until the time limit if the helper asks for it.
 
         Args:
             method: HTTP method.
@@ -173,7 +188,7 @@ class HelperClient:
             content: the body.
             headers: sent in addition to the token.
             token: replaces the helper's token; empty for none.
-            is_patient: whether to repeat a request that gets 429.
+            is_patient: whether to repeat a request if the helper asks for it.
 
         Raises:
             CheckFailed: there was no complete response in time.
@@ -186,7 +201,7 @@ class HelperClient:
             reply = await self._send_once(method, path, content, sent)
             pause = retry_pause_seconds(reply)
             is_over = self._clock.monotonic() + pause > ends_at
-            if reply.status != HTTPStatus.TOO_MANY_REQUESTS or not is_patient or is_over:
+            if not reply.asks_to_repeat or not is_patient or is_over:
                 return reply
             await self._clock.sleep(pause)
 
@@ -207,6 +222,6 @@ class HelperClient:
 
 
 def retry_pause_seconds(reply: Reply) -> float:
-    """The wait before a request that got 429 is repeated."""
+    """The wait before a request is repeated."""
     text = reply.header("retry-after")
     return min(max(float(text), 0.2), MAX_PAUSE_SECONDS) if text.isdecimal() else 1.0

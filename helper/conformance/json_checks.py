@@ -11,6 +11,7 @@ from typing import Final
 from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import SHARES_PATH, Headers, Reply
 from helper.conformance.raw_http import ConnectionEnded, RawConnection, encode_chunks, open_raw
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, encode
 from helper.conformance.status_checks import STATUS_PATH
@@ -37,6 +38,7 @@ class _Body:
         source: the clause.
         level: level of the check.
         headers: headers of the request.
+        reason: why it is refused.
         can_be_accepted: whether it may be accepted too, as long as the response is definite.
     """
 
@@ -46,29 +48,21 @@ class _Body:
     source: str = _BODY
     level: Level = "must"
     headers: Headers = ()
+    reason: Reason = Reason.CONTENT
     can_be_accepted: bool = False
 
     async def __call__(self, session: Session) -> str:
-        if self.shares:
-            share = session.take()
-            due = session.time_for(share)
-            reply = await session.post_share(share, due, body=self.make(share, due), headers=self.headers)
+        if self.needs_shares:
+            reply = await session.post_refusable(self.make, self.headers)
         else:
-            share = session.template if self.needs_shares else session.invented()
-            reply = await session.client.post(self.make(share, session.far_time()), self.headers)
-        seen = f"POST ({self.name}) → {reply}"
-        require(reply.is_refusal or (self.can_be_accepted and reply.is_accepted), seen)
-        return seen
+            reply = await session.client.post(self.make(session.invented(), 0), self.headers)
+        sent = f"POST ({self.name})"
+        return f"{sent} → {reply}" if self.can_be_accepted and reply.is_accepted else refused(sent, reply, self.reason)
 
     @property
     def needs_shares(self) -> bool:
-        """Whether the body contains a share that a faulty helper would accept."""
+        """Whether the body contains a share that a lenient helper would accept."""
         return self.number >= 20
-
-    @property
-    def shares(self) -> int:
-        """Number of new shares that it posts: its own if helpers exist that accept the body."""
-        return 1 if self.can_be_accepted or self.level == "should" else 0
 
 
 def _fixed(content: bytes) -> Make:
@@ -111,6 +105,7 @@ _BODIES: Final = (
         "a form",
         _fixed(b"vote_round_id=1&proposal_id=1"),
         headers={"Content-Type": "application/x-www-form-urlencoded"},
+        reason=Reason.CODING,
     ),
     _Body(11, "random bytes", _fixed(bytes(range(256)))),
     _Body(12, "10,000 nested arrays", _fixed(b"[" * 10_000 + b"]" * 10_000)),
@@ -146,12 +141,14 @@ _BODIES: Final = (
         lambda share, time: _share_json(share, time).decode().encode("utf-16-le"),
         _RFC_JSON,
         headers={"Content-Type": "application/json; charset=utf-16le"},
+        reason=Reason.CODING,
     ),
     _Body(
         34,
         "gzip",
         lambda share, time: gzip.compress(_share_json(share, time)),
         headers={"Content-Encoding": "gzip"},
+        reason=Reason.CODING,
     ),
     _Body(
         35,
@@ -166,12 +163,19 @@ _BODIES: Final = (
         source="RFC 8259 §4: names should be unique",
         level="should",
     ),
-    _Body(37, "1 MiB + 1", lambda share, time: _share_json(share, time).ljust(_MAX_BYTES + 1), _LIMIT),
+    _Body(
+        37,
+        "1 MiB + 1",
+        lambda share, time: _share_json(share, time).ljust(_MAX_BYTES + 1),
+        _LIMIT,
+        reason=Reason.SIZE,
+    ),
     _Body(
         38,
         "1 MiB + 1 in an unknown field",
         lambda share, time: encode(share.body(time, x="p" * _MAX_BYTES)),
         _LIMIT,
+        reason=Reason.SIZE,
     ),
 )
 
@@ -201,7 +205,7 @@ for _body in (*_BODIES, *_TOLERATED):
             _body.source,
             _body.level,
             _body,
-            shares=_body.shares,
+            shares=1 if _body.can_be_accepted else 0,
             needs_shares=_body.needs_shares,
         )
     )
@@ -215,9 +219,7 @@ async def _(session: Session) -> str:
             connection.head([("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")])
             + encode_chunks(content, 16 << 10)
         )
-        reply = await _read_response(connection)
-    require(reply is None or reply.is_refusal, f"POST of 2 MiB in chunks → {reply}")
-    return f"POST of 2 MiB in chunks → {reply or 'closed'}"
+        return _too_large("POST of 2 MiB in chunks", await _read_response(connection))
 
 
 async def _read_response(connection: RawConnection) -> Reply | None:
@@ -228,13 +230,15 @@ async def _read_response(connection: RawConnection) -> Reply | None:
         return None
 
 
+def _too_large(sent: str, reply: Reply | None) -> str:
+    return f"{sent} → closed" if reply is None else refused(sent, reply, Reason.SIZE)
+
+
 @checks.should("SIZE-002", "Content-Length 1 GiB is refused before the body is sent", _LIMIT)
 async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(b"{}", length=1 << 30))
-        reply = await _read_response(connection)
-    require(reply is None or reply.is_refusal, f"POST with Content-Length 1 GiB → {reply}")
-    return f"POST with Content-Length 1 GiB → {reply or 'closed'}"
+        return _too_large("POST with Content-Length 1 GiB", await _read_response(connection))
 
 
 @checks.must("SIZE-003", "headers of 256 KiB are refused or ignored", "RFC 6585 §5")
@@ -254,12 +258,12 @@ async def _(session: Session) -> str:
 
 @checks.must("SIZE-006", "8 MiB are refused, whether read or not", _LIMIT, needs_shares=True)
 async def _(session: Session) -> str:
-    content = _share_json(session.template, session.far_time()).ljust(8 * _MAX_BYTES)
+    share = session.refusable()
+    content = _share_json(share, session.time_for(share)).ljust(8 * _MAX_BYTES)
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(content))
         reply = await _read_response(connection)
-    require(reply is None or reply.is_refusal, f"POST of 8 MiB → {reply}")
-    return f"POST of 8 MiB → {reply or 'closed'}"
+    return _too_large("POST of 8 MiB", reply and session.settle(share, reply))
 
 
 @checks.must("SIZE-007", "the helper still responds after these requests", "protocol-now §12 row 6")

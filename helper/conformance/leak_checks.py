@@ -16,7 +16,8 @@ from typing import Any, Final
 import proofs
 from devnet.leak_check import SensitiveValue, find_leaks
 from helper.conformance.checks import Check, CheckList, Phase
-from helper.conformance.http_client import JSON_TYPE, SHARES_PATH
+from helper.conformance.http_client import JSON_TYPE, SHARES_PATH, Reply
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, decode32, encode
 from helper.conformance.verdicts import CheckSkipped, require
@@ -90,46 +91,57 @@ async def _measure_quiet(session: Session) -> _Period:
     return await _measure(session, None)
 
 
-async def _post(session: Session, content: bytes) -> None:
+async def _post(session: Session, content: bytes) -> Reply:
     headers = {"Content-Type": JSON_TYPE}
-    await session.client.send("POST", SHARES_PATH, content=content, headers=headers, is_patient=False)
+    return await session.client.send("POST", SHARES_PATH, content=content, headers=headers, is_patient=False)
 
 
 async def _new_share(session: Session) -> None:
-    await session.post_share(session.take())
+    reply = await session.post_share(session.take())
+    require(reply.outcome == "queued", f"POST of a new share → {reply}")
 
 
 async def _duplicate(session: Session) -> None:
     known = await session.once(_known_share)
-    await _post(session, encode(known.body(session.far_time())))
+    reply = await _post(session, encode(known.body(session.time_for(known))))
+    require(reply.outcome == "duplicate", f"POST of a known share → {reply}")
 
 
 async def _known_share(session: Session) -> TestShare:
     share = session.take()
-    await session.post_share(share)
+    reply = await session.post_share(share)
+    require(reply.is_accepted, f"POST of a new share → {reply}")
     return share
 
 
 async def _beyond_tree(session: Session) -> None:
     """A share whose position is not in the tree yet, as that of a vote whose block the helper has not read."""
-    position = session.template.fields["tree_position"] + 100_000 + session.next_number()
-    await _post(session, encode(session.template.body(session.far_time(), tree_position=position)))
+    share = session.template
+    position = share.fields["tree_position"] + 100_000 + session.next_number()
+    reply = await _post(session, encode(share.body(session.time_for(share), tree_position=position)))
+    refused("POST beyond the tree", reply, Reason.CONTENT, Reason.LATER)
 
 
 async def _unknown_round(session: Session) -> None:
-    await _post(session, encode(session.invented().body(session.far_time())))
+    share = session.invented()
+    reply = await _post(session, encode(share.body(session.time_for(share))))
+    refused("POST for an unknown round", reply, Reason.ROUND, Reason.CONTENT, Reason.LATER)
 
 
 async def _invalid(session: Session) -> None:
-    await _post(session, encode(session.template.body(session.far_time(), primary_blind="")))
+    share = session.template
+    reply = await _post(session, encode(share.body(session.time_for(share), primary_blind="")))
+    refused("POST without a blind", reply, Reason.CONTENT)
 
 
 async def _status_of_waiting(session: Session) -> None:
-    await session.share_status(await session.once(_known_share))
+    reply = await session.share_status(await session.once(_known_share))
+    require(reply.is_pending, f"GET share-status of a waiting share → {reply}")
 
 
 async def _status_of_unknown(session: Session) -> None:
-    await session.client.get(session.status_path(session.template.round_id, proofs.random_field()))
+    reply = await session.client.get(session.status_path(session.template.round_id, proofs.random_field()))
+    require(reply.is_pending, f"GET share-status of an unknown share → {reply}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +214,10 @@ async def _find_leaks(session: Session) -> Mapping[str, int]:
     await session.clock.sleep(2 * await session.once(_block_seconds))
     values = list(_sensitive_values(session))
     first: dict[tuple[str, str], dict[str, Any]] = {}
-    for entry in await session.chain.requests_after(session.log_start):
+    entries = await session.chain.requests_after(session.log_start)
+    if not entries:
+        raise CheckSkipped("the helper sent no request to the dev chain")
+    for entry in entries:
         first.setdefault((entry["path"], entry["body"]), entry)
     leaks = await asyncio.to_thread(find_leaks, list(first.values()), values)
     return Counter(leak.sensitive_value.kind for leak in leaks)

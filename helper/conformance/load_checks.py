@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
 from helper.conformance.checks import CheckList
-from helper.conformance.http_client import PATIENCE_SECONDS, Reply, retry_pause_seconds
+from helper.conformance.http_client import ATTEMPT_HEADER, PATIENCE_SECONDS, Reply, retry_pause_seconds
 from helper.conformance.post_checks import VIZOR_SECONDS
 from helper.conformance.raw_http import open_raw
 from helper.conformance.session import Session, describe_many
@@ -67,7 +68,9 @@ async def _post_alone(session: Session, share: TestShare) -> tuple[Reply, float]
 
 async def _post_once(session: Session, content: bytes) -> Reply:
     async with open_raw(session.client.address, session.client.token) as connection:
-        await connection.send(connection.share_request(content, [("Connection", "close")]))
+        # As wallet library 5.3.0: with the header, 429 is the response to "not now", and no 5xx is.
+        headers = [("Connection", "close"), (ATTEMPT_HEADER, secrets.token_hex(32))]
+        await connection.send(connection.share_request(content, headers))
         return await connection.response(PATIENCE_SECONDS)
 
 

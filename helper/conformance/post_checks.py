@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +16,8 @@ from helper.conformance.http_client import (
     Headers,
     Reply,
 )
-from helper.conformance.session import Session, describe_many
+from helper.conformance.refusals import Reason, refused
+from helper.conformance.session import MakeBody, Session, describe_many
 from helper.conformance.shares import Body, TestShare, encode
 from helper.conformance.status_checks import ORIGIN, require_any_origin
 from helper.conformance.verdicts import require
@@ -32,8 +32,6 @@ VIZOR_SECONDS: Final = 5.0
 """Seconds that the Vizor wallet waits for the response to a share."""
 
 checks = CheckList()
-
-MakeBody = Callable[[TestShare, int], Body | bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,7 @@ def _library(share: TestShare, due: int) -> Body:
 
 
 def _vizor(share: TestShare, due: int) -> Body:
-    body = share.body(due)
-    del body["share_index"]
+    body = _without_top_index(share, due)
     if share.all_enc_shares is not None:
         body["all_enc_shares"] = list(share.all_enc_shares)
     return body
@@ -338,15 +335,14 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     share = session.invented()
     reply = await session.client.get(session.status_path(share.round_id, share.nullifier), token="")
-    require(reply.status == 401, f"GET share-status without token → {reply}")
-    return f"GET share-status without token → {reply.status}"
+    return refused("GET share-status without token", reply, Reason.TOKEN)
 
 
 @checks.must("TOKEN-005", "the token is not in a refusal", "protocol §6.9: secrets in logs", needs_token=True)
 async def _(session: Session) -> str:
     reply = await session.client.post(b"{}", token="not-" + session.client.token)
     require(session.client.token.encode() not in reply.body, f"POST with another token → {reply.status} with the token")
-    return f"POST with another token → {reply.status} without the token"
+    return refused("without the token: POST with another one", reply, Reason.TOKEN)
 
 
 @checks.must("TOKEN-006", "a token with more characters gets 401", "protocol §2: X-Helper-Token", needs_token=True)
@@ -357,5 +353,4 @@ async def _(session: Session) -> str:
 async def _post_with_token(session: Session, token: str) -> str:
     headers = {TOKEN_HEADER: token} if token else {}
     reply = await session.client.post(encode(session.invented().body()), headers, token="")
-    require(reply.status == 401, f"POST → {reply}")
-    return f"POST → {reply}"
+    return refused("POST", reply, Reason.TOKEN)

@@ -10,7 +10,8 @@ from typing import Any, Final
 import proofs
 from helper.conformance.checks import Check, CheckList, Level
 from helper.conformance.http_client import JSON_TYPE, PREFIX, Reply
-from helper.conformance.session import Session
+from helper.conformance.refusals import Reason, refused
+from helper.conformance.session import Session, describe_many
 from helper.conformance.status_checks import ORIGIN, require_any_origin
 from helper.conformance.verdicts import CheckSkipped, require
 
@@ -25,8 +26,8 @@ _COUNTS: Final = ("submitted", "pending_future", "overdue_pending", "processing"
 checks = CheckList()
 
 
-def _require_outcome(sent: str, reply: Reply, outcome: str) -> str:
-    require(reply.status == 200 and reply.outcome == outcome, f"{sent} → {reply}")
+def _require_pending(sent: str, reply: Reply) -> str:
+    require(reply.is_pending, f"{sent} → {reply}")
     return f"{sent} → {reply}"
 
 
@@ -37,7 +38,7 @@ async def _query_unknown(session: Session) -> Reply:
 
 @checks.must("SHARE-001", "an unknown share is pending", "protocol §2: unknown is 200 pending")
 async def _(session: Session) -> str:
-    return _require_outcome("GET share-status of an unknown share", await _query_unknown(session), "pending")
+    return _require_pending("GET share-status of an unknown share", await _query_unknown(session))
 
 
 @checks.must(
@@ -48,7 +49,7 @@ async def _(session: Session) -> str:
 )
 async def _(session: Session) -> str:
     reply = await session.client.get(session.status_path(session.template.round_id, proofs.random_field()))
-    return _require_outcome("GET share-status of an unknown share", reply, "pending")
+    return _require_pending("GET share-status of an unknown share", reply)
 
 
 @checks.must("SHARE-003", "a waiting share is pending", _STATUS, shares=1, needs_shares=True)
@@ -57,10 +58,9 @@ async def _(session: Session) -> str:
     first = await session.post_share(share)
     require(first.is_accepted, f"POST → {first}")
     reply = await session.share_status(share)
-    if share.submit_at is not None:
-        require(reply.outcome in ("pending", "confirmed"), f"GET share-status → {reply}")
+    if share.submit_at is not None and reply.is_confirmed:
         return f"GET share-status → {reply}"
-    return _require_outcome("POST, then GET share-status", reply, "pending")
+    return _require_pending("POST, then GET share-status", reply)
 
 
 @checks.must("SHARE-004", "share-status is application/json", "wallet 5.3.0: share-status")
@@ -81,8 +81,8 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     replies = await asyncio.gather(*(_query_unknown(session) for _ in range(64)))
     slowest = max(reply.seconds for reply in replies)
-    is_met = {reply.outcome for reply in replies} == {"pending"} and slowest < _LIBRARY_SECONDS
-    require(is_met, f"64 × GET share-status: slowest {slowest:.2f} s, {replies[-1]}")
+    is_met = all(reply.is_pending for reply in replies) and slowest < _LIBRARY_SECONDS
+    require(is_met, f"64 × GET share-status: slowest {slowest:.2f} s, {describe_many(replies)}")
     return f"64 × GET share-status: slowest {slowest:.2f} s"
 
 
@@ -98,8 +98,7 @@ class _Malformed:
 
     async def __call__(self, session: Session) -> str:
         reply = await session.client.get(f"{PREFIX}/share-status/{self.round_text}/{self.nullifier_text}")
-        require(reply.is_refusal, f"GET share-status with {self.name} → {reply}")
-        return f"GET share-status with {self.name} → {reply}"
+        return refused(f"GET share-status with {self.name}", reply, Reason.CONTENT)
 
 
 _ID: Final = "12" * 32
@@ -127,8 +126,8 @@ for _malformed in (
 @checks.must("SHARE-018", "upper-case hex gets a definite response", "protocol-now §3a: upper-case hex accepted")
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/share-status/{'AB' * 32}/{'CD' * 32}")
-    require(reply.outcome == "pending" or reply.is_refusal, f"GET share-status in upper case → {reply}")
-    return f"GET share-status in upper case → {reply}"
+    sent = "GET share-status in upper case"
+    return f"{sent} → {reply}" if reply.is_pending else refused(sent, reply, Reason.CONTENT)
 
 
 @checks.should("QUEUE-001", "queue-status is counts by round, or 404", "protocol §2: queue-status")

@@ -84,7 +84,9 @@ async def _run(session: Session) -> _Scenario:
     scenario.waiting = [await session.client.post(encode(share.body(session.time_for(share)))) for share in waiting]
     accepted = {posted.share.nullifier for posted in session.accepted}
     survivors = [share for share in concurrent if share.nullifier in accepted]
-    scenario.concurrent = [await session.client.post(encode(share.body(session.far_time()))) for share in survivors]
+    scenario.concurrent = [
+        await session.client.post(encode(share.body(session.time_for(share)))) for share in survivors
+    ]
     if scenario.revealed is not None:
         scenario.revealed_status = await _confirmed_status(session, scenario.revealed)
         scenario.revealed_again = await session.client.post(encode(scenario.revealed.body(0)))
@@ -99,7 +101,7 @@ async def _reveal_one(session: Session) -> TestShare:
     await session.post_share(share, 0)
 
     async def is_confirmed() -> bool:
-        return (await session.share_status(share)).outcome == "confirmed"
+        return (await session.share_status(share)).is_confirmed
 
     if not await session.wait_for(is_confirmed, session.reveal_seconds):
         raise CheckSkipped("no share was confirmed before the restart")
@@ -154,7 +156,7 @@ async def _confirmed_status(session: Session, share: TestShare) -> Reply:
     async def is_confirmed() -> bool:
         nonlocal reply
         reply = await session.share_status(share)
-        return reply.outcome == "confirmed"
+        return reply.is_confirmed
 
     await session.wait_for(is_confirmed, 30)
     return reply
@@ -218,6 +220,8 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     scenario = await _restarted(session)
     due = scenario.due or 0
+    if not any(scenario.sent.get(share.nullifier) for share in scenario.timed):
+        raise CheckSkipped("no waiting share was sent")
     early = [
         due - min(times)
         for share in scenario.timed
@@ -230,7 +234,7 @@ async def _(session: Session) -> str:
 @checks.must("RESTART-006", "a revealed share is still confirmed", "protocol-now §12 row 7", **_ON_CHAIN)
 async def _(session: Session) -> str:
     reply = (await _restarted(session)).revealed_status
-    require(reply is not None and reply.outcome == "confirmed", f"GET share-status of a revealed share → {reply}")
+    require(reply is not None and reply.is_confirmed, f"GET share-status of a revealed share → {reply}")
     return f"GET share-status of a revealed share → {reply}"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from helper.conformance.checks import CheckList, Phase
 from helper.conformance.dev_chain import Reveal
 from helper.conformance.http_client import Reply
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, decode32, encode
 from helper.conformance.verdicts import CheckSkipped, require
@@ -155,7 +156,7 @@ async def _watch(session: Session, timed: Sequence[_Timed]) -> tuple[list[str], 
             asked_at = session.clock.now()
             reply = await session.share_status(each.share)
             counted = {reveal.nullifier for reveal in await session.chain.reveals(session.round.round_id)}
-            if reply.outcome == "confirmed" and each.share.nullifier not in counted:
+            if reply.is_confirmed and each.share.nullifier not in counted:
                 too_early.append(f"{each.kind}: confirmed {asked_at - each.due:+.1f} s from its time")
             if asked_at < each.due:
                 before_due.append(reply.outcome)
@@ -179,9 +180,9 @@ async def _wait_until_confirmed(session: Session, timed: Sequence[_Timed]) -> No
 
     async def are_confirmed() -> bool:
         for each in waiting:
-            if each.status is None or each.status.outcome != "confirmed":
+            if each.status is None or not each.status.is_confirmed:
                 each.status = await session.share_status(each.share)
-        return all(each.status is not None and each.status.outcome == "confirmed" for each in waiting)
+        return all(each.status is not None and each.status.is_confirmed for each in waiting)
 
     await session.wait_for(are_confirmed, _CONFIRM_SECONDS)
 
@@ -235,7 +236,9 @@ async def _(session: Session) -> str:
     early = [(each.due - min(each.sent), each) for each in scenario.shares if each.sent and min(each.sent) < each.due]
     earliest = max([by for by, _ in early], default=0)
     require(not early, f"{len(early)} sent up to {earliest:.1f} s early: {_name([each for _, each in early])}")
-    first = min((min(each.sent) - each.due for each in scenario.shares if each.sent), default=0)
+    if not any(each.sent for each in scenario.shares):
+        raise CheckSkipped("no share was sent")
+    first = min(min(each.sent) - each.due for each in scenario.shares if each.sent)
     return f"the earliest was sent {first:.2f} s after its time"
 
 
@@ -302,6 +305,8 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     scenario = await session.once(_run)
     require(not scenario.too_early, "; ".join(scenario.too_early[:3]))
+    if not any(each.status is not None and each.status.is_confirmed for each in scenario.shares):
+        raise CheckSkipped("no share was confirmed")
     return "confirmed only after its block"
 
 
@@ -309,7 +314,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     scenario = await session.once(_run)
     counted = [each for each in scenario.shares if each.counted]
-    late = [each for each in counted if each.status is None or each.status.outcome != "confirmed"]
+    late = [each for each in counted if each.status is None or not each.status.is_confirmed]
     require(
         counted and not late,
         f"{len(late)} of {len(counted)} not confirmed: {late[0].status if late else 'none counted'}",
@@ -337,6 +342,8 @@ async def _(session: Session) -> str:
         if each.counted and each.sent and max(each.sent) > each.counted[0].time + _GRACE_SECONDS / 2
     ]
     require(not again, f"{len(again)} sent up to {max([by for by, _ in again], default=0):.1f} s after their block")
+    if not any(each.counted for each in scenario.shares):
+        raise CheckSkipped("no share was counted")
     return "no reveal after the share's block"
 
 
@@ -389,7 +396,7 @@ async def _(session: Session) -> str:
     async def is_confirmed() -> bool:
         nonlocal reply
         reply = await session.share_status(share)
-        return reply.outcome == "confirmed"
+        return reply.is_confirmed
 
     is_met = await session.wait_for(is_confirmed, _CONFIRM_SECONDS)
     require(is_met, f"revealed by another helper, share-status after {_CONFIRM_SECONDS:.0f} s → {reply}")
@@ -406,7 +413,7 @@ async def _(session: Session) -> str:
     share = await session.once(_reveal_elsewhere)
 
     async def is_confirmed() -> bool:
-        return (await session.share_status(share)).outcome == "confirmed"
+        return (await session.share_status(share)).is_confirmed
 
     require(await session.wait_for(is_confirmed, _CONFIRM_SECONDS), "revealed by another helper: not confirmed")
     reply = await session.client.post(encode(share.body(0)))
@@ -415,8 +422,8 @@ async def _(session: Session) -> str:
     sent = [entry for entry in entries if entry["nullifier"] == share.nullifier.hex()]
     seen = f"revealed by another helper, then POST → {reply}, sent {len(sent)} times"
     # The draft lets a server refuse it; wallets have its confirmation already.
-    require((reply.is_accepted or reply.is_refusal) and not sent, seen)
-    return seen
+    require(not sent, seen)
+    return seen if reply.is_accepted else refused(seen, reply, Reason.CONFLICT)
 
 
 async def _reveal_elsewhere(session: Session) -> TestShare:

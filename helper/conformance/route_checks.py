@@ -7,6 +7,7 @@ from typing import Final
 
 from helper.conformance.checks import Check, CheckList
 from helper.conformance.http_client import JSON_TYPE, PREFIX, SHARES_PATH, Reply
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import encode
 from helper.conformance.verdicts import require
@@ -69,24 +70,24 @@ for _route in _ROUTES:
 
 @checks.must("ERROR-001", "the response to a refused body is JSON", _ROW_5)
 async def _(session: Session) -> str:
-    return _require_json("POST {}", await session.client.post(b"{}"))
+    return _require_json("POST {}", await session.client.post(b"{}"), Reason.CONTENT)
 
 
 @checks.must("ERROR-002", "the response to a body that is not JSON is JSON", _ROW_5)
 async def _(session: Session) -> str:
-    return _require_json("POST of text", await session.client.post(b"not json"))
+    return _require_json("POST of text", await session.client.post(b"not json"), Reason.CONTENT)
 
 
 @checks.must("ERROR-003", "the response to a malformed nullifier is JSON", _ROW_5)
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/share-status/{'00' * 32}/zz")
-    return _require_json("GET share-status/…/zz", reply)
+    return _require_json("GET share-status/…/zz", reply, Reason.CONTENT)
 
 
 @checks.should("ERROR-004", "the response to an oversized body is JSON", _ROW_5)
 async def _(session: Session) -> str:
     reply = await session.client.post(b" " * ((1 << 20) + 1))
-    return _require_json("POST of 1 MiB + 1", reply)
+    return _require_json("POST of 1 MiB + 1", reply, Reason.SIZE)
 
 
 @checks.should("ERROR-005", "an error has `status` error and a text", "protocol §2: other responses")
@@ -109,7 +110,7 @@ async def _(session: Session) -> str:
         headers={"Content-Type": JSON_TYPE},
     )
     require(blind.encode() not in reply.body, f"POST with a broken enc_share → {reply.status}, with the blind")
-    return f"POST with a broken enc_share → {reply.status}, without the blind"
+    return refused("without the blind: POST with a broken enc_share", reply, Reason.CONTENT)
 
 
 @checks.should("ERROR-007", "a malformed field gets 400", "protocol §2: lengths, ranges 400")
@@ -119,7 +120,6 @@ async def _(session: Session) -> str:
     return f"POST with a text as proposal_id → {reply}"
 
 
-def _require_json(sent: str, reply: Reply) -> str:
-    is_json = reply.media_type == JSON_TYPE and isinstance(reply.json(), dict) and reply.status >= 400
-    require(is_json, f"{sent} → {reply}")
-    return f"{sent} → {reply.status} {reply.header('content-type')}"
+def _require_json(sent: str, reply: Reply, reason: Reason) -> str:
+    require(reply.media_type == JSON_TYPE and isinstance(reply.json(), dict), f"{sent} → {reply}")
+    return refused(sent, reply, reason)

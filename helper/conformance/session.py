@@ -18,15 +18,19 @@ from helper.conformance.verdicts import CheckSkipped, require
 
 ROUND_SECONDS: Final = 3600.0
 """Duration of the rounds that a run creates. No run lasts as long."""
-FAR_SECONDS: Final = 2400
-"""Seconds until the reveal of shares that must wait during the whole run."""
+_FAR_SECONDS: Final = 1200
+"""Seconds before the end of its round at which a share is due that must wait during the whole run."""
 ACCEPT_SECONDS: Final = 60.0
 """Seconds in which a helper must know a new round and its votes. The original reads rounds when a share arrives."""
 REVEAL_SECONDS: Final = 60.0
 """Default limit from its time until a share is counted, in seconds. The original proves 0.6 shares per second."""
 _RETRY_SECONDS: Final = 0.5
+_SPARE_SHARES: Final = 32
+"""Shares of a dev chain for the posts that must be refused, and that a faulty helper accepts."""
 
 T = TypeVar("T")
+MakeBody = Callable[[TestShare, int], Body | bytes]
+"""Creates a body from a share and its `submit_at`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Session:
         self._shares: list[TestShare] = []
         self._unused: list[TestShare] = []
         self._template: TestShare | None = None
+        self._refusable: TestShare | None = None
         self._invented: TestShare | None = None
         self._cached: dict[object, asyncio.Future[Any]] = {}
         self._number = 0
@@ -91,7 +96,7 @@ class Session:
         if shares_file is not None:
             self._unused, self._end = read_shares_file(shares_file)
             self._shares = list(self._unused)
-            self._template = self._unused.pop(_template_index(self._unused))
+            self._take_template()
 
     @property
     def has_shares(self) -> bool:
@@ -118,9 +123,10 @@ class Session:
 
     @property
     def template(self) -> TestShare:
-        """A share that is never posted unaltered. Checks that expect a refusal alter it."""
+        """A share that is never posted with all its values. Checks that expect a refusal alter it."""
+        self._require_open()
         if self._template is None:
-            raise CheckSkipped("needs shares (--devnet or --shares)")
+            raise CheckSkipped("no unused share left" if self.has_shares else "needs shares (--devnet or --shares)")
         return self._template
 
     def share_of_other_vote(self) -> TestShare:
@@ -149,6 +155,7 @@ class Session:
 
     def take(self, index: int | None = None) -> TestShare:
         """Take a share that no check has posted, with this index among the shares of its vote if one is given."""
+        self._require_open()
         if not self._unused:
             raise CheckSkipped("the file has no unused share left" if self._from_file else "no unused share left")
         for number in reversed(range(len(self._unused))):
@@ -156,12 +163,9 @@ class Session:
                 return self._unused.pop(number)
         raise CheckSkipped(f"no unused share with index {index} left")
 
-    def take_refusable(self) -> TestShare:
-        """A share for a post that must be refused although its parts match; the template if shares are real."""
-        return self.template if self._from_file else self.take()
-
     def take_many(self, count: int) -> list[TestShare]:
         """Take several shares."""
+        self._require_open()
         if len(self._unused) < count:
             raise CheckSkipped(f"needs {count} unused shares, {len(self._unused)} are left")
         return [self._unused.pop() for _ in range(count)]
@@ -178,13 +182,62 @@ class Session:
         self._number += 1
         return self._number
 
-    def far_time(self) -> int:
-        """A second far ahead of this run and before the round's end."""
-        return int(self.clock.now()) + FAR_SECONDS
-
     def time_for(self, share: TestShare) -> int:
-        """When a share of a check is to be revealed: as stated in its file, or far ahead."""
-        return self.far_time() if share.submit_at is None else share.submit_at
+        """When a share is to be revealed: as stated in its file, or after the run and before the end of its round.
+
+        The helper accepts shares of the round with this time, so it does not refuse an altered one because of it.
+        """
+        if share.submit_at is not None:
+            return share.submit_at
+        return 0 if self._end is None else self._end - _FAR_SECONDS
+
+    def _require_open(self) -> None:
+        """Raise CheckSkipped after the round's end, when every share may be refused."""
+        if self._end is not None and self.clock.now() >= self._end:
+            raise CheckSkipped("the round of the shares has ended")
+
+    def _take_template(self) -> None:
+        """Choose the next template: of another vote, and without a zero, because a missing number means zero."""
+        last = None if self._template is None else self._template.commitment
+        suited = [share for share in self._unused if share.index and share.fields["vote_decision"]]
+        other = [share for share in suited if share.commitment != last]
+        self._template = next(iter(other or suited or self._unused), None)
+        self._unused = [share for share in self._unused if share is not self._template]
+
+    async def post_altered(self, make: Callable[[TestShare, int], Body]) -> Reply:
+        """Post the template with another value, which must be refused.
+
+        A helper that accepts it has stored something else under the key of a share, which no other check posts.
+        """
+        share = self.template
+        body = make(share, self.time_for(share))
+        reply = await self.client.post(encode(body))
+        if reply.is_accepted:
+            key = (share.commitment, body["enc_share"].get("share_index", 0))
+            self._unused = [other for other in self._unused if (other.commitment, other.index) != key]
+            self._take_template()
+        return reply
+
+    async def post_refusable(self, make: MakeBody, headers: Headers = ()) -> Reply:
+        """Post a share that must be refused although a lenient helper can read all its values.
+
+        A helper that accepts it has the share. If it is refused, the next such check posts it.
+        """
+        share = self.refusable()
+        due = self.time_for(share)
+        reply = await self.post_share(share, due, body=make(share, due), headers=headers)
+        return self.settle(share, reply)
+
+    def refusable(self) -> TestShare:
+        """The share of the next post that must be refused; its response is given to `settle`."""
+        share, self._refusable = self._refusable or self.take(), None
+        return share
+
+    def settle(self, share: TestShare, reply: Reply) -> Reply:
+        """Keep a refused share for the next check that expects a refusal. Returns the response."""
+        if not reply.is_accepted:
+            self._refusable = share
+        return reply
 
     async def prepare(self) -> None:
         """Create the round and the votes, and wait until the helper accepts their shares.
@@ -206,9 +259,9 @@ class Session:
         self._round = await self.open_round()
         self._end = self._round.end
         await chain.add_leaves(self._round.round_id)
-        votes = 2 + -(-self._share_count // 16)
+        votes = 2 + -(-(self._share_count + _SPARE_SHARES) // 16)
         self._unused = await self.cast_votes(self._round, votes)
-        self._template = self._unused.pop(_template_index(self._unused))
+        self._take_template()
 
     async def open_round(self) -> ChainRound:
         """Create an active round on the dev chain."""
@@ -329,9 +382,3 @@ def describe_many(replies: Sequence[Reply]) -> str:
         text = f"{reply.status} {reply.outcome}".rstrip()
         counts[text] = counts.get(text, 0) + 1
     return ", ".join(f"{count} × {text}" for text, count in sorted(counts.items()))
-
-
-def _template_index(shares: Sequence[TestShare]) -> int:
-    """The first share without a zero, because a missing number means zero."""
-    suited = (number for number, share in enumerate(shares) if share.index and share.fields["vote_decision"])
-    return next(suited, 0)

@@ -108,7 +108,7 @@ def read_shares_file(path: Path) -> tuple[list[TestShare], int | None]:
         the shares, all of one round, and the end of the round if a line has it.
 
     Raises:
-        SharesFileError: a line is not a valid share, there are too few, or they are of different rounds.
+        SharesFileError: a line is not a valid share, there are too few, they are of different rounds, or one is late.
     """
     shares: list[TestShare] = []
     ends: set[int] = set()
@@ -119,7 +119,10 @@ def read_shares_file(path: Path) -> tuple[list[TestShare], int | None]:
         raise SharesFileError(f"the file needs at least {MIN_SHARES} shares, it has {len(shares)}")
     if len({share.round_id for share in shares}) > 1 or len(ends) > 1:
         raise SharesFileError("the shares are of different rounds, or disagree about its end")
-    return shares, next(iter(ends), None)
+    end = next(iter(ends), None)
+    if end is not None and any((share.submit_at or 0) > end for share in shares):
+        raise SharesFileError(f"a share has a submit_at after the end of its round, {end}")
+    return shares, end
 
 
 def _parse_line(line: bytes, number: int, add_end: Callable[[int], object]) -> TestShare:

@@ -11,9 +11,10 @@ from typing import Final
 from helper.conformance.checks import Check, CheckList, Phase
 from helper.conformance.http_client import ATTEMPT_HEADER, JSON_TYPE, Reply
 from helper.conformance.raw_http import ConnectionEnded, RawConnection, open_raw
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import TestShare, encode
-from helper.conformance.verdicts import CheckSkipped, require
+from helper.conformance.verdicts import CheckFailed, CheckSkipped, require
 
 _RECEIPT: Final = "protocol-now §2: the 408 receipt"
 _ROW_3: Final = "protocol-now §12 row 3"
@@ -33,17 +34,17 @@ def _new_token() -> str:
     return secrets.token_hex(32)
 
 
+_CODE: Final = "request_body_timeout"
+_MEMBERS: Final = ("dispatch", "attempt")
+"""Members of a receipt that no other error has."""
+
+
 def _receipt(token: str) -> dict[str, object]:
-    return {
-        "error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": token},
-    }
+    return {"error": {"version": 1, "code": _CODE, "dispatch": "not_started", "attempt": token}}
 
 
 def _receipt_bytes(token: str) -> bytes:
-    return (
-        b'{"error":{"version":1,"code":"request_body_timeout","dispatch":"not_started","attempt":"%s"}}'
-        % token.encode()
-    )
+    return encode(_receipt(token))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,11 @@ class _Stalled:
     seconds: float
 
     @property
-    def is_refused(self) -> bool:
-        """Whether the response is a definite refusal to wallets, with or without a receipt."""
-        return self.reply is not None and (self.reply.status == 408 or self.reply.is_refusal)
-
-    @property
     def has_receipt(self) -> bool:
-        """Whether the response is a receipt, correct or not: the error of all others is a text."""
+        """Whether the response is a receipt, correct or not: a JSON-RPC error of a node has other members."""
         value = self.reply.json() if self.reply is not None else None
-        return isinstance(value, dict) and isinstance(value.get("error"), dict)
+        error = value.get("error") if isinstance(value, dict) else None
+        return isinstance(error, dict) and (error.get("code") == _CODE or not error.keys().isdisjoint(_MEMBERS))
 
     def receipt(self) -> Reply:
         """The response with the receipt. Receipts are optional: earlier versions of the original give none.
@@ -88,7 +85,7 @@ async def _stall(
     session: Session, headers: Sequence[tuple[str, str]], *, content: bytes | None = None, late: bytes = b""
 ) -> _Stalled:
     """Post the first bytes of a share, send nothing more, and wait for the response. Then send `late`."""
-    whole = encode(session.invented().body(session.far_time()))
+    whole = encode(session.invented().body(0))
     first = whole[: len(whole) // 2] if content is None else content
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(
@@ -181,8 +178,10 @@ async def _(session: Session) -> str:
 @checks.must("SLOW-008", "half a body with a token is refused", "protocol-now §2: 400 or 408", phase=Phase.SLOW)
 async def _(session: Session) -> str:
     stalled, _ = await session.once(_stall_with_token)
-    require(stalled.is_refused, f"half a body with a token → {stalled}")
-    return f"half a body with a token → {stalled}"
+    sent = "half a body with a token"
+    if stalled.reply is None or stalled.reply.status == 503:
+        raise CheckFailed(f"{sent} → {stalled}")
+    return refused(sent, stalled.reply, Reason.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +194,9 @@ class _NoReceipt:
 
     async def __call__(self, session: Session) -> str:
         stalled = await _stall(session, [(ATTEMPT_HEADER, value) for value in self.values])
-        seen = f"half a body with {self.name} → {stalled}"
-        require((stalled.is_refused or stalled.reply is None) and not stalled.has_receipt, seen)
-        return seen
+        sent = f"half a body with {self.name}"
+        require(not stalled.has_receipt, f"{sent} → {stalled}")
+        return f"{sent} → {stalled}" if stalled.reply is None else refused(sent, stalled.reply, Reason.TIMEOUT)
 
 
 _LOWER: Final = "0123456789abcdef" * 4
@@ -252,11 +251,10 @@ class _AfterRefusal:
         share, headers = session.take(), [(ATTEMPT_HEADER, _new_token())]
         content = encode(share.body(session.time_for(share)))
         stalled = await _stall(session, headers, content=content, late=self.late)
-        sent = f"all but one byte → {stalled}{', then the byte' if self.late else ''}"
         if stalled.reply is None or stalled.reply.is_accepted:
-            raise CheckSkipped(f"{sent}: not refused")
-        require(stalled.is_refused, sent)
-        return await _require_unknown(session, share, sent)
+            raise CheckSkipped(f"all but one byte → {stalled}: not refused")
+        seen = refused("all but one byte", stalled.reply, Reason.TIMEOUT)
+        return await _require_unknown(session, share, f"{seen}{', then the byte' if self.late else ''}")
 
 
 async def _require_unknown(session: Session, share: TestShare, sent: str) -> str:

@@ -35,6 +35,7 @@ from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
+from tests.support.servers import serve_connections
 
 API_PREFIX = "/shielded-vote/v1"
 LEAVES_PATH = f"{API_PREFIX}/commitment-tree/{'ab' * 32}/leaves"
@@ -111,20 +112,19 @@ async def _run_gateway(
     directory = setting.directory / "gateway"
     directory.mkdir()
     node = EndlessNode(chain.nodes[0]["rest"])
-    server = await asyncio.start_server(node.serve, HOST, 0)
-    node.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
     disabled = {"disable": True}
     sections: dict[str, Any] = {"helper": disabled, "admin": disabled, "gateway": {"enable": True}}
-    helper = HelperProcess(directory, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
-    try:
-        await helper.start()
-        async with helper.timeout("forwards requests"):
-            while (await http.get(f"{helper.url}{READ_REQUEST.path}")).status_code == 503:
-                await asyncio.sleep(0.05)
-        yield node, helper
-    finally:
-        await helper.kill()
-        server.close()
+    async with serve_connections(node.serve) as port:
+        node.url = f"http://127.0.0.1:{port}"
+        helper = HelperProcess(directory, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
+        try:
+            await helper.start()
+            async with helper.timeout("forwards requests"):
+                while (await http.get(f"{helper.url}{READ_REQUEST.path}")).status_code == 503:
+                    await asyncio.sleep(0.05)
+            yield node, helper
+        finally:
+            await helper.kill()
 
 
 async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient) -> None:

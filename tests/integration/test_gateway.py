@@ -32,6 +32,7 @@ from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.devnet import BOTH_ERAS, DevChain
 from tests.support.harness import HelperProcess, run_helper, unix_time_in
+from tests.support.servers import serve_connections
 from tests.support.tcp_gate import open_gates
 
 pytestmark = pytest.mark.anyio
@@ -80,12 +81,9 @@ class FakeNode:
 async def run_node(write_response: ResponseWriter) -> AsyncIterator[FakeNode]:
     """Run a fake node; yields it once it listens."""
     node = FakeNode(write_response)
-    server = await asyncio.start_server(node.serve, "127.0.0.1", 0)
-    node.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with serve_connections(node.serve) as port:
+        node.url = f"http://127.0.0.1:{port}"
         yield node
-    finally:
-        server.close()
 
 
 @contextlib.asynccontextmanager

@@ -28,6 +28,7 @@ from helper.server.middleware import ATTEMPT_HEADER
 from helper.server.routes.gateway import BODY_SECONDS, GatewayLimits
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.proxies import DEPLOY, FORWARDING_CADDY, PROXIES, UNVERIFIED_SSL, run_proxy
+from tests.support.servers import serve_connections
 from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
 
@@ -96,12 +97,8 @@ async def read_body(head: str, reader: asyncio.StreamReader) -> None:
 @contextlib.asynccontextmanager
 async def run_upstream() -> AsyncIterator[RecordingUpstream]:
     upstream = RecordingUpstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    upstream.port = server.sockets[0].getsockname()[1]
-    try:
+    async with serve_connections(upstream.serve) as upstream.port:
         yield upstream
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("name", PROXIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import httpx
@@ -30,9 +29,7 @@ async def test_sigterm_during_work_shuts_down_and_loses_no_share(
         await helper.wait_until("is processing", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
         workers = await helper.worker_pids()
         assert workers
-        started_at = time.monotonic()
         assert await helper.stop() == 0
-        assert time.monotonic() - started_at <= 10
         await wait_until_gone(workers, 1)
         alive = helper.query_rows("SELECT count(*), max(attempts), max(crashes) FROM shares")
         (tombstones,) = helper.query_rows("SELECT count(*) FROM tombstones")[0]
@@ -72,10 +69,8 @@ async def test_second_service_on_same_database_is_refused(
         other.mkdir()
         second = HelperProcess(other, http, chain, program=REAL_PROGRAM)
         second.config.write_text(first.config.read_text() + f'[operator]\nsocket = "{other}/helper.sock"\n')
-        started_at = time.monotonic()
         second.spawn()
         assert await second.wait_for_exit() == 1
-        assert time.monotonic() - started_at <= 10, "most of this time is the startup of Python"
         assert "another helper has this database open" in second.log_tail()
         assert "Traceback" not in second.log_tail()
         round_id = await chain.open_round()

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from tests.support.servers import serve_connections
+
 CHUNK_BYTES: Final = 1 << 16
 MESSAGE_HEADER: Final = struct.Struct("!cI")
 """Header of each server message: type, and length without the type byte."""
@@ -72,12 +74,8 @@ class DatabaseProxy:
     @contextlib.asynccontextmanager
     async def listen(self) -> AsyncIterator[None]:
         """Listen on a free port until the end of the block."""
-        listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = listening.sockets[0].getsockname()[1]
-        try:
+        async with serve_connections(self._serve) as self.port:
             yield
-        finally:
-            listening.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _ProxiedConnection()

@@ -10,14 +10,12 @@ import asyncio
 import base64
 import contextlib
 import json
-import socket
 import time
 from collections.abc import AsyncIterator
 from enum import Enum
 from typing import Any, Final
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -27,6 +25,7 @@ from starlette.types import ASGIApp
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
 from proofs import InvalidShare, ReadShare
+from tests.support.conformance import serve_app
 
 PREFIX: Final = "/shielded-vote/v1"
 SHARES: Final = f"{PREFIX}/shares"
@@ -437,31 +436,12 @@ def _b64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves the signals of the process alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-
 @contextlib.asynccontextmanager
 async def run_wrong_helper(target: str, chain_url: str, fault: Fault = Fault.NONE) -> AsyncIterator[str]:
     """Run the proxy on this event loop. Yields its base URL."""
     helper = WrongHelper(target, chain_url, fault)
-    # with the protocol, asyncio disables Nagle's algorithm, which delays each response by 40 ms
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(512)
-    config = uvicorn.Config(
-        helper.app(), log_config=None, lifespan="off", http="httptools", ws="none", timeout_graceful_shutdown=1
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        await helper.aclose()
-        server.should_exit = True
-        await serving
-        listener.close()
+    async with serve_app(helper.app()) as url:
+        try:
+            yield url
+        finally:
+            await helper.aclose()

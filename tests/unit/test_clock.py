@@ -67,8 +67,10 @@ async def test_wait_until_waits_longer_after_clock_set_back() -> None:
 
 async def test_system_clock_wait_until_waits() -> None:
     clock, event = SystemClock(), asyncio.Event()
+    due = clock.now() + 0.01
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        await clock.wait(event, clock.now() + 0.01)
+        await clock.wait(event, due)
+        assert clock.now() >= due
         await clock.wait(event, clock.now() - 1)
         event.set()
         await clock.wait(event, clock.now() + 3600)

@@ -24,6 +24,7 @@ from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import Verdict
 from helper.errors import ChainResponseError, ChainUnavailable, ConfigError
+from tests.support.servers import serve_connections
 
 MESSAGE = RevealMessage(b"\x01" * 32, b"\x02" * 64, 1, 0, b"\x03" * 4000, b"\x04" * 32, 84)
 
@@ -152,25 +153,23 @@ async def test_progress_reports_request_written_to_silent_node() -> None:
     """Contract test of the event names of httpcore's trace extension."""
     accepted = asyncio.Event()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         accepted.set()
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    client = ChainClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    progress = RequestProgress(lambda: 7.0)
-    assert (progress.has_started, progress.written_at) == (False, None)
-    send = asyncio.create_task(client.broadcast(MESSAGE, progress))
-    with anyio.fail_after(5):
-        while progress.written_at is None:
-            await asyncio.sleep(0.001)
-        await accepted.wait()
-    assert (progress.has_started, progress.written_at, send.done()) == (True, 7.0, False)
-    send.cancel()
-    await asyncio.gather(send, return_exceptions=True)
-    await client.aclose()
-    server.close()
+    async with serve_connections(accept) as port:
+        client = ChainClient(f"http://127.0.0.1:{port}")
+        progress = RequestProgress(lambda: 7.0)
+        assert (progress.has_started, progress.written_at) == (False, None)
+        send = asyncio.create_task(client.broadcast(MESSAGE, progress))
+        with anyio.fail_after(5):
+            while progress.written_at is None:
+                await asyncio.sleep(0.001)
+            await accepted.wait()
+        assert (progress.has_started, progress.written_at, send.done()) == (True, 7.0, False)
+        send.cancel()
+        await asyncio.gather(send, return_exceptions=True)
+        await client.aclose()
 
 
 async def test_broadcast_is_never_retried() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
 from helper.clock import SystemClock
 from helper.conformance.http_client import HelperClient, Reply, parse_address
 from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
+from helper.conformance.refusals import Reason, refused
 from helper.conformance.verdicts import CheckFailed
+from tests.support.servers import serve_connections
 
 pytestmark = pytest.mark.anyio
 
@@ -42,9 +44,7 @@ async def serve(respond: Respond, *, heads: list[bytes] | None = None) -> AsyncI
         finally:
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with serve_connections(handle) as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -83,22 +83,61 @@ async def test_client_sends_token_and_reads_reply() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"),
-    [(200, False), (302, False), (400, True), (401, False), (408, False), (422, True), (429, False), (500, False)],
+    ("status", "text", "reasons", "is_fit"),
+    [
+        (400, b'{"error":"primary_blind: expected 32 bytes, got 31"}', [Reason.CONTENT], True),
+        (400, b'{"error":"c1: not a point"}', [Reason.CONTENT], False),
+        (400, b'{"error":"invalid JSON: submit_at: not a number"}', [Reason.CONTENT], False),
+        (400, b'{"error":"the shares_hash does not match"}', [Reason.CONTENT], True),
+        (400, b"<html>Bad Request</html>", [Reason.CONTENT], True),
+        (400, b'{"error":"invalid submit_at: 9 > 5"}', [Reason.CONTENT], False),
+        (400, b'{"error":"invalid submit_at: 9 > 5"}', [Reason.CONTENT, Reason.TIME], False),
+        (409, b'{"error":"conflict"}', [Reason.CONTENT], False),
+        (409, b'{"error":"conflict"}', [Reason.CONTENT, Reason.CONFLICT], True),
+        (404, b"404 page not found", [Reason.CONTENT], False),
+        (400, b'{"jsonrpc":"2.0","error":{"data":"read body: i/o timeout"}}', [Reason.CONTENT], False),
+        (400, b'{"jsonrpc":"2.0","error":{"data":"read body: i/o timeout"}}', [Reason.TIMEOUT], True),
+        (429, b"", [Reason.LATER], True),
+        (503, b'{"error":"paused"}', [Reason.LATER], True),
+        (503, b'{"error":"paused"}', [Reason.CONTENT], False),
+        (200, b'{"status":"queued"}', list(Reason), False),
+    ],
 )
-def test_reply_is_refusal_only_if_wallets_give_up(status: int, expected: bool) -> None:
-    assert Reply(status, [], b"", 0.0).is_refusal is expected
+def test_refusal_fits_only_its_reason(status: int, text: bytes, reasons: list[Reason], is_fit: bool) -> None:
+    reply = Reply(status, [], text, 0.0)
+    with nullcontext() if is_fit else pytest.raises(CheckFailed, match=f"^POST → {status}"):
+        refused("POST", reply, *reasons, path=("primary_blind",))
 
 
-async def test_client_repeats_a_request_that_gets_429() -> None:
-    limited = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n"
-    async with serve(lambda number: limited if number < 2 else OK) as url:
+@pytest.mark.parametrize(
+    ("status", "word", "is_pending", "is_confirmed"),
+    [(200, "pending", True, False), (202, "pending", True, False), (404, "pending", False, False),
+     (200, "confirmed", False, True), (202, "confirmed", False, False)],
+)  # fmt: skip
+def test_status_of_a_share_is_read_with_its_http_status(
+    status: int, word: str, is_pending: bool, is_confirmed: bool
+) -> None:
+    reply = Reply(status, [], b'{"status":"%s"}' % word.encode(), 0.0)
+    assert (reply.is_pending, reply.is_confirmed) == (is_pending, is_confirmed)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_client_repeats_a_request_if_the_helper_asks_for_it(status: int) -> None:
+    pause = b"HTTP/1.1 %d Later\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n" % status
+    async with serve(lambda number: pause if number < 2 else OK) as url:
         client = HelperClient(parse_address(url), "", SystemClock())
         assert (await client.get("/")).status == 200
         await client.aclose()
-    async with serve(lambda _: limited) as url:
+    async with serve(lambda _: pause) as url:
         client = HelperClient(parse_address(url), "", SystemClock())
-        assert (await client.send("GET", "/", is_patient=False)).status == 429
+        assert (await client.send("GET", "/", is_patient=False)).status == status
+        await client.aclose()
+
+
+async def test_client_does_not_repeat_503_without_retry_after() -> None:
+    async with serve(lambda _: b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n") as url:
+        client = HelperClient(parse_address(url), "", SystemClock())
+        assert (await client.get("/")).status == 503
         await client.aclose()
 
 

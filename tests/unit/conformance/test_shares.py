@@ -57,6 +57,7 @@ def test_file_of_shares_is_read_without_posted_fields(tmp_path: Path, bodies: li
         ({"primary_blind": "AAAA"}, "line 2: primary_blind is not valid (length)"),
         ({}, "different rounds"),
         ({"vote_end_time": 5}, "disagree about its end"),
+        ({"submit_at": END + 1}, f"a share has a submit_at after the end of its round, {END}"),
     ],
 )
 def test_file_of_shares_that_cannot_be_used_is_refused(
@@ -89,6 +90,16 @@ def test_session_of_file_keeps_times_and_needs_the_end(tmp_path: Path, bodies: l
         _ = session.end
     with pytest.raises(CheckSkipped, match="--devnet"):
         _ = session.chain
+
+
+def test_session_of_ended_round_has_no_shares(tmp_path: Path, bodies: list[dict[str, Any]]) -> None:
+    """All of them could be refused because of the end."""
+    end = int(FakeClock().now())
+    lines = [{**body, "submit_at": end, "vote_end_time": end} for body in bodies]
+    session = open_session(write_lines(tmp_path / "f", lines))
+    for take in (lambda: session.template, session.take, session.refusable, lambda: session.take_many(2)):
+        with pytest.raises(CheckSkipped, match="the round of the shares has ended"):
+            take()
 
 
 def test_body_is_a_copy() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -242,9 +241,7 @@ async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.Mo
     monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
     monkeypatch.setattr("helper.doctor.disk.measure_disk", lambda *_: released.wait())
     try:
-        started_at = time.monotonic()
         report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
-        assert time.monotonic() - started_at < run_module.MAX_TOTAL_SECONDS
         assert report.has_hung_checks
         results = {finding.subject: finding for finding in report.findings}
         assert "check timed out after" in results["fsync"].message

@@ -21,6 +21,7 @@ from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
 from helper.object_store.s3 import open_bucket
 from tests.support.process import find_free_port
 from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, put_released_lease
+from tests.support.servers import serve_connections
 
 
 @pytest.fixture(scope="module")
@@ -161,9 +162,8 @@ async def test_store_error_message_contains_only_response_code(status: int) -> N
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    async with server:
-        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with serve_connections(refuse) as port:
+        address = f"http://127.0.0.1:{port}"
         bucket = open_bucket(
             S3Settings(endpoint=address), BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=5
         )

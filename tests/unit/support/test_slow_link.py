@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.support.servers import serve_connections
 from tests.support.slow_link import SlowLink
 
 pytestmark = pytest.mark.anyio
@@ -20,10 +21,9 @@ async def test_slow_link_connections_share_bandwidth_and_have_the_delay() -> Non
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
     async with (
-        server,
-        SlowLink(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", bytes_per_second=200_000, delay=0.1) as link,
+        serve_connections(echo) as target,
+        SlowLink(f"http://127.0.0.1:{target}", bytes_per_second=200_000, delay=0.1) as link,
     ):
         port = int(link.url.rpartition(":")[2])
 
