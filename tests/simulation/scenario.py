@@ -206,9 +206,11 @@ def add_liar(plan: Scenario, seed: int, liar: LiarPlan) -> Scenario:
     Every share that is due early enough must be counted while the node lies.
     """
     rng = random.Random(f"liar {seed}")
-    healthy = rng.randrange(liar.nodes)
-    node = (healthy + rng.randrange(1, max(2, liar.nodes))) % liar.nodes
-    at, last, episodes = rng.uniform(0, 120), plan.duration - SETTLING_SECONDS, list[LieEpisode]()
+    # The first configured node gets most requests, and a lie at a round's first listing has nothing to contradict.
+    node = rng.choice((0, rng.randrange(liar.nodes)))
+    healthy = (node + rng.randrange(1, max(2, liar.nodes))) % liar.nodes
+    at, last = rng.choice((0.0, rng.uniform(0, 120))), plan.duration - SETTLING_SECONDS
+    episodes = list[LieEpisode]()
     while at < last:
         lengths = (rng.uniform(10, 60), rng.uniform(60, 600), plan.duration, plan.duration)
         end = min(last, at + rng.choice(lengths))
