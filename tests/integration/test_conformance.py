@@ -202,6 +202,7 @@ async def find_fault(target: Target, fault: Fault) -> str:
             within=WITHIN_SECONDS,
             token=TOKEN,
             only=[*planted.topics, *planted.found_topics],
+            measures_responses=fault is Fault.STATUS_SLOW,
         )
     must, should = failed_ids(results, "must"), failed_ids(results, "should")
     missed, false_alarms = planted.found_by - must - should, must - planted.found_by - planted.can_fail
