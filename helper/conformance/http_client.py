@@ -77,8 +77,9 @@ class Reply:
     def error(self) -> str:
         """The text of an error: its field `error`, with the parts of a JSON-RPC error, or the body."""
         value = self.json()
-        error = value.get("error", "") if isinstance(value, dict) else self.body.decode("utf-8", "replace")
-        return error if isinstance(error, str) else json.dumps(error)
+        if isinstance(value, dict) and "error" in value:
+            return value["error"] if isinstance(value["error"], str) else json.dumps(value["error"])
+        return self.body.decode("utf-8", "replace")
 
     @property
     def is_accepted(self) -> bool:

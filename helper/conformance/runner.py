@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from helper.conformance.checks import Check, CheckResult, Phase
-from helper.conformance.session import Session
+from helper.conformance.session import ENDED, Session
 from helper.conformance.verdicts import CheckFailed, CheckSkipped, shorten
 
 CHECK_SECONDS: Final = 600.0
@@ -81,7 +81,7 @@ def _missing_reason(session: Session, check: Check) -> str | None:
         return "needs a dev chain (--devnet)"
     if check.needs_shares and not session.has_shares:
         return "needs shares (--devnet or --shares)"
-    return None
+    return ENDED if check.needs_shares and session.has_ended else None
 
 
 async def _prepare(session: Session) -> str | None:

@@ -24,6 +24,7 @@ ACCEPT_SECONDS: Final = 60.0
 """Seconds in which a helper must know a new round and its votes. The original reads rounds when a share arrives."""
 REVEAL_SECONDS: Final = 60.0
 """Default limit from its time until a share is counted, in seconds. The original proves 0.6 shares per second."""
+ENDED: Final = "the round of the shares has ended"
 _RETRY_SECONDS: Final = 0.5
 _SPARE_SHARES: Final = 32
 """Shares of a dev chain for the posts that must be refused, and that a faulty helper accepts."""
@@ -191,10 +192,14 @@ class Session:
             return share.submit_at
         return 0 if self._end is None else self._end - _FAR_SECONDS
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the round of the shares has ended, so that every share may be refused."""
+        return self._end is not None and self.clock.now() >= self._end
+
     def _require_open(self) -> None:
-        """Raise CheckSkipped after the round's end, when every share may be refused."""
-        if self._end is not None and self.clock.now() >= self._end:
-            raise CheckSkipped("the round of the shares has ended")
+        if self.has_ended:
+            raise CheckSkipped(ENDED)
 
     def _take_template(self) -> None:
         """Choose the next template: of another vote, and without a zero, because a missing number means zero."""
@@ -213,7 +218,8 @@ class Session:
         body = make(share, self.time_for(share))
         reply = await self.client.post(encode(body))
         if reply.is_accepted:
-            key = (share.commitment, body["enc_share"].get("share_index", 0))
+            sealed = body.get("enc_share")
+            key = (share.commitment, sealed.get("share_index", 0) if isinstance(sealed, dict) else 0)
             self._unused = [other for other in self._unused if (other.commitment, other.index) != key]
             self._take_template()
         return reply

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import proofs
+from helper.conformance.catalog import select_checks
 from helper.conformance.http_client import HelperClient, parse_address
+from helper.conformance.runner import run_checks
 from helper.conformance.session import Session
 from helper.conformance.shares import SharesFileError, encode, invented_share, read_shares_file, seal, shares_of
 from helper.conformance.verdicts import CheckSkipped
@@ -92,11 +94,13 @@ def test_session_of_file_keeps_times_and_needs_the_end(tmp_path: Path, bodies: l
         _ = session.chain
 
 
-def test_session_of_ended_round_has_no_shares(tmp_path: Path, bodies: list[dict[str, Any]]) -> None:
+async def test_session_of_ended_round_has_no_shares(tmp_path: Path, bodies: list[dict[str, Any]]) -> None:
     """All of them could be refused because of the end."""
     end = int(FakeClock().now())
     lines = [{**body, "submit_at": end, "vote_end_time": end} for body in bodies]
     session = open_session(write_lines(tmp_path / "f", lines))
+    (result,) = await run_checks(session, select_checks(["POST-001"]))
+    assert (result.verdict, result.seen) == ("skipped", "the round of the shares has ended")
     for take in (lambda: session.template, session.take, session.refusable, lambda: session.take_many(2)):
         with pytest.raises(CheckSkipped, match="the round of the shares has ended"):
             take()
