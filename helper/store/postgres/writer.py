@@ -130,7 +130,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             batch, running = self._collect_batch(None if self._write_error is None else PROBE_SECONDS)
             self._busy_since = self._clock.monotonic()
             try:
-                if self._write_error is not None:
+                if self._write_error is not None and (batch or running):  # connecting would delay a shutdown
                     self._probe()
                 if batch:
                     self._process_batch(batch)

@@ -147,8 +147,8 @@ def _erase_copies_of_killed_restores(database: Path) -> None:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(fd, "r+b") as file:
-                if file.read(len(AGE_HEADER)) == AGE_HEADER:
-                    continue
+                if AGE_HEADER.startswith(file.read(len(AGE_HEADER))):
+                    continue  # also if it is still being written
                 file.seek(0)
                 file.write(bytes(os.fstat(fd).st_size))
                 file.flush()

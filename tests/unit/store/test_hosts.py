@@ -28,6 +28,7 @@ from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
 from helper.store.postgres import PostgresStore, store, writer
 from helper.store.postgres.connection import create_connection_settings
+from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.opening import refuse_host_name_in_use
 from helper.store.postgres.transaction import PostgresTransaction
 from tests.support.clock import FakeClock
@@ -729,7 +730,8 @@ async def test_share_that_standby_may_lack_is_not_acknowledged(
         for number in count():  # a new setting takes effect with a delay
             share = make_posted_share(number)
             posting = asyncio.create_task(host_a.enqueue(share.share, share.nullifier, now=NOW))
-            await wait_until(lambda task=posting: task.done() or backend.query_rows(waiting) != [])
+            while not posting.done() and backend.query_rows(waiting) == []:
+                await asyncio.sleep(0.01)
             if not posting.done():
                 break
         backend.execute(f"SELECT pg_cancel_backend(pid) FROM ({waiting}) AS waiting")
@@ -837,7 +839,7 @@ async def test_failed_background_task_is_started_again(
             began.set()
         raise RuntimeError
 
-    monkeypatch.setattr(store.NotificationListener, "run", listen)
+    monkeypatch.setattr(NotificationListener, "run", listen)
     monkeypatch.setattr(store, "_RESTART_SECONDS", 0.01)
     host = backend.create_store(FakeClock(), print)
     host.listen(print)
