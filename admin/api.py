@@ -25,7 +25,8 @@ from admin.schemas import ChainFacts, UiConfig
 from admin.store import RegistryFullError
 from admin.voting_config import VotingConfig
 from helper.clock import Clock
-from helper.errors import StoreError
+from helper.core.refusals import find_refusal, retry_after_of
+from helper.errors import StoreError, TemporaryRefusal
 from helper.server.body_reader import BodyReader
 from helper.server.client_address import Network
 from helper.server.middleware import CorsMiddleware, JsonResponse, handle_disconnect, http_error_text, log_refusal
@@ -94,6 +95,7 @@ class AdminRoutes:
         handlers: dict[Any, Any] = {
             HTTPException: _handle_http_exception,
             StoreError: _handle_store_error,
+            TemporaryRefusal: _handle_temporary_refusal,
             ClientDisconnect: handle_disconnect,
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -178,7 +180,9 @@ class AdminRoutes:
 
 
 def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JsonResponse({"error": message}, status, headers)
+    retry_after = retry_after_of(status)
+    extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return JsonResponse({"error": message}, status, {**extra, **(headers or {})})
 
 
 async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
@@ -191,3 +195,8 @@ async def _handle_store_error(request: Request, error: StoreError) -> Response:
     name = get_request_id(request.scope)
     log.error("registrations_unavailable", error=str(error), advice=error.advice, request_id=name)
     return _error_response(503, "registrations cannot be stored now; retry later")
+
+
+async def _handle_temporary_refusal(_request: Request, error: TemporaryRefusal) -> Response:
+    refusal = find_refusal(error.situation, *error.details, names_attempt=False)
+    return _error_response(refusal.status, refusal.text, error.headers)

@@ -292,6 +292,7 @@ class Service:
             )
             if self.config.helper.expose_queue_summary
             else None,
+            pending_status=self.config.server.pending_status,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )

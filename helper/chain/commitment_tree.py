@@ -68,8 +68,6 @@ class CommitmentTreeSync:
         self._trees: dict[bytes, RoundTree] = {}
         self._failures: dict[bytes, _Failure] = {}
         self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory responses, by round
-        self._syncs_started = 0
-        self._syncs_done = 0  # number of the newest successful sync
         self._finished = asyncio.Event()
         self.synced_height = 0
 
@@ -123,16 +121,12 @@ class CommitmentTreeSync:
     # ------------------------------------------------------------------ absence
 
     async def wait_next_sync(self, timeout: float) -> bool:
-        """Wait for the next scheduled sync.
-
-        Returns True once a sync that began after this call has succeeded, False after `timeout` seconds.
+        """Wait until a scheduled sync, also one that is running, has succeeded. False after `timeout` seconds.
 
         It sends no request: a request caused by a share would reveal its arrival to the node.
         """
-        started = self._syncs_started
         with anyio.move_on_after(timeout):
-            while self._syncs_done <= started:
-                await self._finished.wait()
+            await self._finished.wait()
             return True
         return False
 
@@ -174,8 +168,6 @@ class CommitmentTreeSync:
             ChainUnavailable: no round could be synchronized, because no node returned a tree that matches its root.
             StoreError: no round could be synchronized, because the leaves could not be stored.
         """
-        self._syncs_started += 1
-        number = self._syncs_started
         self._forget_purged()
         synced = 0
         errors: list[Exception] = []
@@ -195,7 +187,6 @@ class CommitmentTreeSync:
                 synced += 1
         if errors and not synced:
             raise errors[0]
-        self._syncs_done = max(self._syncs_done, number)
         self.record_synced_height(head)
         finished, self._finished = self._finished, asyncio.Event()
         finished.set()

@@ -10,7 +10,7 @@ from functools import partial
 from helper.app.service import Service
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
-from helper.errors import HelperError, ShareRefused
+from helper.errors import HelperError, ShareRefused, TemporaryRefusal
 from helper.store.models import EnqueueResult
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
 from tests.simulation.event_log import EventLog
@@ -161,12 +161,13 @@ class World:
                 )
             except UnreachableError:
                 outcome = None
+            except TemporaryRefusal as refusal:
+                self.event_log.record("refused", tracked.nullifier, refusal.situation.name, refusal)
+                outcome = None
             except ShareRefused as refusal:
                 self.event_log.record("refused", tracked.nullifier, refusal.status, refusal.field, refusal)
-                if refusal.status == 400:
-                    self._check_refusal(tracked, refusal, posted, committed_at)
-                    return
-                outcome = None
+                self._check_refusal(tracked, refusal, posted, committed_at)
+                return
             if outcome is not None:
                 self._record_acknowledgment(tracked, outcome, original)
                 return

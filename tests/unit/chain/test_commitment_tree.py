@@ -333,7 +333,7 @@ async def test_wait_next_sync_ignores_unchanged_tree() -> None:
     assert results == [True]
 
 
-async def test_wait_next_sync_ignores_sync_already_begun() -> None:
+async def test_wait_next_sync_ends_with_a_sync_already_begun() -> None:
     env = TreeEnvironment()
     await env.start()
     gate = anyio.Event()
@@ -355,13 +355,9 @@ async def test_wait_next_sync_ignores_sync_already_begun() -> None:
             await anyio.wait_all_tasks_blocked()
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            gate.set()
-            while env.trees.synced_height < 100:
-                await anyio.sleep(0)
-            await anyio.wait_all_tasks_blocked()
             assert done == []
-            await env.trees.sync(101)
-    assert done == [True]
+            gate.set()
+    assert done == [True], "the sync may have found the leaf; another one would take longer than wallets wait"
 
 
 async def test_tree_stays_until_its_round_is_purged() -> None:
