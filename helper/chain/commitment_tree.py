@@ -19,6 +19,7 @@ import anyio
 import structlog
 
 from helper.chain.absence_proof import ShareArrival, next_observation, proves_absence
+from helper.chain.limited_gather import gather_limited
 from helper.chain.models import Round, RoundStatus, TreeState
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
@@ -32,6 +33,8 @@ from proofs import CommitmentTree, ProofsError
 
 __all__ = ["Anchor", "CommitmentTreeSync"]
 
+CONCURRENT_ROUNDS = 16
+"""Maximum number of trees that are synchronized concurrently: the trees of 500 rounds take seconds one by one."""
 _MAX_BACKOFF_SECONDS = 30.0
 
 # Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a
@@ -169,23 +172,25 @@ class CommitmentTreeSync:
             StoreError: no round could be synchronized, because the leaves could not be stored.
         """
         self._forget_purged()
-        synced = 0
+        rounds = self._rounds.active_rounds()
         errors: list[Exception] = []
-        # Failing rounds come last: a node that does not respond goes into backoff, and other rounds need that node.
-        for known_round in sorted(
-            self._rounds.active_rounds(), key=lambda known_round: known_round.round_id in self._failures
-        ):
+
+        async def sync_round(known_round: Round) -> None:
             failure = self._failures.get(known_round.round_id)
             if failure is not None and self._node_pool.clock.monotonic() < failure.retry_at:
                 errors.append(ChainUnavailable(failure.reason))
-                continue
+                return
             try:
                 await self._sync_round(known_round, head)
             except Exception as error:  # Any error of one round must not stop the others.
                 errors.append(error)
-            else:
-                synced += 1
-        if errors and not synced:
+
+        # Failing rounds come last: a node that does not respond goes into backoff, and other rounds need that node.
+        failing = frozenset(self._failures)
+        for is_failing in (False, True):
+            group = [each for each in rounds if (each.round_id in failing) is is_failing]
+            await gather_limited(group, sync_round, CONCURRENT_ROUNDS)
+        if errors and len(errors) == len(rounds):
             raise errors[0]
         self.record_synced_height(head)
         finished, self._finished = self._finished, asyncio.Event()

@@ -243,7 +243,7 @@ async def _(session: Session) -> str:
         headers={"Content-Type": "application/json"},
         is_patient=False,
     )
-    require(reply.is_refusal or reply.status == 429, f"POST with the last position → {reply}")
+    require(reply.is_refusal or reply.is_temporary, f"POST with the last position → {reply}")
     require(reply.seconds < 10, f"POST with the last position → {reply.status} after {reply.seconds:.1f} s")
     return f"POST with the last position → {reply.status} after {reply.seconds:.1f} s"
 

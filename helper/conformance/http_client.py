@@ -1,4 +1,4 @@
-"""Requests to the helper under test with httpx: with time limits, without redirects, and with retries after 429."""
+"""Requests to the helper under test with httpx: with time limits, without redirects, and with retries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON_TYPE: Final = "application/json"
 TIMEOUT_SECONDS: Final = 30.0
 """Seconds that wallet library 5.3.0 waits for the response to a share."""
 PATIENCE_SECONDS: Final = 30.0
-"""Seconds in which a request that gets 429 is repeated. A helper may limit requests, so 429 fails no check."""
+"""Seconds in which a request that was refused temporarily is repeated. A helper may limit requests."""
 MAX_PAUSE_SECONDS: Final = 5.0
 """Maximum wait between two attempts, even if `Retry-After` is longer."""
 MAX_REPLY_BYTES: Final = 256 << 10
@@ -85,6 +85,13 @@ class Reply:
         It can repeat a share after 408 and 429. 401 says nothing about the request's content.
         """
         return 400 <= self.status < 500 and self.status not in (401, 408, 429)
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the response asks to repeat the request: a 429, or a 503 with `Retry-After`."""
+        return self.status == HTTPStatus.TOO_MANY_REQUESTS or (
+            self.status == HTTPStatus.SERVICE_UNAVAILABLE and bool(self.header("retry-after"))
+        )
 
     def __str__(self) -> str:
         """Status, content type and beginning of the body, on one line."""
@@ -165,7 +172,7 @@ class HelperClient:
         token: str | None = None,
         is_patient: bool = True,
     ) -> Reply:
-        """Send a request. Repeats it after 429 until the time limit.
+        """Send a request. Repeats it after 429, and a POST after 503, until the time limit.
 
         Args:
             method: HTTP method.
@@ -173,7 +180,7 @@ class HelperClient:
             content: the body.
             headers: sent in addition to the token.
             token: replaces the helper's token; empty for none.
-            is_patient: whether to repeat a request that gets 429.
+            is_patient: whether to repeat a request that was refused temporarily.
 
         Raises:
             CheckFailed: there was no complete response in time.
@@ -186,7 +193,8 @@ class HelperClient:
             reply = await self._send_once(method, path, content, sent)
             pause = retry_pause_seconds(reply)
             is_over = self._clock.monotonic() + pause > ends_at
-            if reply.status != HTTPStatus.TOO_MANY_REQUESTS or not is_patient or is_over:
+            is_limited = reply.is_temporary and (method == "POST" or reply.status == HTTPStatus.TOO_MANY_REQUESTS)
+            if not is_limited or not is_patient or is_over:
                 return reply
             await self._clock.sleep(pause)
 
@@ -207,6 +215,6 @@ class HelperClient:
 
 
 def retry_pause_seconds(reply: Reply) -> float:
-    """The wait before a request that got 429 is repeated."""
+    """The wait before a request is repeated."""
     text = reply.header("retry-after")
     return min(max(float(text), 0.2), MAX_PAUSE_SECONDS) if text.isdecimal() else 1.0

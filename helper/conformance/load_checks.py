@@ -48,7 +48,7 @@ async def _post_burst(session: Session) -> _Burst:
 
 
 async def _post_alone(session: Session, share: TestShare) -> tuple[Reply, float]:
-    """Post a share on its own connection, and again after 429 until the time limit.
+    """Post a share on its own connection, and again after a temporary refusal until the time limit.
 
     Returns:
         the last response, and how many seconds it took.
@@ -60,7 +60,7 @@ async def _post_alone(session: Session, share: TestShare) -> tuple[Reply, float]
         ended = session.clock.monotonic()
         if reply.is_accepted:
             session.record_accepted(share, due, session.clock.now())
-        if reply.status != 429 or ended > ends_at:
+        if not reply.is_temporary or ended > ends_at:
             return reply, ended - started
         await session.clock.sleep(retry_pause_seconds(reply))
 

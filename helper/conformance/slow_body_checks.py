@@ -196,7 +196,8 @@ class _NoReceipt:
     async def __call__(self, session: Session) -> str:
         stalled = await _stall(session, [(ATTEMPT_HEADER, value) for value in self.values])
         seen = f"half a body with {self.name} → {stalled}"
-        require((stalled.is_refused or stalled.reply is None) and not stalled.has_receipt, seen)
+        is_refused = stalled.reply is None or stalled.is_refused or stalled.reply.is_temporary
+        require(is_refused and not stalled.has_receipt, seen)
         return seen
 
 

@@ -90,15 +90,16 @@ def test_reply_is_refusal_only_if_wallets_give_up(status: int, expected: bool) -
     assert Reply(status, [], b"", 0.0).is_refusal is expected
 
 
-async def test_client_repeats_a_request_that_gets_429() -> None:
-    limited = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n"
+@pytest.mark.parametrize(("method", "status"), [("GET", 429), ("POST", 429), ("POST", 503)])
+async def test_client_repeats_a_request_that_was_refused_temporarily(method: str, status: int) -> None:
+    limited = b"HTTP/1.1 %d Later\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n" % status
     async with serve(lambda number: limited if number < 2 else OK) as url:
         client = HelperClient(parse_address(url), "", SystemClock())
-        assert (await client.get("/")).status == 200
+        assert (await client.send(method, "/")).status == 200
         await client.aclose()
     async with serve(lambda _: limited) as url:
         client = HelperClient(parse_address(url), "", SystemClock())
-        assert (await client.send("GET", "/", is_patient=False)).status == 429
+        assert (await client.send(method, "/", is_patient=False)).status == status
         await client.aclose()
 
 
