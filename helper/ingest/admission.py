@@ -279,6 +279,9 @@ class AdmissionController:
             raise
         if outcome is EnqueueResult.CLOSED:
             raise _round_not_active()  # closed by another host, which has processed more blocks
+        if outcome is EnqueueResult.MOVED_UP:
+            self._wake(max(share.submit_at, now))
+            return EnqueueResult.DUPLICATE
         if outcome is EnqueueResult.QUEUED:
             self._wake(max(share.submit_at, now))
             if share.submit_at == chain_round.vote_end_time:
