@@ -140,6 +140,7 @@ class World:
         await self._post_until_answered(tracked, committed_at)
         if posting.repost_delay is not None:
             await asyncio.sleep(posting.repost_delay)
+            tracked.is_reposted = True
             reposted = TrackedShare(ballot.share(posting.index, position, 0), tracked.nullifier, tracked.plan)
             if tracked.acknowledged_at is None:
                 tracked.share = reposted.share  # the first post was refused: only this one can be accepted
