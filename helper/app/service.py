@@ -194,6 +194,7 @@ class Service:
             node_pool=self.node_pool,
             round_registry=self.round_registry,
             tree_sync=self.tree_sync,
+            chain_sync=self.chain_sync,
             block_follower=self.block_follower,
             circuit_selector=self.circuit_selector,
             prover_pool=self.prover_pool,

@@ -150,11 +150,13 @@ class PromiseChecker:
 
     def on_transitions(self, transitions: list[tuple[int, int, int | None, bytes]]) -> None:
         """Check the state transitions of a commit."""
+        added = {nullifier for _, before, after, nullifier in transitions if before < 0 and after is not None}
         for share_id, before, after, nullifier in transitions:
             self._nullifier_by_row[share_id] = nullifier
             if after is None:
                 self._event_log.record("row deleted", nullifier, "from", ShareState(before).name)
-                self._check_row_deletion(nullifier)
+                if before != ShareState.RECEIVED or nullifier not in added:  # otherwise moved up by a repeat
+                    self._check_row_deletion(nullifier)
                 continue
             self._event_log.record("transition", nullifier, "to", ShareState(after).name)
             if after == ShareState.BROADCAST:
