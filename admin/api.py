@@ -25,8 +25,8 @@ from admin.schemas import ChainFacts, UiConfig
 from admin.store import RegistryFullError
 from admin.voting_config import VotingConfig
 from helper.clock import Clock
-from helper.core.refusals import find_refusal, retry_after_of
-from helper.errors import StoreError, TemporaryRefusal
+from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
+from helper.errors import StoreError
 from helper.server.body_reader import BodyReader
 from helper.server.client_address import Network
 from helper.server.middleware import CorsMiddleware, JsonResponse, handle_disconnect, http_error_text, log_refusal

@@ -37,17 +37,14 @@
     │   ├── ProofFailed         the circuit rejected the witness
     │   └── ProofNotNeeded      the proof is no longer needed, and was not begun
     ├── ShareRefused            a wallet's share was rejected for good
-    └── TemporaryRefusal        a request was refused that may pass later
+    └── TemporaryRefusal        a request was refused that may pass later (in `helper.core.refusals`)
 
 Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
-
-from helper.core.refusals import Situation
 
 
 class HelperError(Exception):
@@ -314,22 +311,3 @@ class ShareRefused(HelperError):
         super().__init__(message)
         self.status = status
         self.field = field
-
-
-class TemporaryRefusal(HelperError):
-    """A request was refused that may pass later; `helper.core.refusals` has the response.
-
-    Attributes:
-        situation: why it was refused.
-        details: values for the placeholders of the situation's text.
-        headers: additional headers of the response.
-    """
-
-    retryable = True
-    advice = "No action is needed; the client retries, or takes another helper."
-
-    def __init__(self, situation: Situation, *details: object, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(situation.text.format(*details))
-        self.situation = situation
-        self.details = details
-        self.headers = headers

@@ -9,11 +9,13 @@ exception is the receipt of a slow body, which the header requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 from typing import Final
+
+from helper.errors import HelperError
 
 RETRY_AFTER_SECONDS: Final = 2
 """`Retry-After` of a 429 or 503. A wallet waits this long before it takes another helper, so it is short."""
@@ -75,6 +77,25 @@ class Refusal:
     def is_receipt(self) -> bool:
         """Whether the body is the receipt of the attempt, which replaces the text."""
         return self.status is _RECEIPT
+
+
+class TemporaryRefusal(HelperError):
+    """A request was refused that may pass later; `find_refusal` has the response.
+
+    Attributes:
+        situation: why it was refused.
+        details: values for the placeholders of the situation's text.
+        headers: additional headers of the response.
+    """
+
+    retryable = True
+    advice = "No action is needed; the client retries, or takes another helper."
+
+    def __init__(self, situation: Situation, *details: object, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(situation.text.format(*details))
+        self.situation = situation
+        self.details = details
+        self.headers = headers
 
 
 def find_refusal(situation: Situation, *details: object, names_attempt: bool, wait_seconds: int = 0) -> Refusal:

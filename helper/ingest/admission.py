@@ -34,9 +34,9 @@ from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
-from helper.core.refusals import Situation
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import InvalidChoice, Share
-from helper.errors import ShareRefused, StoreError, TemporaryRefusal
+from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
 from helper.store.models import EnqueueResult
 from helper.store.store import Store

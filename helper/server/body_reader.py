@@ -14,8 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from helper.core.refusals import Situation
-from helper.errors import TemporaryRefusal
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 
 BODY_TIMEOUT_SECONDS: Final = 30.0

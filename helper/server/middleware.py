@@ -21,11 +21,12 @@ from helper.core.refusals import (
     ATTEMPT_HEADER,
     RETRYABLE_STATUSES,
     Situation,
+    TemporaryRefusal,
     attempt_token,
     find_refusal,
     retry_after_of,
 )
-from helper.errors import ShareRefused, TemporaryRefusal
+from helper.errors import ShareRefused
 from helper.ingest.payload import error_body, ingress_receipt, no_route_body
 from helper.ingest.schema import PayloadError
 from helper.server.request_ids import (

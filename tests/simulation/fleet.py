@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.drain import MAX_REVEALS_PER_BLOCK
+from helper.core.refusals import TemporaryRefusal
 from helper.core.share import Share
 from helper.core.wallet_schedule import choose_helpers
-from helper.errors import ShareRefused, TemporaryRefusal
+from helper.errors import ShareRefused
 from tests.simulation.chain import EPOCH, SimChain, SimRound
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import Ballot

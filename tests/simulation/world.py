@@ -10,7 +10,8 @@ from functools import partial
 from helper.app.service import Service
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
-from helper.errors import HelperError, ShareRefused, TemporaryRefusal
+from helper.core.refusals import TemporaryRefusal
+from helper.errors import HelperError, ShareRefused
 from helper.store.models import EnqueueResult
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
 from tests.simulation.event_log import EventLog

@@ -30,8 +30,8 @@ from starlette.types import Receive, Scope, Send
 
 from helper.chain.gateway_proxy import GatewayProxy, PossiblySent, ProxyRequest
 from helper.chain.node_http import StreamedResponse
-from helper.core.refusals import ATTEMPT_HEADER, Situation, attempt_token
-from helper.errors import ChainError, ChainUnavailable, TemporaryRefusal
+from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
+from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
 from helper.server.connection import ABORT_KEY
 from helper.server.middleware import refusal_response, route_error_response

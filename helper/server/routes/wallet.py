@@ -17,8 +17,8 @@ from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.pause import PauseReason
-from helper.core.refusals import Situation, attempt_token, find_refusal
-from helper.errors import ShareRefused, StoreError, TemporaryRefusal
+from helper.core.refusals import Situation, TemporaryRefusal, attempt_token, find_refusal
+from helper.errors import ShareRefused, StoreError
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import SMALL_BODY_BYTES

@@ -14,9 +14,9 @@ from anyio.abc import TaskGroup
 
 from helper.chain.models import Proposal, RoundStatus
 from helper.core.pause import PauseCause, PauseReason
-from helper.core.refusals import Situation
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import Share
-from helper.errors import ShareRefused, StoreError, StoreFull, TemporaryRefusal
+from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController
 from helper.ingest.schema import PayloadError

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from helper.errors import TemporaryRefusal
+from helper.core.refusals import TemporaryRefusal
 from helper.ingest.admission import AdmissionController
 from helper.store.models import EnqueueResult
 from tests.support.clock import FakeClock

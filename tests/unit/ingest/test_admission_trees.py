@@ -11,7 +11,8 @@ import pytest
 from helper.chain.absence_proof import ABSENCE_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseCause, PauseReason
-from helper.errors import ShareRefused, TemporaryRefusal
+from helper.core.refusals import TemporaryRefusal
+from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult
@@ -74,11 +75,13 @@ class Harness(TreeEnvironment):
         return await self.intake.admit(create_body(**changes))
 
     async def expect_refusal(self, **changes: Any) -> tuple[int, str]:
-        with pytest.raises((ShareRefused, TemporaryRefusal)) as caught:
-            await self.post(**changes)
-        if isinstance(caught.value, TemporaryRefusal):
-            return 503, str(caught.value)
-        return caught.value.status, f"{caught.value.field}: {caught.value}"
+        try:
+            outcome = await self.post(**changes)
+        except TemporaryRefusal as refusal:
+            return 503, str(refusal)
+        except ShareRefused as refusal:
+            return refusal.status, f"{refusal.field}: {refusal}"
+        raise AssertionError(outcome)
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import anyio
 import pytest
 from starlette.types import Message, Receive, Scope
 
-from helper.core.refusals import Situation
-from helper.errors import TemporaryRefusal
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest import payload
 from helper.server import body_reader as body_module
 from helper.server.body_reader import BodyReader

@@ -14,9 +14,9 @@ import pytest
 
 from helper.chain.models import RoundStatus
 from helper.core.pause import PauseCause
-from helper.core.refusals import Situation
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import ShareState
-from helper.errors import StoreFull, TemporaryRefusal
+from helper.errors import StoreFull
 from helper.observability.queue_summary import QueueSummaries
 from helper.server.application import create_app
 from helper.store.models import DamagedShare, DueBucket, QueueFilter
