@@ -97,7 +97,7 @@ async def test_shares_post_again_replaces_damaged_row_only_if_valid(tmp_path: Pa
         wallets.checks.invalid = None
         reported_before = list(reported)
         again = await client.post(SHARES_PATH, content=create_body(submit_at=END - 5))
-        third = await client.post(SHARES_PATH, content=create_body())
+        third = await client.post(SHARES_PATH, content=create_body(submit_at=END - 4))
     (entry,) = await store.list_shares(QueueFilter(), 9)
     await store.close()
 
