@@ -128,6 +128,18 @@ async def test_admission_same_share_is_duplicate_at_any_time(harness: Harness) -
     assert harness.wake_count == 1
 
 
+@pytest.mark.rule("R10", "W6")
+async def test_admission_duplicate_that_moves_a_share_up_wakes_dispatcher(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def move_up(*_: object, **__: object) -> EnqueueResult:
+        return EnqueueResult.MOVED_UP
+
+    monkeypatch.setattr(harness.store, "enqueue", move_up)
+    assert await harness.intake.admit(share_body(make_share(submit_at=0))) is EnqueueResult.DUPLICATE
+    assert (harness.wake_count, harness.due) == (1, harness.clock.time)
+
+
 async def test_admission_round_closed_by_other_host_is_refused(harness: Harness) -> None:
     harness.store.is_round_closed = True
     refused = await harness.expect_refusal(make_share())
