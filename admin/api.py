@@ -24,6 +24,7 @@ from admin.schemas import ChainFacts, UiConfig
 from admin.store import RegistryFullError
 from admin.voting_config import VotingConfig
 from helper.clock import Clock
+from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
 from helper.errors import StoreError
 from helper.server.body_reader import BodyReader
 from helper.server.client_address import Network
@@ -92,6 +93,7 @@ class AdminRoutes:
         handlers: dict[Any, Any] = {
             HTTPException: _handle_http_exception,
             StoreError: _handle_store_error,
+            TemporaryRefusal: _handle_temporary_refusal,
             ClientDisconnect: handle_disconnect,
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -171,7 +173,9 @@ class AdminRoutes:
 
 
 def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JsonResponse({"error": message}, status, headers)
+    retry_after = retry_after_of(status)
+    extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return JsonResponse({"error": message}, status, {**extra, **(headers or {})})
 
 
 async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
@@ -184,3 +188,8 @@ async def _handle_store_error(request: Request, error: StoreError) -> Response:
     name = get_request_id(request.scope)
     log.error("registrations_unavailable", error=str(error), advice=error.advice, request_id=name)
     return _error_response(503, "registrations cannot be stored now; retry later")
+
+
+async def _handle_temporary_refusal(_request: Request, error: TemporaryRefusal) -> Response:
+    refusal = find_refusal(error.situation, *error.details, names_attempt=False)
+    return _error_response(refusal.status, refusal.text, error.headers)

@@ -39,7 +39,8 @@
     │   ├── ProverCrashed       the worker exited unexpectedly (out of memory, a signal)
     │   ├── ProofFailed         the circuit rejected the witness
     │   └── ProofNotNeeded      the proof is no longer needed, and was not begun
-    └── ShareRefused            a wallet's share was rejected
+    ├── ShareRefused            a wallet's share was rejected for good
+    └── TemporaryRefusal        a request was refused that may pass later (in `helper.core.refusals`)
 
 Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`).
 """
@@ -324,7 +325,7 @@ class ProofNotNeeded(ProverError):
 
 
 class ShareRefused(HelperError):
-    """A wallet's share was rejected.
+    """A wallet's share was rejected for good.
 
     Attributes:
         status: the HTTP status of the response.

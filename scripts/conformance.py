@@ -26,8 +26,10 @@ RULES = {
     "at most 30 s.",
     "R8": "A new share or a retry wakes the dispatcher immediately.",
     "R9": "At startup, shares that were being proven return to the queue, and rounds and schedules are restored.",
-    "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`, in a closed round too. The stored "
-    "due time is unchanged. If the stored row is damaged, the new one replaces it.",
+    "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`, in a closed round too. If all of "
+    "its checks pass and it still waits, the earlier due time applies, because whoever has seen it first may have "
+    "posted it with the latest one ([decision 40](decisions/0040-answers-for-every-wallet.md)); the original keeps the "
+    "stored time. If the stored row is damaged, the new one replaces it.",
     "R11": "After failure n a share waits 2^n s (n up to 5), then 1 min, 10 min and longer, until its round ends. "
     "Attempts survive restarts; outages spend none.",
     "R12": "A spent nullifier is a success and is never retried.",
@@ -38,14 +40,15 @@ RULES = {
     "and 1 MiB. A static document of version 1 or 2 leads to its mirrors, which are tried in order, 30 s each.",
     "N2": "`/api/voting-config` serves the bytes of the dynamic document unchanged, also while no mirror responds.",
     "N3": "A body has 30 s from its start. If it times out, the response is the 408 receipt if the request has exactly "
-    "one valid `X-Vote-Ingress-Attempt-V1`, otherwise 400.",
+    "one valid `X-Vote-Ingress-Attempt-V1`, otherwise 503.",
     "N4": "A receipt has its four fields only, and `Cache-Control: no-store`. The token is in no log, label or header.",
     "N5": "Below `/shielded-vote/` every response is JSON and none is a redirect. A route that does not exist has 404 "
     "or 405 with only the field `error`.",
     "N6": "`status` responds within 2 s.",
     "N7": "`share-status` depends only on the nullifiers that the chain has counted, also for shares that this helper "
-    "never had. It is `pending` or `confirmed`.",
-    "N8": "A limit on concurrent work returns 429; a pause returns 503.",
+    "never had. It is `pending` (202, because zkool takes every 200 for confirmed) or `confirmed` (200).",
+    "N8": "A limit on concurrent work returns 429 if the request names its attempt, otherwise 503; a pause returns "
+    "503 ([decision 40](decisions/0040-answers-for-every-wallet.md)).",
     "N9": "A wallet may post 128 shares at once.",
     "N10": "A `submit_at` from 1 to the second before the end is used exactly. A share with `submit_at` equal to the "
     "end is accepted, although it counts only if the end is postponed "
@@ -95,11 +98,13 @@ RULES = {
     "W1": "Readiness: `GET status` is JSON with `status` `ok`. While shares are refused it is 503.",
     "W2": "An accepted share: 200, `application/json`, `status` `queued` or `duplicate`, at most 256 KiB.",
     "W3": "A share has 10 fields and no `all_enc_shares`.",
-    "W4": "A 4xx other than 408 and 429 is final for this helper, so a share that may still become valid gets 429.",
-    "W5": "A 5xx makes the outcome unknown. It is used only while no share is accepted: during a pause, and if the "
-    "queue cannot be written.",
+    "W4": "A 4xx other than 408 and 429 is final for this helper, so a share that may still become valid gets 429 if "
+    "the request names its attempt, as the library's do. Otherwise it gets 503 with `Retry-After: 2`, because 429 is "
+    "final for other wallets.",
+    "W5": "A 5xx makes the outcome unknown. The library gets it only while no share is accepted: during a pause, and "
+    "if the queue cannot be written.",
     "W6": "A share whose outcome is unknown or that is overdue is posted again with `submit_at` 0, to this or another "
-    "helper. A known one is a `duplicate` and keeps its time; an unknown one is revealed immediately.",
+    "helper. Both are revealed immediately: a known one that waits is a `duplicate` and moved up.",
     "W7": "A share is confirmed once two helpers report it, whether or not they had it.",
     "W8": "A body that timed out was certainly not processed if the response is the exact 408 receipt of its attempt. "
     "Only then is it sent to the same server again at once.",

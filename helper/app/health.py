@@ -6,6 +6,7 @@ from helper.app.gates import Gates
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
+from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
@@ -35,6 +36,7 @@ class ServiceHealth:
         node_pool: NodePool,
         round_registry: RoundRegistry,
         tree_sync: CommitmentTreeSync,
+        chain_sync: ChainSync,
         block_follower: BlockFollower,
         circuit_selector: CircuitSelector,
         prover_pool: ProverPool,
@@ -47,6 +49,7 @@ class ServiceHealth:
         self._node_pool = node_pool
         self._round_registry = round_registry
         self._tree_sync = tree_sync
+        self._chain_sync = chain_sync
         self._block_follower = block_follower
         self._circuit_selector = circuit_selector
         self._prover_pool = prover_pool
@@ -65,7 +68,7 @@ class ServiceHealth:
         """Run the checks that `/readyz` reports."""
         checks = [
             Check("store", text_of(self._gates.store_fault())),
-            Check("chain", text_of(self._gates.sync_fault()), self._same_nodes()),
+            Check("chain", text_of(self._gates.sync_fault()) or self._overdue_routes(), self._same_nodes()),
             Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks(), self._unread_blocks()),
             Check(
@@ -90,6 +93,13 @@ class ServiceHealth:
     def _same_nodes(self) -> str | None:
         """Why fewer nodes check each other than are configured, or None."""
         return "two entries of [chain] endpoints are the same node" if self._node_pool.same_nodes else None
+
+    def _overdue_routes(self) -> str | None:
+        """Which routes no node answers, so that new votes are refused; or None."""
+        routes = " and ".join(f"`{route}`" for route in self._chain_sync.find_overdue_routes())
+        return (
+            f"no node has answered {routes} for over {MAX_DUE_SECONDS:.0f} s: new votes are refused" if routes else None
+        )
 
     def _missing_blocks(self) -> str | None:
         """Why confirmations may be missing, or None."""

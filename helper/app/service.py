@@ -199,6 +199,7 @@ class Service:
             node_pool=self.node_pool,
             round_registry=self.round_registry,
             tree_sync=self.tree_sync,
+            chain_sync=self.chain_sync,
             block_follower=self.block_follower,
             circuit_selector=self.circuit_selector,
             prover_pool=self.prover_pool,
@@ -298,6 +299,7 @@ class Service:
             is_ready=lambda: self.health.is_ready,
             clock=self.clock,
             queue_summaries=self.queue_summaries,
+            pending_status=self.config.server.pending_status,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )

@@ -19,6 +19,7 @@ import anyio
 import structlog
 
 from helper.chain.absence_proof import ShareArrival, next_observation, proves_absence
+from helper.chain.limited_gather import gather_limited
 from helper.chain.models import Round, RoundStatus, TreeState
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
@@ -32,6 +33,8 @@ from proofs import CommitmentTree, ProofsError
 
 __all__ = ["Anchor", "CommitmentTreeSync"]
 
+CONCURRENT_ROUNDS = 16
+"""Maximum number of trees that are synchronized concurrently: the trees of 500 rounds take seconds one by one."""
 _MAX_BACKOFF_SECONDS = 30.0
 
 # Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a
@@ -68,8 +71,6 @@ class CommitmentTreeSync:
         self._trees: dict[bytes, RoundTree] = {}
         self._failures: dict[bytes, _Failure] = {}
         self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory responses, by round
-        self._syncs_started = 0
-        self._syncs_done = 0  # number of the newest successful sync
         self._finished = asyncio.Event()
         self.synced_height = 0
 
@@ -123,16 +124,12 @@ class CommitmentTreeSync:
     # ------------------------------------------------------------------ absence
 
     async def wait_next_sync(self, timeout: float) -> bool:
-        """Wait for the next scheduled sync.
-
-        Returns True once a sync that began after this call has succeeded, False after `timeout` seconds.
+        """Wait until a scheduled sync, also one that is running, has succeeded. False after `timeout` seconds.
 
         It sends no request: a request caused by a share would reveal its arrival to the node.
         """
-        started = self._syncs_started
         with anyio.move_on_after(timeout):
-            while self._syncs_done <= started:
-                await self._finished.wait()
+            await self._finished.wait()
             return True
         return False
 
@@ -174,28 +171,27 @@ class CommitmentTreeSync:
             ChainUnavailable: no round could be synchronized, because no node returned a tree that matches its root.
             StoreError: no round could be synchronized, because the leaves could not be stored.
         """
-        self._syncs_started += 1
-        number = self._syncs_started
         self._forget_purged()
-        synced = 0
+        rounds = self._rounds.active_rounds()
         errors: list[Exception] = []
-        # Failing rounds come last: a node that does not respond goes into backoff, and other rounds need that node.
-        for known_round in sorted(
-            self._rounds.active_rounds(), key=lambda known_round: known_round.round_id in self._failures
-        ):
+
+        async def sync_round(known_round: Round) -> None:
             failure = self._failures.get(known_round.round_id)
             if failure is not None and self._node_pool.clock.monotonic() < failure.retry_at:
                 errors.append(ChainUnavailable(failure.reason))
-                continue
+                return
             try:
                 await self._sync_round(known_round, head)
             except Exception as error:  # Any error of one round must not stop the others.
                 errors.append(error)
-            else:
-                synced += 1
-        if errors and not synced:
+
+        # Failing rounds come last: a node that does not respond goes into backoff, and other rounds need that node.
+        failing = frozenset(self._failures)
+        for is_failing in (False, True):
+            group = [each for each in rounds if (each.round_id in failing) is is_failing]
+            await gather_limited(group, sync_round, CONCURRENT_ROUNDS)
+        if errors and len(errors) == len(rounds):
             raise errors[0]
-        self._syncs_done = max(self._syncs_done, number)
         self.record_synced_height(head)
         finished, self._finished = self._finished, asyncio.Event()
         finished.set()

@@ -8,6 +8,7 @@ because that would reveal its arrival to the node.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 import structlog
 
@@ -17,6 +18,9 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.log_limits import LoggedProblem
 from helper.errors import HelperError
+
+MAX_DUE_SECONDS: Final = 30.0
+"""Seconds for which the sync of a route may fail before the service is not ready."""
 
 
 class ChainSync:
@@ -33,6 +37,7 @@ class ChainSync:
         self._synced_height = 0
         self._synced_at = 0.0
         self._is_settled = False
+        self._due_since: dict[str, float] = {}  # route whose sync is due: monotonic time since when
         self._problem = LoggedProblem()
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
@@ -42,6 +47,11 @@ class ChainSync:
     def is_ready(self) -> bool:
         """Whether rounds and trees have been synchronized at least once."""
         return self._ready.is_set()
+
+    def find_overdue_routes(self) -> list[str]:
+        """Names of the routes (`rounds`, `tree`) that no node has answered for `MAX_DUE_SECONDS` when it was asked."""
+        now = self._node_pool.clock.monotonic()
+        return [route for route, since in self._due_since.items() if now - since >= MAX_DUE_SECONDS]
 
     async def wait_ready(self) -> None:
         """Wait for the first successful sync."""
@@ -87,7 +97,9 @@ class ChainSync:
             self._trees.record_synced_height(head.height)
             return
         self._is_settled = False
-        await self._rounds.sync(head.height)
-        await self._trees.sync(head.height)
+        for route, sync in (("rounds", self._rounds.sync), ("tree", self._trees.sync)):
+            self._due_since.setdefault(route, self._node_pool.clock.monotonic())
+            await sync(head.height)
+            del self._due_since[route]
         self._synced_height, self._synced_at, self._is_settled = head.height, now, not is_new
         self._ready.set()

@@ -163,6 +163,11 @@ class ServerSection(Section):
         "wallets that share an address, as behind a Tor exit or in a mobile network, share its limits, and addresses "
         "are kept in memory. By default, limits apply to each connection separately.",
     )
+    pending_status: Literal[200, 202] = Field(
+        202,
+        description="HTTP status of share-status for a share that is not confirmed yet: 202, or 200 as the original "
+        "helper responds. zkool takes every 200 for confirmed.",
+    )
 
 
 class StoreSection(Section):

@@ -265,10 +265,11 @@ class _Repeat:
         due = session.time_for(share)
         first = await session.post_share(share, due)
         require(first.outcome == "queued", f"first POST → {first}")
-        body = self.make(share, due)
+        body, posted_at = self.make(share, due), session.clock.now()
         again = await session.client.post(body if isinstance(body, bytes) else encode(body))
         seen = f"POST → {first.outcome}, again ({self.name}) → {again}"
         require(again.status == 200 and again.outcome == "duplicate", seen)
+        session.record_accepted(share, body.get("submit_at", 0) if isinstance(body, dict) else due, posted_at)
         return seen
 
 

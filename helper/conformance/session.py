@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -349,9 +349,13 @@ class Session:
             await self.clock.sleep(_RETRY_SECONDS)
 
     def record_accepted(self, share: TestShare, submit_at: int, posted_at: float) -> None:
-        """Record that the helper has accepted a share."""
-        if not any(posted.share is share for posted in self.accepted):
-            self.accepted.append(Posted(share, max(submit_at, posted_at), posted_at))
+        """Record that the helper has accepted a share. A repeat may move it up to an earlier time."""
+        due_at = max(submit_at, posted_at)
+        for at, known in enumerate(self.accepted):
+            if known.share is share:
+                self.accepted[at] = replace(known, due_at=min(known.due_at, due_at))
+                return
+        self.accepted.append(Posted(share, due_at, posted_at))
 
     async def share_status(self, share: TestShare) -> Reply:
         """Query the status of a share."""

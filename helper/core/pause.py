@@ -77,11 +77,6 @@ class PauseReason:
     def __str__(self) -> str:
         return _TEXTS[self.cause].format(*self.details)
 
-    @property
-    def refusal(self) -> str:
-        """Text of the response that refuses a share for this reason."""
-        return f"shares cannot be accepted now: {self}"
-
 
 def text_of(reason: PauseReason | None) -> str | None:
     """Return the text of a reason, None if there is none."""

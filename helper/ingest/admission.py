@@ -7,13 +7,13 @@ A share can arrive before this helper's copy of the chain contains its round or 
 their vote was included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra
 request would reveal the share's arrival time to the node. A wallet never retries a 400, so a missing round or leaf is
 rejected with 400 only if the chain provably did not have it when the share was first posted
-(`helper.chain.absence_proof`); until then the response is 429, which wallets retry.
+(`helper.chain.absence_proof`); until then the refusal is temporary.
 
 A duplicate must be recognized even if its leaf cannot be checked: after the end of its round, and after a restart until
 a node has confirmed the stored tree. In these cases its key is looked up in the database.
 
 While the helper is paused, known shares and shares that are invalid regardless of the chain's newest state get the
-usual response; all others get 503.
+usual response; all others are refused temporarily. `helper.core.refusals` has the responses.
 
 Nothing about an accepted share is logged; metrics record only the number of each outcome.
 """
@@ -21,9 +21,11 @@ Nothing about an accepted share is logged; metrics record only the number of eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
+import anyio
 import structlog
 
 from helper.chain.absence_proof import ArrivalKey, FirstArrivals
@@ -32,6 +34,7 @@ from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import InvalidChoice, Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
@@ -40,10 +43,15 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.ingest")
 
-MAX_WAIT_SECONDS: Final = 2.0
-"""Maximum seconds that a request waits for the next scheduled sync."""
+MAX_WAIT_SECONDS: Final = 3.5
+"""Maximum seconds that a request waits for the next scheduled syncs.
+
+Three wallets give a request up 5 s after they began to connect, which takes up to 1.5 s on a mobile network.
+"""
+MAX_ATTEMPT_WAIT_SECONDS: Final = 15.0
+"""The same for a request that names its attempt: its wallet waits 30 s, and needs time for other helpers."""
 MAX_IN_FLIGHT: Final = 2_000
-"""Maximum number of concurrent requests; above it, or above its limit in `FairLimiter`, a client gets 429."""
+"""Maximum number of concurrent requests."""
 MAX_WAITING: Final = 1_500
 """Maximum number of requests that wait for a sync; the rest is reserved for requests that need none."""
 
@@ -59,12 +67,12 @@ class FairLimiter:
 
     Args:
         capacity: total number of slots.
-        message: text of the refusal.
+        situation: why a client is refused.
     """
 
-    def __init__(self, capacity: int, message: str) -> None:
+    def __init__(self, capacity: int, situation: Situation) -> None:
         self._capacity = capacity
-        self._message = message
+        self._situation = situation
         self._in_use = 0
         self._in_use_by_client: dict[bytes, int] = {}
 
@@ -74,14 +82,18 @@ class FairLimiter:
         A client of None is limited only by the total.
 
         Raises:
-            ShareRefused: 429, no slot is free for this client.
+            TemporaryRefusal: no slot is free for this client.
         """
-        free = self._capacity - self._in_use
-        if free <= 0 or (client is not None and self._in_use_by_client.get(client, 0) >= free):
-            raise ShareRefused(429, self._message)
+        if not self.has_slot(client):
+            raise TemporaryRefusal(self._situation)
         self._in_use += 1
         if client is not None:
             self._in_use_by_client[client] = self._in_use_by_client.get(client, 0) + 1
+
+    def has_slot(self, client: bytes | None, *, released: int = 0) -> bool:
+        """Whether this client can acquire a slot once `released` slots of other clients are released."""
+        free = self._capacity - self._in_use + released
+        return free > 0 and (client is None or self._in_use_by_client.get(client, 0) < free)
 
     def release(self, client: bytes | None) -> None:
         """Release a slot of this client."""
@@ -92,6 +104,48 @@ class FairLimiter:
                 self._in_use_by_client[client] = left
             else:
                 del self._in_use_by_client[client]
+
+
+class WaitingShares(FairLimiter):
+    """Slots of shares that wait for the chain.
+
+    When no slot is free, the share that has waited longest of those that name their attempt is given up for a share
+    that does not: its wallet posts it again within a second, and others do not.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity, Situation.TOO_MANY_WAITING)
+        self._attempts: dict[anyio.CancelScope, bytes | None] = {}  # those that can be given up, with their clients
+
+    @contextmanager
+    def hold(self, client: bytes | None, *, names_attempt: bool) -> Iterator[None]:
+        """Hold a slot.
+
+        Raises:
+            TemporaryRefusal: no slot is free for this client, or its slot was given to another.
+        """
+        if not names_attempt and not self.has_slot(client) and self.has_slot(client, released=1):
+            self._give_up_attempt()
+        self.acquire(client)
+        scope = anyio.CancelScope()
+        if names_attempt:
+            self._attempts[scope] = client
+        try:
+            with scope:
+                yield
+        finally:
+            if not names_attempt or scope in self._attempts:
+                self._attempts.pop(scope, None)
+                self.release(client)
+        if scope.cancelled_caught:
+            raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
+
+    def _give_up_attempt(self) -> None:
+        """End the wait of the attempt that has waited longest, and release its slot."""
+        scope = next(iter(self._attempts), None)
+        if scope is not None:
+            self.release(self._attempts.pop(scope))
+            scope.cancel()
 
 
 class AdmissionController:
@@ -130,33 +184,37 @@ class AdmissionController:
         self._get_round_pause_reason = get_round_pause_reason
         self._is_pause_current = False
         self._pause_reason: PauseReason | None = None
-        self._in_flight = FairLimiter(MAX_IN_FLIGHT, "too many requests; retry later")
-        self._waiting = FairLimiter(MAX_WAITING, "too many shares are waiting for the chain; retry later")
+        self._in_flight = FairLimiter(MAX_IN_FLIGHT, Situation.TOO_MANY_REQUESTS)
+        self._waiting = WaitingShares(MAX_WAITING)
         self._first_arrivals = FirstArrivals()
 
-    async def admit(self, body: bytes, client: bytes | None = None) -> EnqueueResult:
+    async def admit(self, body: bytes, client: bytes | None = None, *, names_attempt: bool = False) -> EnqueueResult:
         """Parse, validate and enqueue a posted share.
 
         Args:
             body: the request's JSON body.
             client: the client, for its limit of slots; None for no such limit.
+            names_attempt: whether the request has an attempt token (`helper.core.refusals`): it may wait longer.
 
         Returns:
             QUEUED if the share is now on disk, DUPLICATE if it was already known.
 
         Raises:
             PayloadError: the body is not a valid share.
-            ShareRefused: 400 invalid on the chain (`field` names the invalid field), 429 retry later, 503 not available
-                now.
+            ShareRefused: 400, invalid on the chain (`field` names the invalid field).
+            TemporaryRefusal: the share may be accepted later.
         """
         self._in_flight.acquire(client)
         try:
             arrived_at = self._clock.now()
-            return await self._admit(await self._validator.validate_body(body), arrived_at, client)
+            checked = await self._validator.validate_body(body)
+            return await self._admit(checked, arrived_at, client, names_attempt=names_attempt)
         finally:
             self._in_flight.release(client)
 
-    async def _admit(self, checked: CheckedShare, arrived_at: float, client: bytes | None) -> EnqueueResult:
+    async def _admit(
+        self, checked: CheckedShare, arrived_at: float, client: bytes | None, *, names_attempt: bool
+    ) -> EnqueueResult:
         share, vote_commitment = checked.share, checked.vote_commitment
         try:
             chain_round, leaf = self._find_round_and_leaf(share)
@@ -165,7 +223,9 @@ class AdmissionController:
                     return EnqueueResult.DUPLICATE
                 chain_round, leaf = self._find_round_and_leaf(share)
             if chain_round is None or _can_change(chain_round, leaf):
-                chain_round, leaf = await self._wait_for_chain(share, vote_commitment, client)
+                chain_round, leaf = await self._wait_for_chain(
+                    share, vote_commitment, client, names_attempt=names_attempt
+                )
             self._validate_leaf(share, chain_round, leaf, vote_commitment)
             refusal = self._find_refusal(share, chain_round, arrived_at)
             if refusal is not None:
@@ -175,18 +235,20 @@ class AdmissionController:
             return await self._enqueue(checked, arrived_at)
         except StoreError as error:
             log.error("enqueue_failed", error=str(error), advice=error.advice)
-            raise ShareRefused(503, "the queue cannot be written now; retry later") from error
+            raise TemporaryRefusal(Situation.QUEUE_UNWRITABLE) from error
 
-    def _find_refusal(self, share: Share, chain_round: Round, arrived_at: float) -> ShareRefused | None:
+    def _find_refusal(
+        self, share: Share, chain_round: Round, arrived_at: float
+    ) -> ShareRefused | TemporaryRefusal | None:
         """Why a share cannot be accepted now, unless it is a duplicate."""
         reason = self._current_pause() or self._get_round_pause_reason(share.round_id)
         if reason is not None:
-            return ShareRefused(503, reason.refusal)
+            return TemporaryRefusal(Situation.PAUSED, reason)
         if chain_round.status is not RoundStatus.ACTIVE or self._rounds.has_unconfirmed_status(share.round_id):
             return self._inactive_refusal(share)
         other_end = self._rounds.unconfirmed_end(share.round_id)
         if other_end is not None and max(share.submit_at, arrived_at) > min(other_end, chain_round.vote_end_time):
-            return ShareRefused(503, PauseCause.ROUND_END_UNCONFIRMED.reason().refusal)
+            return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason())
         if share.submit_at > chain_round.vote_end_time:
             return ShareRefused(400, "is after the round's end", field="submit_at")
         return None
@@ -217,6 +279,9 @@ class AdmissionController:
             raise
         if outcome is EnqueueResult.CLOSED:
             raise _round_not_active()  # closed by another host, which has processed more blocks
+        if outcome is EnqueueResult.MOVED_UP:
+            self._wake(max(share.submit_at, now))
+            return EnqueueResult.DUPLICATE
         if outcome is EnqueueResult.QUEUED:
             self._wake(max(share.submit_at, now))
         return outcome
@@ -249,30 +314,24 @@ class AdmissionController:
             raise ShareRefused(400, "has a different vote commitment", field="tree_position")
 
     async def _wait_for_chain(
-        self, share: Share, vote_commitment: bytes, client: bytes | None
+        self, share: Share, vote_commitment: bytes, client: bytes | None, *, names_attempt: bool
     ) -> tuple[Round, bytes | None]:
-        """Wait until the share's round and leaf are known or proven missing; return them.
-
-        The wait is at most `MAX_WAIT_SECONDS`.
-        """
+        """Wait until the share's round and leaf are known or proven missing; return them."""
         self._refuse_when_paused(share)
-        deadline = self._clock.monotonic() + MAX_WAIT_SECONDS
-        self._waiting.acquire(client)
-        try:
+        deadline = self._clock.monotonic() + (MAX_ATTEMPT_WAIT_SECONDS if names_attempt else MAX_WAIT_SECONDS)
+        with self._waiting.hold(client, names_attempt=names_attempt):
             key = ArrivalKey(share.round_id, share.tree_position, vote_commitment)
             arrival = self._first_arrivals.get_or_add(key, self._trees.create_arrival(), self._clock.monotonic())
             while not self._trees.was_absent(share.round_id, arrival):
                 seconds_left = deadline - self._clock.monotonic()
-                if seconds_left <= 0 or not await self._trees.wait_next_sync(seconds_left):
-                    self._refuse_when_paused(share)
-                    raise ShareRefused(429, "the vote is not in a known block yet; retry later")
+                has_synced = seconds_left > 0 and await self._trees.wait_next_sync(seconds_left)
                 chain_round, leaf = self._find_round_and_leaf(share)
                 if chain_round is not None and not _can_change(chain_round, leaf):
                     self._first_arrivals.forget(key)
                     return chain_round, leaf
                 self._refuse_when_paused(share)
-        finally:
-            self._waiting.release(client)
+                if not has_synced:
+                    raise TemporaryRefusal(Situation.VOTE_NOT_SYNCED)
         chain_round, leaf = self._find_round_and_leaf(share)
         if chain_round is None:
             raise ShareRefused(400, "no such round", field="vote_round_id")
@@ -281,15 +340,15 @@ class AdmissionController:
     def _refuse_when_paused(self, share: Share) -> None:
         reason = self._get_pause_reason() or self._get_round_pause_reason(share.round_id)
         if reason is not None:
-            raise ShareRefused(503, reason.refusal)
+            raise TemporaryRefusal(Situation.PAUSED, reason)
 
-    def _inactive_refusal(self, share: Share) -> ShareRefused:
+    def _inactive_refusal(self, share: Share) -> ShareRefused | TemporaryRefusal:
         """The refusal of a share of an inactive round.
 
         It is final (400) only if the round's status is confirmed.
         """
         if self._rounds.has_unconfirmed_status(share.round_id):
-            return ShareRefused(503, PauseCause.ROUND_STATUS_UNCONFIRMED.reason().refusal)
+            return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
         return _round_not_active()
 
     def _validate_choice(self, share: Share, chain_round: Round) -> None:
@@ -303,7 +362,7 @@ class AdmissionController:
         if error is None:
             return
         if not chain_round.proposals or self._rounds.has_unconfirmed_proposals(share.round_id):
-            raise ShareRefused(429, "the round's proposals are not confirmed yet; retry later")
+            raise TemporaryRefusal(Situation.PROPOSALS_UNCONFIRMED)
         raise ShareRefused(400, error.message, field=error.field)
 
 

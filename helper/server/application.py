@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from helper.server.body_reader import BodyReader, BodyTimeout
+from helper.server.body_reader import BodyReader
 from helper.server.fast_path import FastPath
-from helper.server.ingress_receipt import respond_body_timeout
 from helper.server.middleware import CorsMiddleware, ErrorMiddleware, json_application
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter
 from helper.server.request_ids import RequestIdMiddleware
@@ -48,8 +47,7 @@ def create_app(
 
 def add_middleware(routes: Sequence[BaseRoute], limiter: RefusalLimiter | None = None) -> ASGIApp:
     """An application of these routes with error handlers and middleware."""
-    # Only the wallet routes and the gateway raise BodyTimeout here, before they use the request in any way.
-    app = json_application(routes, {BodyTimeout: respond_body_timeout})
+    app = json_application(routes)
     return RequestIdMiddleware(
         ErrorMiddleware(CorsMiddleware(app if limiter is None else RateLimitMiddleware(app, limiter)))
     )

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 
 BODY_TIMEOUT_SECONDS: Final = 30.0
@@ -53,13 +54,6 @@ DRAIN_BYTES: Final = 4 << 20
 
 CLOSE_HEADERS: Final = {"Connection": "close"}
 """Sent when a body was not read completely: the connection cannot be reused."""
-
-
-class BodyTimeout(HTTPException):
-    """A body exceeded its time limit or was too slow. No part of the request has been processed."""
-
-    def __init__(self) -> None:
-        super().__init__(408, "request body timed out", CLOSE_HEADERS)
 
 
 class BodyReader:
@@ -117,8 +111,8 @@ class BodyReader:
             client: the client; None for no limit per client.
 
         Raises:
-            BodyTimeout: the body is too slow.
-            HTTPException: 413 when the body is too large, 429 when a budget is exhausted.
+            TemporaryRefusal: the body is too slow, or a budget is exhausted. No part of the request was processed.
+            HTTPException: 413, the body is too large.
             ClientDisconnect: the client disconnected.
         """
         if (received := self.take_received(scope)) is not None:
@@ -143,7 +137,7 @@ class BodyReader:
                         if size > self._max_bytes:
                             raise await self._drain_and_refuse(scope, receive)
                         if size > self._uncounted_bytes and self._is_over_budget(client):
-                            raise HTTPException(429, "too many requests; retry later", CLOSE_HEADERS)
+                            raise TemporaryRefusal(Situation.TOO_MANY_REQUESTS, headers=CLOSE_HEADERS)
                         chunks.append(chunk)
                         if size >= expected_size:
                             expected_size, stall_seconds = self._next_target(size)
@@ -152,7 +146,7 @@ class BodyReader:
                 reference = scope.get("state", {}).get(CLOSE_AFTER_BODY_KEY)
                 if reference is not None and (close_after_body := reference()) is not None:
                     close_after_body()
-                raise BodyTimeout from None
+                raise TemporaryRefusal(Situation.SLOW_BODY, headers=CLOSE_HEADERS) from None
             body = b"".join(chunks)
             chunks.clear()
             yield body

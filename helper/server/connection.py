@@ -18,6 +18,7 @@ import httptools
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
 from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
 from helper.server.body_reader import CLOSE_AFTER_BODY_KEY, COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
@@ -33,7 +34,7 @@ from helper.server.connection_limits import (
     ConnectionLimits,
 )
 from helper.server.connection_timers import Deadline, StallTimer
-from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
+from helper.server.middleware import CorsMiddleware, refusal_response
 from helper.server.rate_limits import RefusalLimiter, costs_token
 from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
@@ -41,26 +42,13 @@ from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 ABORT_KEY: Final = "abort connection"
 """Key in the request state: a function that aborts the connection, the only way to mark a response as incomplete."""
 
-_STOPPING_RESPONSE: Final = CorsMiddleware(
-    error_response(
-        HTTPStatus.SERVICE_UNAVAILABLE.value,
-        "the service is stopping; retry later",
-        {"Retry-After": str(RETRY_AFTER_SECONDS), "Connection": "close"},
-    )
-)
-"""Responds to requests that are interrupted when the service stops."""
-
-
-_TOO_MANY_CONNECTIONS: Final = "too many connections; retry later"
-
 
 class _RefusedError(Exception):
-    """Raised in a parser callback: stops the parser, and the request is refused."""
+    """Raised in a parser callback: stops the parser, and the request is refused for good."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
+        self.refusal = Refusal(status, message, None)
 
 
 class BoundedProtocol(HttpConnection):
@@ -132,11 +120,11 @@ class BoundedProtocol(HttpConnection):
         )
         own_count = 0 if self._limiter is None else self._identify_client(self._limiter)
         if own_count > self.limits.max_connections_per_client:
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
+            self._refuse(Situation.TOO_MANY_CONNECTIONS_OF_CLIENT)
         elif (excess := self.open_connections - self.limits.max_connections) > 0 and not self._evictor.make_room(
             excess, self.loop.time()
         ):
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_CONNECTIONS)
+            self._refuse(Situation.TOO_MANY_CONNECTIONS)
         else:
             self._start_request_deadline()
             if self._limiter is not None:
@@ -321,8 +309,9 @@ class BoundedProtocol(HttpConnection):
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond 503 because the service stops."""
-        self._count_refusal(HTTPStatus.SERVICE_UNAVAILABLE)
-        await _STOPPING_RESPONSE(scope, receive, send)
+        response = refusal_response(scope, Situation.STOPPING, headers={"Connection": "close"})
+        self._count_refusal(response.status_code)
+        await CorsMiddleware(response)(scope, receive, send)
 
     # ------------------------------------------------------------------ pipeline
 
@@ -349,8 +338,8 @@ class BoundedProtocol(HttpConnection):
                 return min(at + left, len(data))
             try:
                 self._count_body_piece()
-            except _RefusedError as refusal:
-                self._reject(refusal)
+            except _RefusedError as error:
+                self._reject(error.refusal)
         return piece_end(data, at)
 
     def _count_body_piece(self) -> None:
@@ -377,13 +366,13 @@ class BoundedProtocol(HttpConnection):
             self.parse(data)
         except httptools.HttpParserError as error:
             if not self._is_last_request:
-                refusal = error.__context__  # httptools raises this error instead of the callback's exception
-                if not isinstance(refusal, _RefusedError):
-                    text = str(refusal) if isinstance(refusal, ConnectRefusedError) else "invalid HTTP/1.1 request"
-                    refusal = _RefusedError(HTTPStatus.BAD_REQUEST, text)
-                self._reject(refusal)
+                cause = error.__context__  # httptools raises this error instead of the callback's exception
+                if not isinstance(cause, _RefusedError):
+                    text = str(cause) if isinstance(cause, ConnectRefusedError) else "invalid HTTP/1.1 request"
+                    cause = _RefusedError(HTTPStatus.BAD_REQUEST, text)
+                self._reject(cause.refusal)
         if self._unreported_bytes > self.limits.max_head_bytes and not self._is_last_request:
-            self._reject(self._head_too_large())
+            self._reject(self._head_too_large().refusal)
 
     def _too_many_headers(self) -> _RefusedError:
         return _RefusedError(
@@ -409,8 +398,7 @@ class BoundedProtocol(HttpConnection):
             # Reading is paused while an earlier request is being answered.
             self._request_deadline.set(self.loop.time() + self.limits.head_seconds)
         elif self._unreported_bytes and self._is_in_head:
-            seconds = f"{self.limits.head_seconds:g}"
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"request headers timed out after {seconds} s")
+            self._refuse(Situation.SLOW_HEAD, self.limits.head_seconds)
         else:
             self._close()
 
@@ -433,13 +421,14 @@ class BoundedProtocol(HttpConnection):
         return not (self._is_in_head and self.is_answering)
 
     def _evict(self) -> None:
-        """Close the connection, because others need its place or its memory; respond 429 to an incomplete request."""
+        """Close the connection, because others need its place or its memory; refuse an incomplete request."""
         if self.transport.get_write_buffer_size() or self._is_last_request or self._discardable_bytes is not None:
             self.transport.abort()
         elif not self._is_in_head:
-            self._reject(_RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many slow requests; retry later"))
+            names_attempt = attempt_token(self.headers) is not None
+            self._reject(find_refusal(Situation.TOO_MANY_SLOW_REQUESTS, names_attempt=names_attempt))
         elif self._unreported_bytes and not self.is_answering:
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_CONNECTIONS)
+            self._refuse(Situation.TOO_MANY_CONNECTIONS)
         else:
             self.transport.abort()
 
@@ -459,18 +448,18 @@ class BoundedProtocol(HttpConnection):
 
     # ------------------------------------------------------------------ refusals
 
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Respond and close. Only call this while no request is being answered."""
+    def _refuse(self, situation: Situation, *details: object) -> None:
+        """Respond before a head is complete, and close. Only call this while no request is being answered."""
         if self.transport.is_closing():
             return
-        self.transport.write(self._record_refusal(status, message))
+        self.transport.write(self._record_refusal(find_refusal(situation, *details, names_attempt=False)))
         self._close()
 
-    def _reject(self, refusal: _RefusedError) -> None:
+    def _reject(self, refusal: Refusal) -> None:
         """Refuse the request being parsed, after the responses to earlier requests, and stop parsing."""
         if self.transport.is_closing():
             return
-        response = self._record_refusal(refusal.status, refusal.message)
+        response = self._record_refusal(refusal)
         self._is_last_request = True
         if not self._is_in_head and not self.drop_request():
             self._close()
@@ -480,20 +469,20 @@ class BoundedProtocol(HttpConnection):
             self._last_response = response
             self.resume_reading()  # a dropped request may have paused it
 
-    def _record_refusal(self, status: HTTPStatus, message: str) -> bytes:
+    def _record_refusal(self, refusal: Refusal) -> bytes:
         """Count a refusal and return the response."""
         self._request_deadline.clear()
         self._evictor.clear_pending(self._progress)
-        self._count_refusal(status)
-        body = orjson.dumps(error_body(message))
-        retry_after = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
+        self._count_refusal(refusal.status)
+        body = orjson.dumps(error_body(refusal.text))
+        retry_after = "" if refusal.retry_after is None else f"retry-after: {refusal.retry_after}\r\n"
         head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{retry_after}"
+            f"HTTP/1.1 {refusal.status} {refusal.status.phrase}\r\ncontent-type: application/json\r\n{retry_after}"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         return head.encode() + body
 
-    def _count_refusal(self, status: HTTPStatus) -> None:
+    def _count_refusal(self, status: int) -> None:
         """Count a refusal and charge the client for it."""
         if self._limiter is None:
             return

@@ -17,12 +17,20 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
+from helper.core.refusals import (
+    ATTEMPT_HEADER,
+    RETRYABLE_STATUSES,
+    Situation,
+    TemporaryRefusal,
+    attempt_token,
+    find_refusal,
+    retry_after_of,
+)
 from helper.errors import ShareRefused
-from helper.ingest.payload import error_body, no_route_body
+from helper.ingest.payload import error_body, ingress_receipt, no_route_body
 from helper.ingest.schema import PayloadError
 from helper.server.request_ids import (
     REQUEST_ID_HEADER,
-    RETRYABLE_STATUSES,
     WALLET_PREFIX,
     RequestIdMiddleware,
     get_request_id,
@@ -31,13 +39,8 @@ from helper.server.request_ids import (
 log = structlog.get_logger("helper.server")
 
 TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
-ATTEMPT_HEADER: Final = "X-Vote-Ingress-Attempt-V1"
-"""Request header with a wallet's token for one attempt (`helper.server.ingress_receipt`)."""
 CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
 """Path prefixes that wallets use; the second belongs to the chain API, for the gateway."""
-RETRY_AFTER_SECONDS: Final = 2
-"""`Retry-After` of a 429."""
-
 CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", f"Retry-After, {REQUEST_ID_HEADER}".encode()),
@@ -61,9 +64,31 @@ class JsonResponse(Response):
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JsonResponse:
-    """An error response; a 429 has a `Retry-After` header."""
-    extra = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else {}
+    """An error response; a 429 or 503 has a `Retry-After` header."""
+    retry_after = retry_after_of(status)
+    extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
     return JsonResponse(error_body(message), status, {**extra, **(headers or {})})
+
+
+def refusal_response(
+    scope: Scope,
+    situation: Situation,
+    *details: object,
+    wait_seconds: int = 0,
+    headers: Mapping[str, str] | None = None,
+) -> JsonResponse:
+    """The response to a request that may pass later, from the table of refusals.
+
+    The response to a slow body is a receipt, which proves that this attempt had no effect (vote-sdk,
+    `X-Vote-Ingress-Attempt-V1`), so nothing of the request may have been stored or sent. It is valid only for the
+    attempt whose token it repeats. A wallet that gets no response cannot tell whether its share was accepted.
+    """
+    token = attempt_token(scope["headers"])
+    refusal = find_refusal(situation, *details, names_attempt=token is not None, wait_seconds=wait_seconds)
+    if token is not None and refusal.is_receipt:
+        return JsonResponse(ingress_receipt(token), refusal.status, {"Cache-Control": "no-store", **(headers or {})})
+    retry_after = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    return error_response(refusal.status, refusal.text, {**retry_after, **(headers or {})})
 
 
 def route_error_response(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -121,6 +146,12 @@ async def handle_share_refused(request: Request, error: Exception) -> Response:
     return error_response(error.status, text)
 
 
+async def handle_temporary_refusal(request: Request, error: Exception) -> Response:
+    """Respond to a request that may pass later. This is not logged: the same share will arrive again."""
+    assert isinstance(error, TemporaryRefusal)
+    return refusal_response(request.scope, error.situation, *error.details, headers=error.headers)
+
+
 async def handle_disconnect(_request: Request, _error: Exception) -> Response:
     """Return a response for a disconnected client. Middleware counts it; the client does not receive it."""
     return error_response(400, "client disconnected before the end of the request")
@@ -136,6 +167,7 @@ EXCEPTION_HANDLERS: Final = {
     HTTPException: handle_http_exception,
     PayloadError: handle_wire_error,
     ShareRefused: handle_share_refused,
+    TemporaryRefusal: handle_temporary_refusal,
     ClientDisconnect: handle_disconnect,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from importlib import metadata
 from typing import Any, Final, Literal
 
@@ -12,26 +13,27 @@ from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
+from helper.core.refusals import retry_after_of
 from helper.ingest.payload import ErrorResponse, IngressReceipt, NoRouteResponse
 from helper.ingest.schema import Field, ObjectField
 from helper.server.middleware import TOKEN_HEADER, has_bare_error
-from helper.server.request_ids import WALLET_PREFIX
 
-COMMON_ERROR_STATUSES: Final = (400, 408, 429, 431, 500, 503)
+COMMON_ERROR_STATUSES: Final = (400, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""
 _REFUSALS: Final = {
     400: "Invalid request. If a field is invalid, the text begins with its name.",
     401: "The required token or signature is missing or invalid.",
     404: "No such path or resource.",
-    408: "The request was not received in time. If the body was too slow and the request has a valid"
-    " X-Vote-Ingress-Attempt-V1, the response is the receipt of that attempt.",
+    408: "The body was too slow; the response is the receipt of the X-Vote-Ingress-Attempt-V1. Requests without a"
+    " valid one get 503.",
     413: "The body is too large.",
-    429: "Retry later: too many requests or connections, too many refused requests, or the helper has outdated chain"
-    " state.",
+    429: "Retry later: too many requests, or the helper has outdated chain state. Only requests with a valid"
+    " X-Vote-Ingress-Attempt-V1 and registrations get this status; others get 503.",
     431: "The headers are too large.",
     500: "Internal error; the log has its details under the X-Request-Id.",
     502: "The chain or another upstream server sent no valid response.",
-    503: "Not available now: the helper is starting, stopping, or has no current chain state. Retry later.",
+    503: "Not available now: the helper is starting, stopping, overloaded, or has no current chain state. Retry later,"
+    " or take another helper.",
     504: "The chain node did not respond in time.",
 }
 _RETRY_AFTER: Final = {
@@ -150,7 +152,7 @@ def _security_scheme(operation: Operation, configured: frozenset[TokenHolder]) -
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """A function from a response type to its schema, and the schemas that these refer to."""
     own_types = [kind for operation in operations for kind in (operation.response, operation.error)]
-    types = [*own_types, ErrorResponse, IngressReceipt | ErrorResponse, NoRouteResponse]
+    types = [*own_types, IngressReceipt, NoRouteResponse]
     schemas, shared = TypeAdapter.json_schemas(
         [(number, "serialization", TypeAdapter(kind)) for number, kind in enumerate(types)], ref_template=_COMPONENTS
     )
@@ -167,7 +169,8 @@ def _describe_operation(
         str(status): _describe_refusal(status, schema_of(_error_type(path, status, operation))) for status in statuses
     }
     for status in operation.same_content_statuses:
-        errors[str(status)]["content"] = errors[str(status)]["content"] | success
+        described_status = errors.setdefault(str(status), {"description": "Success.", "content": {}})
+        described_status["content"] = described_status["content"] | success
     if operation.is_forwarded:
         errors["default"] = {"description": "Response of the node.", "content": _json({})}
     described: dict[str, Any] = {
@@ -191,9 +194,7 @@ def _describe_operation(
 def _error_type(path: str, status: int, operation: Operation) -> Any:
     if has_bare_error(path, status):
         return NoRouteResponse
-    if status == 408 and operation.body is not None and path.startswith(WALLET_PREFIX):
-        return IngressReceipt | ErrorResponse
-    return operation.error
+    return IngressReceipt if status == HTTPStatus.REQUEST_TIMEOUT else operation.error
 
 
 def _schema(field: Field | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,7 +203,7 @@ def _schema(field: Field | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _describe_refusal(status: int, schema: Any) -> dict[str, Any]:
     described = {"description": _REFUSALS[status], "content": _json(schema)}
-    return {**described, "headers": _RETRY_AFTER} if status == 429 else described
+    return described if retry_after_of(status) is None else {**described, "headers": _RETRY_AFTER}
 
 
 def _json(schema: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 With `[server] limit_by_address`, a refused request consumes a token; an accepted one is free. A flood of invalid
 requests thus empties the client's bucket, whereas sixteen shares posted together consume none. A posted share that is
 larger than any real share consumes a token per additional 16 KiB, even if it is accepted (`ShareSubmission`). A client
-with an empty bucket gets 429 with `Retry-After` before its request body is read. Clients and buckets are not logged or
-stored.
+with an empty bucket is refused (`Situation.TOO_MANY_REFUSALS`) before its request body is read. Clients and buckets are
+not logged or stored.
 
 By default there are no clients and no buckets: many wallets share the address of a Tor exit or of a mobile network, and
 a connection of a proxy carries the requests of many wallets. Refusals are only counted.
@@ -20,8 +20,9 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helper.clock import Clock
+from helper.core.refusals import Situation
 from helper.server.client_address import Network, identify_client, is_trusted_proxy
-from helper.server.middleware import error_response
+from helper.server.middleware import refusal_response
 
 BURST_TOKENS: Final = 800
 """Tokens of a full bucket."""
@@ -156,7 +157,7 @@ class RefusalLimiter:
 
 
 class RateLimitMiddleware:
-    """Responds 429 to clients without a token; charges clients for refused requests."""
+    """Refuses requests of clients without a token; charges clients for refused requests."""
 
     def __init__(self, app: ASGIApp, limiter: RefusalLimiter) -> None:
         self._app = app
@@ -166,10 +167,10 @@ class RateLimitMiddleware:
         """Serve one request, or refuse it without reading its body."""
         client = self._limiter.identify_request(scope)
         if client is not None and _ADMITTED_KEY not in scope and (wait := self._limiter.wait_seconds(client)) > 0:
-            self._limiter.count_refusal(429)
             seconds = ceil(wait)
-            message = f"too many refused requests; retry in {seconds} s"
-            await error_response(429, message, {"Retry-After": str(seconds)})(scope, receive, send)
+            response = refusal_response(scope, Situation.TOO_MANY_REFUSALS, seconds, wait_seconds=seconds)
+            self._limiter.count_refusal(response.status_code)
+            await response(scope, receive, send)
             return
 
         async def send_and_charge(message: Message) -> None:

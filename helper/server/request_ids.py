@@ -28,8 +28,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 WALLET_PREFIX: Final = "/shielded-vote/"
 """Prefix of the paths of shares, and of votes that are forwarded to the chain."""
-RETRYABLE_STATUSES: Final = frozenset({408, 429, 503})
-"""Statuses after which wallets retry the same share."""
 
 REQUEST_ID_HEADER_BYTES: Final = REQUEST_ID_HEADER.lower().encode()
 """The header's name as it is sent."""

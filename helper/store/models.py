@@ -21,10 +21,15 @@ SpentNullifier = tuple[bytes, bytes]
 
 
 class EnqueueResult(Enum):
-    """Result of enqueueing a share. CLOSED means that another host has closed its round."""
+    """Result of enqueueing a share.
+
+    MOVED_UP means that it is a duplicate with an earlier due time, which now applies. CLOSED means that another host
+    has closed its round.
+    """
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
+    MOVED_UP = "moved up"
     CLOSED = "closed"
 
 

@@ -199,8 +199,9 @@ class Store(QueueReader, ABC):
             now: Unix seconds.
 
         Returns:
-            QUEUED if it is now on disk. DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if
-            another host has closed its round; then nothing changes.
+            QUEUED if it is now on disk. MOVED_UP if it waits and its due time is now the earlier one of this post.
+            DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if another host has closed its
+            round; then nothing changes.
         """
         return await self._writer.run(shares.EnqueueOperation(share, nullifier, now))
 

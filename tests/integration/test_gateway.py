@@ -460,7 +460,7 @@ async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.Async
         async with open_unfinished_requests(base, sent, "127.0.0.1"):
             await wait_until(lambda: len(node.requests) == 1)
             node.write_response = write_small
-            assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=vote)).status_code == 429
+            assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=vote)).status_code == 503
         await wait_until(lambda: gateway.active_count == 0)
         assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=vote)).status_code == 200
 
@@ -548,7 +548,7 @@ async def test_gateway_full_with_one_slot_each_refuses_another_client(http: http
         node.writers_by_path[UNREAD] = write_nothing
         async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
             await wait_until(lambda: len(node.requests) == 2)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 429
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 503
             assert gateway.active_count == 2
         await wait_until(lambda: gateway.active_count == 0)
 
@@ -561,7 +561,7 @@ async def test_gateway_full_of_slow_reads_aborts_one_for_a_post(http: httpx.Asyn
         node.writers_by_path[UNREAD] = write_nothing
         async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
             await wait_until(lambda: len(node.requests) == 2)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 429
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 503
             assert (await http.post(f"{base}{API_PREFIX}/cast-vote", json={"some": "vote"})).status_code == 200
             await wait_until(lambda: gateway.active_count == 1)
         await wait_until(lambda: gateway.active_count == 0)
@@ -589,6 +589,6 @@ async def test_gateway_full_of_pending_posts_refuses_another_client_and_cuts_non
         node.writers_by_path[f"{API_PREFIX}/cast-vote"] = write_nothing
         async with open_unfinished_requests(base, post, *TWO_CLIENTS):
             await wait_until(lambda: len(node.requests) == 4)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 429
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 503
             assert gateway.active_count == 4
         await wait_until(lambda: gateway.active_count == 0)

@@ -53,11 +53,11 @@ async def test_lagging_node_costs_honest_wallet_no_share(
 
 
 async def _post_until_answered(http: httpx.AsyncClient, url: str, body: object, seconds: float) -> int:
-    """Post again after each 429. Returns the last status."""
+    """Post again after each temporary refusal. Returns the last status."""
     end = time.monotonic() + seconds
     while True:
         response = await http.post(f"{url}/shielded-vote/v1/shares", json=body, timeout=30)
-        if response.status_code != 429 or time.monotonic() > end:
+        if response.status_code != 503 or time.monotonic() > end:
             return response.status_code
         assert int(response.headers["retry-after"]) >= 1
         await asyncio.sleep(0.5)

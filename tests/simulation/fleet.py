@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.drain import MAX_REVEALS_PER_BLOCK
+from helper.core.refusals import TemporaryRefusal
 from helper.core.share import Share
 from helper.core.wallet_schedule import choose_helpers
 from helper.errors import ShareRefused
@@ -205,11 +206,11 @@ class FleetWorld:
                 await host.send_request(lambda service: service.admission.admit(body))
             except UnreachableError:
                 return False
-            except ShareRefused as refusal:
-                if refusal.status == 400:  # wallets do not retry it
-                    self.event_log.record_violation("a valid share was refused", nullifier, refusal)
-                    return False
+            except TemporaryRefusal:
                 await asyncio.sleep(1.0)
+            except ShareRefused as refusal:  # wallets do not retry it
+                self.event_log.record_violation("a valid share was refused", nullifier, refusal)
+                return False
             else:
                 self._acknowledged.setdefault(nullifier, max(self._loop.time(), share.submit_at - EPOCH))
                 return True

@@ -30,6 +30,7 @@ class TrackedShare:
     Attributes:
         acknowledged_at: loop second of the first acknowledgment, None before it.
         is_queued: whether the service responded that the share is new.
+        is_reposted: whether the wallet has posted it again without a due time, which then applies.
     """
 
     share: Share
@@ -37,6 +38,7 @@ class TrackedShare:
     plan: RoundPlan
     acknowledged_at: float | None = None
     is_queued: bool = False
+    is_reposted: bool = False
 
     @property
     def due_at(self) -> float:
@@ -87,7 +89,7 @@ class PromiseChecker:
             self._event_log.record_violation("a reveal of an unknown share", nullifier)
             return
         tolerance = CLOCK_TOLERANCE_SECONDS if now - EPOCH <= self.clock_wrong_until else 0.0
-        if now < tracked.share.submit_at - tolerance:
+        if not tracked.is_reposted and now < tracked.share.submit_at - tolerance:
             self._event_log.record_violation("revealed early", nullifier, "by", tracked.share.submit_at - now)
         self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
         self._check_reproof_interval(nullifier, message.tx_hash())
@@ -148,11 +150,13 @@ class PromiseChecker:
 
     def on_transitions(self, transitions: list[tuple[int, int, int | None, bytes]]) -> None:
         """Check the state transitions of a commit."""
+        added = {nullifier for _, before, after, nullifier in transitions if before < 0 and after is not None}
         for share_id, before, after, nullifier in transitions:
             self._nullifier_by_row[share_id] = nullifier
             if after is None:
                 self._event_log.record("row deleted", nullifier, "from", ShareState(before).name)
-                self._check_row_deletion(nullifier)
+                if before != ShareState.RECEIVED or nullifier not in added:  # otherwise moved up by a repeat
+                    self._check_row_deletion(nullifier)
                 continue
             self._event_log.record("transition", nullifier, "to", ShareState(after).name)
             if after == ShareState.BROADCAST:

@@ -10,6 +10,7 @@ from functools import partial
 from helper.app.service import Service
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
+from helper.core.refusals import TemporaryRefusal
 from helper.errors import HelperError, ShareRefused
 from helper.store.models import EnqueueResult
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
@@ -143,6 +144,7 @@ class World:
         await self._post_until_answered(tracked, committed_at)
         if posting.repost_delay is not None:
             await asyncio.sleep(posting.repost_delay)
+            tracked.is_reposted = True
             reposted = TrackedShare(ballot.share(posting.index, position, 0), tracked.nullifier, tracked.plan)
             if tracked.acknowledged_at is None:
                 tracked.share = reposted.share  # the first post was refused: only this one can be accepted
@@ -164,12 +166,13 @@ class World:
                 )
             except UnreachableError:
                 outcome = None
+            except TemporaryRefusal as refusal:
+                self.event_log.record("refused", tracked.nullifier, refusal.situation.name, refusal)
+                outcome = None
             except ShareRefused as refusal:
                 self.event_log.record("refused", tracked.nullifier, refusal.status, refusal.field, refusal)
-                if refusal.status == 400:
-                    self._check_refusal(tracked, refusal, posted, committed_at)
-                    return
-                outcome = None
+                self._check_refusal(tracked, refusal, posted, committed_at)
+                return
             if outcome is not None:
                 self._record_acknowledgment(tracked, outcome, original)
                 return

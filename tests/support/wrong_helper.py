@@ -153,7 +153,7 @@ class WrongHelper:
         response = await self._forward(request, body)
         if self._fault is Fault.UNKNOWN_SHARE_IS_500 and path.startswith(f"{PREFIX}/share-status/"):
             is_known = any(path.endswith(share.nullifier.hex()) for share in self._known.values())
-            if response.status_code == 200 and not is_known:
+            if response.status_code == 202 and not is_known:
                 response = _error(500, "sql: no rows in result set")
         if self._fault is Fault.HTML_404 and response.status_code == 404:
             response = Response("<html><body>404</body></html>", 404, _cors(response), "text/html")

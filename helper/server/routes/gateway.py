@@ -24,16 +24,17 @@ from typing import Any, Final
 import anyio
 import structlog
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from helper.chain.gateway_proxy import GatewayProxy, PossiblySent, ProxyRequest
 from helper.chain.node_http import StreamedResponse
+from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
 from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
 from helper.server.connection import ABORT_KEY
-from helper.server.ingress_receipt import attempt_token
-from helper.server.middleware import ATTEMPT_HEADER, route_error_response
+from helper.server.middleware import refusal_response, route_error_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import exempt_from_charge
 
@@ -173,7 +174,7 @@ class Gateway:
         """The request to a node for a request to a listed path."""
         method, target = scope["method"], _target(scope)
         if body is not None:
-            token = attempt_token(scope)
+            token = attempt_token(scope["headers"])
             headers = {} if token is None else {ATTEMPT_HEADER: token}
             return ProxyRequest(method, target, body, headers, self._limits.post_seconds)
         is_leaves = scope["raw_path"].endswith(b"/leaves")
@@ -184,16 +185,16 @@ class Gateway:
         """Hold a slot for a request.
 
         Raises:
-            HTTPException: 429 when this client is at its limit, or no slot is free and none can be freed.
+            TemporaryRefusal: this client is at its limit, or no slot is free and none can be freed.
         """
         if client is not None and self._count_slots(client) >= self._limits.max_concurrent_per_client:
-            raise HTTPException(429, "too many concurrent requests to the chain; retry later")
+            raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._abort_slowest_stream()
         is_post = forwarding.method == "POST"
         if self._count_busy() >= self._limits.max_concurrent and not (
             self._free_slot(client) or (is_post and self._abort_slow_read())
         ):
-            raise HTTPException(429, "too many concurrent requests to the chain; retry later")
+            raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._active[client].add(forwarding)
         try:
             yield
@@ -306,16 +307,17 @@ class _ForwardedRequest:
                     async with proxy.forward(request) as response:
                         await self._stream(response)
             except PossiblySent:
-                await self._fail(502, "the node's response was lost; check for the transaction before sending it again")
+                text = "the node's response was lost; check for the transaction before sending it again"
+                await self._fail(self._error(502, text))
             except ChainUnavailable as error:
                 # The error's text contains names of nodes, which only operators may see.
-                prefix = "nothing was sent: " if request.method == "POST" else ""
-                await self._fail(503, f"{prefix}no chain node is reachable", error)
+                situation = Situation.NOTHING_SENT if request.method == "POST" else Situation.NO_CHAIN_NODE
+                await self._fail(refusal_response(self._scope, situation), error)
             except ChainError as error:
-                await self._fail(502, "invalid response from node", error)
+                await self._fail(self._error(502, "invalid response from node"), error)
             except TimeoutError:
                 # Not logged: a client that does not read can cause any number of timeouts.
-                await self._fail(504, "request to the chain timed out")
+                await self._fail(self._error(504, "request to the chain timed out"))
             group.cancel_scope.cancel()
 
     async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
@@ -335,9 +337,11 @@ class _ForwardedRequest:
         if not response.is_json:
             # An HTML page would be served in this origin.
             if response.status < 400:
-                await self._fail(502, "invalid response from node")
+                await self._fail(self._error(502, "invalid response from node"))
             else:
-                await self._refuse(response.status, "the node responded with this status and no JSON")
+                await self._send_response(
+                    self._error(response.status, "the node responded with this status and no JSON")
+                )
             return
         headers = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
         if response.length is not None:
@@ -362,13 +366,13 @@ class _ForwardedRequest:
         finally:
             self.stalled_since = None
 
-    async def _fail(self, status: int, text: str, error: ChainError | None = None) -> None:
+    async def _fail(self, response: Response, error: ChainError | None = None) -> None:
         """Respond with an error. Once the head of a response was sent, abort the connection instead."""
         if not self._has_response_started:
-            await self._refuse(status, text)
+            await self._send_response(response)
             return
         if error is not None:
-            log.warning("gateway_response_aborted", status=status, reason=str(error))
+            log.warning("gateway_response_aborted", status=response.status_code, reason=str(error))
         self.abort()
         await anyio.sleep_forever()  # until `_cancel_on_disconnect` detects the disconnect
 
@@ -379,8 +383,11 @@ class _ForwardedRequest:
             raise RuntimeError("the server does not support aborting a connection")
         abort()
 
-    async def _refuse(self, status: int, text: str) -> None:
-        await route_error_response(self._scope["path"], status, text)(self._scope, self._receive, self._send)
+    def _error(self, status: int, text: str) -> Response:
+        return route_error_response(self._scope["path"], status, text)
+
+    async def _send_response(self, response: Response) -> None:
+        await response(self._scope, self._receive, self._send)
 
 
 def _describe_operation(path: str, method: str) -> Operation:
@@ -398,7 +405,7 @@ def _describe_operation(path: str, method: str) -> Operation:
             if part in path
         },
         query=heights if path.endswith("/leaves") else {},
-        refusals=(404, 413, 502, 504) if method == "POST" else (404, 502, 504),
+        refusals=(404, 408, 413, 502, 504) if method == "POST" else (404, 502, 504),
         is_forwarded=True,
     )
 

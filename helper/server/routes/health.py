@@ -13,6 +13,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from helper.core.refusals import RETRY_AFTER_SECONDS
 from helper.observability.readiness_text import Check, all_passed, format_checks
 from helper.server.openapi import ApiRoute, Operation
 
@@ -22,6 +23,7 @@ READY_PATH: Final = "/readyz"
 CheckRunner = Callable[[], Sequence[Check]]
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
+_NOT_READY: Final = {**_NO_STORE, "Retry-After": str(RETRY_AFTER_SECONDS)}
 _VERBOSE: Final = {
     "verbose": {"description": "List the checks even if all of them pass.", "schema": {"type": "string"}}
 }
@@ -48,7 +50,7 @@ def health_routes(run_checks: CheckRunner) -> list[ApiRoute]:
     async def ready(request: Request) -> Response:
         results = run_checks()
         if not all_passed(results):
-            return PlainTextResponse(format_checks(results), 503, headers=_NO_STORE)
+            return PlainTextResponse(format_checks(results), 503, headers=_NOT_READY)
         text = format_checks(results) if "verbose" in request.query_params else "ok\n"
         return PlainTextResponse(text, headers=_NO_STORE)
 

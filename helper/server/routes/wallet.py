@@ -17,6 +17,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.pause import PauseReason
+from helper.core.refusals import Situation, TemporaryRefusal, attempt_token, find_refusal
 from helper.errors import ShareRefused
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
@@ -24,7 +25,7 @@ from helper.ingest.payload import SMALL_BODY_BYTES
 from helper.ingest.schema import HexField, PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server.body_reader import BodyReader
-from helper.server.middleware import JsonResponse, check_token, error_response
+from helper.server.middleware import JsonResponse, check_token, error_response, refusal_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import RefusalLimiter
 from helper.store.models import EnqueueResult
@@ -34,7 +35,6 @@ PREFIX: Final = "/shielded-vote/v1"
 SHARES_PATH: Final = f"{PREFIX}/shares"
 SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
 QUEUE_SUMMARY_PATH: Final = f"{PREFIX}/queue-summary/{{round_id}}"
-STARTING_MESSAGE: Final = "starting"
 _RAISED_KEY: Final = "svote-helper.raised"
 """Scope key: the exception that `ShareSubmission` raised."""
 _OUTCOMES_BY_STATUS: Final = {
@@ -62,6 +62,7 @@ class WalletView:
         is_ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
         clock: the time at which a share is due.
         queue_summaries: summaries of the rounds; None if they are not served.
+        pending_status: HTTP status of share-status for a share that is not confirmed.
         pause_reason: why no share is accepted now, or None; the status is not ok while shares are refused with 503.
         count_outcome: counts the outcome of a POST: `post_` and one of
             `helper.observability.metric_definitions.POST_OUTCOMES`.
@@ -74,6 +75,7 @@ class WalletView:
     is_ready: Callable[[], bool]
     clock: Clock = field(default_factory=SystemClock)
     queue_summaries: QueueSummaries | None = None
+    pending_status: int = 202
     pause_reason: Callable[[], PauseReason | None] = lambda: None
     count_outcome: Callable[[str], None] = lambda _: None
 
@@ -82,12 +84,13 @@ POST_SHARE: Final = Operation(
     "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
     payload.AcceptedResponse,
     body=share_body_schema(),
-    refusals=(413,),
+    refusals=(408, 413),
     authorized_role="wallets",
 )
 SHARE_STATUS: Final = Operation(
-    "Whether a share is confirmed on chain.",
+    "Whether a share is confirmed on chain; 202 if it is not.",
     payload.ShareStatusResponse,
+    same_content_statuses=(202,),
     path={"round_id": payload.PATH_HEX_FIELD, "nullifier": payload.PATH_HEX_FIELD},
     refusals=(404,),
     authorized_role="wallets",
@@ -138,13 +141,14 @@ class ShareSubmission:
             if self._token:
                 check_token(scope, self._token)
             client = None if self._limiter is None else self._limiter.identify_request(scope)
+            names_attempt = attempt_token(scope["headers"]) is not None
             body = self._body_reader.take_received(scope)
             if body is not None:
-                outcome = await self._view.admission.admit(body, client)
+                outcome = await self._view.admission.admit(body, client, names_attempt=names_attempt)
             else:
                 async with self._body_reader.buffer_body(scope, receive, client) as body:
                     self._charge(client, len(body))
-                    outcome = await self._view.admission.admit(body, client)
+                    outcome = await self._view.admission.admit(body, client, names_attempt=names_attempt)
         except Exception as error:
             self._view.count_outcome(f"post_{_classify_error(error)}")
             scope[_RAISED_KEY] = error
@@ -176,13 +180,18 @@ def wallet_routes(
         nullifier = payload.parse_hex32("nullifier", request.path_params["nullifier"])
         confirmed = await view.store.is_spent(round_id, nullifier)
         # A cache would keep a nullifier, and a later response would be that of an earlier time.
-        return JsonResponse(payload.share_status_body(is_confirmed=confirmed), headers={"Cache-Control": "no-store"})
+        # Each known wallet takes any 2xx and reads the body, or takes 200 alone for confirmed without reading it.
+        return JsonResponse(
+            payload.share_status_body(is_confirmed=confirmed),
+            200 if confirmed else view.pending_status,
+            {"Cache-Control": "no-store"},
+        )
 
-    async def status(_request: Request) -> Response:
+    async def status(request: Request) -> Response:
         if (reason := view.pause_reason()) is not None:
-            return error_response(503, reason.refusal)
+            return refusal_response(request.scope, Situation.PAUSED, reason)
         if not view.is_ready():
-            return error_response(503, STARTING_MESSAGE)
+            return refusal_response(request.scope, Situation.STARTING)
         return JsonResponse(_create_status(view))
 
     async def queue_status(_request: Request) -> Response:
@@ -222,6 +231,9 @@ def _classify_error(error: Exception) -> str:
         return "refused"
     if isinstance(error, ClientDisconnect):
         return "broken_off"
+    if isinstance(error, TemporaryRefusal):  # the outcome names the situation, not who asked
+        status = find_refusal(error.situation, *error.details, names_attempt=True).status
+        return _OUTCOMES_BY_STATUS[status]
     if isinstance(error, ShareRefused):
         return _OUTCOMES_BY_STATUS.get(error.status, "error")
     return _OUTCOMES_BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"

@@ -36,17 +36,25 @@ class Replacement(NamedTuple):
     not_before_ms: int
 
 
-def find_damaged(tx: Transaction, identities: Sequence[ShareIdentity], taken: Mapping[int, TakenShare]) -> set[int]:
-    """Return the indexes of the known shares that have damaged rows only; one query for all of them."""
-    live = {
-        index: taken_share for index, taken_share in taken.items() if not taken_share.is_confirmed and taken_share.ids
-    }
-    ids = sorted({share_id for taken_share in live.values() for share_id in taken_share.ids})
-    stored = {share.id: share for share in tx.read_stored_shares(ids)} if ids else {}
+def read_known(tx: Transaction, taken: Mapping[int, TakenShare]) -> dict[int, StoredShare]:
+    """Return the rows of the known shares that are not confirmed, by id; one query for all of them."""
+    ids = {share_id for known in taken.values() if not known.is_confirmed for share_id in known.ids}
+    return {share.id: share for share in tx.read_stored_shares(sorted(ids))} if ids else {}
+
+
+def find_damaged(
+    tx: Transaction,
+    identities: Sequence[ShareIdentity],
+    taken: Mapping[int, TakenShare],
+    stored: Mapping[int, StoredShare],
+) -> set[int]:
+    """Return the indexes of the known shares that have damaged rows only."""
     return {
         index
-        for index, taken_share in live.items()
-        if all(
+        for index, taken_share in taken.items()
+        if not taken_share.is_confirmed
+        and taken_share.ids
+        and all(
             share_id in stored
             and _is_damaged(tx, stored[share_id])
             and _is_row_of(stored[share_id].row, identities[index], taken_share)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from helper.core.schedule import due_ms, rank
 from helper.core.share import Share, ShareState
 from helper.store.models import EnqueueResult, QueuedShare
-from helper.store.operations.healing import HEALED_NOTE, find_damaged, remove_damaged
+from helper.store.operations.blocks import delete_share
+from helper.store.operations.healing import HEALED_NOTE, find_damaged, read_known, remove_damaged
 from helper.store.operations.messages import restore_message
 from helper.store.operations.transitions import (
     Transition,
@@ -20,7 +21,7 @@ from helper.store.operations.transitions import (
     update_row,
 )
 from helper.store.table_rows import RevealRow, ShareRow, add_row_checks
-from helper.store.transaction import ShareIdentity, TakenShare, Transaction
+from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
 from helper.store.write_jobs import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
@@ -56,16 +57,21 @@ class EnqueueOperation(BatchOperation):
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
-    A share whose row is damaged is stored in place of it. The results equal those of enqueueing the shares one by one,
-    but many shares need only one query and one statement, and one more query if any of them is known.
+    A share whose row is damaged is stored in place of it. A known share that waits gets the earlier due time: whoever
+    has seen it first may have posted it with the latest one, and whoever has it could reveal it anyway. The results
+    equal those of enqueueing the shares one by one, but many shares need only one query and one statement, and one more
+    query if any of them is known.
     """
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]
     taken = tx.find_taken(identities)
-    damaged = find_damaged(tx, identities, taken)
-    outcomes, rows = [], []
+    stored = read_known(tx, taken)
+    damaged = find_damaged(tx, identities, taken, stored)
+    outcomes: list[EnqueueResult] = []
+    rows: list[ShareRow] = []
     messages: list[tuple[ShareRow, RevealRow]] = []
-    in_batch: set[bytes | tuple[int, bytes]] = set()
+    in_batch: dict[bytes | tuple[int, bytes], int] = {}  # index of the row in `rows`
+    waiting = _lock_waiting(tx, operations, taken, stored)
     for index, (operation, identity) in enumerate(zip(operations, identities, strict=True)):
         round_no, mac, nullifier = identity
         row: ShareRow | None = None
@@ -75,16 +81,17 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
                 row, message = _create_replacement(tx, operation, identity, taken[index])
                 if row is not None and message is not None:
                     messages.append((row, message))
+            elif index in waiting:
+                row = _replace_waiting(tx, waiting[index], operation)
             elif index not in taken:
-                if tx.is_round_closed(round_no):
-                    outcome = EnqueueResult.CLOSED
-                else:
-                    now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
-                    row = create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due)
+                row, outcome = _create_new(tx, operation, identity), EnqueueResult.CLOSED
+        elif (at := in_batch.get(mac)) is not None and not rows[at].note and _is_earlier(operation, rows[at]):
+            rows[at] = _move_up(rows[at], operation)
+            outcome = EnqueueResult.MOVED_UP
         if row is not None:
-            in_batch |= {mac, (round_no, nullifier)}
+            in_batch[mac] = in_batch[round_no, nullifier] = len(rows)
             rows.append(row)
-            outcome = EnqueueResult.QUEUED
+            outcome = EnqueueResult.MOVED_UP if index in waiting else EnqueueResult.QUEUED
         outcomes.append(outcome)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
     if not rows and EnqueueResult.DUPLICATE in outcomes:
@@ -92,11 +99,62 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
         tx.force_sync()
     for row, message in messages:
         restore_message(tx, row, message)
-    if any(row.due_ms <= row.received_ms + NOTIFY_WITHIN_MS for row in rows):
+    notify_until_ms = max(int(operation.now * 1000) for operation in operations) + NOTIFY_WITHIN_MS
+    if any(row.due_ms <= notify_until_ms for row in rows):
         tx.notify(DUE_NOTIFICATION)
     for round_no, number in Counter(row.round_no for row in rows).items():
         tx.adjust_count(round_no, ShareState.RECEIVED, number)
     return outcomes
+
+
+def _create_new(tx: Transaction, operation: EnqueueOperation, identity: ShareIdentity) -> ShareRow | None:
+    """Return the row of a new share, None if another host has closed its round."""
+    if tx.is_round_closed(identity[0]):
+        return None
+    now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
+    return create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due)
+
+
+def _lock_waiting(
+    tx: Transaction,
+    operations: Sequence[EnqueueOperation],
+    taken: Mapping[int, TakenShare],
+    stored: Mapping[int, StoredShare],
+) -> dict[int, ShareRow]:
+    """Return the rows of waiting shares that are posted again with an earlier due time, by index of the post.
+
+    They are locked in order of id, as by hosts that claim them.
+    """
+    indexes: dict[int, list[int]] = {}
+    for index, known in taken.items():
+        share = None if known.id_by_mac is None or known.is_confirmed else stored.get(known.id_by_mac)
+        row = None if share is None else share.row
+        if row is not None and _is_earlier(operations[index], row):
+            indexes.setdefault(row.id, []).append(index)
+    waiting: dict[int, ShareRow] = {}
+    for share_id in sorted(indexes):
+        for index in indexes[share_id]:
+            row = load_row(tx, share_id, int(operations[index].now * 1000))
+            if row is not None and _is_earlier(operations[index], row) and not tx.is_round_closed(row.round_no):
+                waiting[index] = row
+    return waiting
+
+
+def _is_earlier(operation: EnqueueOperation, row: ShareRow) -> bool:
+    """Return whether a share waits for its first attempt, and this post of it has an earlier due time."""
+    due = due_ms(operation.share.submit_at, operation.now)
+    return row.state == _RECEIVED and not row.attempts and due < row.submit_at * 1000
+
+
+def _move_up(row: ShareRow, operation: EnqueueOperation) -> ShareRow:
+    submit_at = operation.share.submit_at
+    return row._replace(submit_at=submit_at, due_ms=due_ms(submit_at, operation.now))
+
+
+def _replace_waiting(tx: Transaction, row: ShareRow, operation: EnqueueOperation) -> ShareRow:
+    """Delete a waiting share. Returns the row to store in place of it: with the due time of this post."""
+    delete_share(tx, row.id, row.round_no, row.state)
+    return _move_up(row, operation)._replace(id=tx.allocate_id())
 
 
 def _create_replacement(

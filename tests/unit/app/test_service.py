@@ -132,6 +132,23 @@ async def test_status_is_ok_only_while_shares_are_accepted(
     assert not harness.service.health.is_ready
 
 
+async def test_readiness_names_the_route_that_no_node_answers(harness: ServiceHarness) -> None:
+    def problem() -> str | None:
+        return {check.name: check.problem for check in harness.service.health.run_checks()}["chain"]
+
+    await harness.poll()
+    node = harness.network.nodes["node"]
+    node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
+    node.height += 1
+    for _ in range(31):
+        assert problem() is None
+        await harness.poll()
+    assert "`rounds`" in str(problem())
+    node.faults.clear()
+    await harness.poll()
+    assert problem() is None
+
+
 async def test_readiness_fails_while_dispatch_is_paused_for_long(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,25 @@ async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:
     assert env.follower.is_ready
 
 
+@pytest.mark.parametrize(("path", "route"), [("/rounds", "rounds"), ("/commitment-tree/", "tree")])
+async def test_route_that_fails_for_30_seconds_is_overdue(path: str, route: str) -> None:
+    env = Environment()
+    await env.poll()
+    await env.poll()
+    env.clock.advance(300)
+    assert env.follower.find_overdue_routes() == [], "no new block: no sync is due"
+    env.node.faults[path] = lambda _: httpx.Response(500, content=b"<html>")
+    env.node.height += 1
+    for _ in range(31):
+        assert env.follower.find_overdue_routes() == []
+        assert not await env.poll()
+    assert env.follower.find_overdue_routes() == [route]
+    env.node.faults.clear()
+    env.clock.advance(30)  # the longest backoff of a tree
+    assert await env.poll()
+    assert env.follower.find_overdue_routes() == []
+
+
 async def test_chain_sync_runs_until_cancelled() -> None:
     env = Environment()
     with anyio.fail_after(10):

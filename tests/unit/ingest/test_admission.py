@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.models import Proposal, RoundStatus
 from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
@@ -74,6 +76,13 @@ class Harness:
         assert self.wake_count == 0
         return caught.value
 
+    async def expect_temporary(self, share: Share) -> Situation:
+        with pytest.raises(TemporaryRefusal) as caught:
+            await self.intake.admit(share_body(share))
+        assert self.store.shares == []
+        assert self.wake_count == 0
+        return caught.value.situation
+
 
 @pytest.fixture
 def harness() -> Harness:
@@ -118,6 +127,18 @@ async def test_admission_same_share_is_duplicate_at_any_time(harness: Harness) -
         assert await harness.intake.admit(share_body(make_share(submit_at=again))) is EnqueueResult.DUPLICATE
     assert [share.submit_at for share in harness.store.shares] == [END - 60]
     assert harness.wake_count == 1
+
+
+@pytest.mark.rule("R10", "W6")
+async def test_admission_duplicate_that_moves_a_share_up_wakes_dispatcher(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def move_up(*_: object, **__: object) -> EnqueueResult:
+        return EnqueueResult.MOVED_UP
+
+    monkeypatch.setattr(harness.store, "enqueue", move_up)
+    assert await harness.intake.admit(share_body(make_share(submit_at=0))) is EnqueueResult.DUPLICATE
+    assert (harness.wake_count, harness.due) == (1, harness.clock.time)
 
 
 async def test_admission_round_closed_by_other_host_is_refused(harness: Harness) -> None:
@@ -233,9 +254,9 @@ async def test_admission_spent_nullifier_is_duplicate_and_not_stored(harness: Ha
 
 @pytest.mark.rule("W5")
 @pytest.mark.parametrize("error", [StoreFull("no space"), StoreError("I/O error")])
-async def test_admission_store_error_responds_503(harness: Harness, error: StoreError) -> None:
+async def test_admission_store_error_is_temporary(harness: Harness, error: StoreError) -> None:
     harness.store.error = error
-    assert (await harness.expect_refusal(make_share())).status == 503
+    assert await harness.expect_temporary(make_share()) is Situation.QUEUE_UNWRITABLE
 
 
 async def test_admission_missing_leaf_waits_for_next_sync(harness: Harness) -> None:
@@ -250,7 +271,7 @@ async def test_admission_leaf_missed_by_running_sync_waits_for_another(harness: 
     harness.chain.block_age_seconds = 0.6
     harness.chain.syncs = [no_change, leaf_added(harness)]
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
-    assert sum(harness.chain.wait_timeouts[1:]) <= 1.5
+    assert sum(harness.chain.wait_timeouts[1:]) <= 3.0
 
 
 async def test_admission_missing_round_waits_for_next_sync(harness: Harness) -> None:
@@ -281,32 +302,32 @@ async def test_admission_missing_leaf_of_closed_round_is_refused_without_waiting
 
 
 @pytest.mark.rule("W13")
-async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
+async def test_admission_hold_ends_at_limit(harness: Harness) -> None:
     remove_leaf(harness)
     started_at = harness.clock.monotonic()
-    assert (await harness.expect_refusal(make_share())).status == 429
+    assert await harness.expect_temporary(make_share()) is Situation.VOTE_NOT_SYNCED
     assert harness.clock.monotonic() - started_at <= intake_module.MAX_WAIT_SECONDS
 
 
 @pytest.mark.rule("W13")
 async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
     remove_leaf(harness)
-    harness.chain.sync_seconds = 1.5
+    harness.chain.sync_seconds = 2.0
     harness.chain.block_age_seconds = 5.0
     harness.chain.syncs = [no_change, leaf_added(harness)]
-    assert (await harness.expect_refusal(make_share())).status == 429
+    assert await harness.expect_temporary(make_share()) is Situation.VOTE_NOT_SYNCED
     assert sum(harness.chain.wait_timeouts[:1]) == intake_module.MAX_WAIT_SECONDS
 
 
 @pytest.mark.rule("W4")
-async def test_admission_lagging_node_responds_429_not_400(harness: Harness) -> None:
+async def test_admission_lagging_node_is_temporary(harness: Harness) -> None:
     remove_leaf(harness)
-    harness.chain.block_age_seconds = 5.0
-    harness.chain.syncs = [no_change, no_change, no_change, no_change]
-    assert (await harness.expect_refusal(make_share())).status == 429
+    harness.chain.block_age_seconds = 10.0
+    harness.chain.syncs = [no_change] * 8
+    assert await harness.expect_temporary(make_share()) is Situation.VOTE_NOT_SYNCED
     harness.chain.rounds.clear()
-    harness.chain.syncs = [no_change, no_change, no_change, no_change]
-    assert (await harness.expect_refusal(make_share())).status == 429
+    harness.chain.syncs = [no_change] * 8
+    assert await harness.expect_temporary(make_share()) is Situation.VOTE_NOT_SYNCED
 
 
 @pytest.mark.parametrize("checked_leaf", [None, COMMITMENT])
@@ -336,22 +357,22 @@ async def test_admission_other_vote_at_known_position_is_not_duplicate(harness: 
 async def test_admission_unconfirmed_stored_leaf_does_not_admit_new_share(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.unverified_leaves[ROUND_ID, POSITION] = COMMITMENT
-    assert (await harness.expect_refusal(make_share())).status == 429
+    assert await harness.expect_temporary(make_share()) is Situation.VOTE_NOT_SYNCED
     assert harness.store.calls == ["known"]
 
 
 @pytest.mark.rule("W5")
 async def test_admission_paused_refuses_new_shares_without_waiting(harness: Harness) -> None:
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
-    assert (await harness.expect_refusal(make_share())).status == 503
+    assert await harness.expect_temporary(make_share()) is Situation.PAUSED
     remove_leaf(harness)
-    assert (await harness.expect_refusal(make_share())).status == 503
+    assert await harness.expect_temporary(make_share()) is Situation.PAUSED
     assert harness.chain.wait_timeouts == []
 
 
 async def test_admission_frozen_round_refuses_new_shares_others_accept(harness: Harness) -> None:
     harness.chain.frozen_rounds.add(ROUND_ID)
-    assert (await harness.expect_refusal(make_share())).status == 503
+    assert await harness.expect_temporary(make_share()) is Situation.PAUSED
     harness.store.known_keys.add(make_share().key)
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
     harness.chain.frozen_rounds = {bytes(32)}
@@ -362,42 +383,42 @@ async def test_admission_frozen_round_refuses_new_shares_others_accept(harness: 
 async def test_admission_end_unconfirmed_accepts_shares_before_both_ends(harness: Harness, other_end: int) -> None:
     harness.chain.other_ends[ROUND_ID] = other_end
     earlier = min(END, other_end)
-    assert (await harness.expect_refusal(make_share(submit_at=earlier + 1))).status == 503
+    assert await harness.expect_temporary(make_share(submit_at=earlier + 1)) is Situation.PAUSED
     assert await harness.intake.admit(share_body(make_share(submit_at=earlier))) is EnqueueResult.QUEUED
     assert await harness.intake.admit(share_body(make_share(submit_at=0, share_index=1))) is EnqueueResult.QUEUED
     harness.clock.time = earlier + 1.0
-    with pytest.raises(ShareRefused) as caught:
+    with pytest.raises(TemporaryRefusal) as caught:
         await harness.intake.admit(share_body(make_share(submit_at=0, share_index=2)))
-    assert caught.value.status == 503, "the share is due immediately and one of the two end times has passed"
+    assert caught.value.situation is Situation.PAUSED, "due immediately, and one of the two ends has passed"
 
 
 @pytest.mark.parametrize("status", [RoundStatus.ACTIVE, RoundStatus.TALLYING])
-async def test_admission_status_unconfirmed_responds_503_not_400(harness: Harness, status: RoundStatus) -> None:
+async def test_admission_status_unconfirmed_is_temporary(harness: Harness, status: RoundStatus) -> None:
     harness.chain.rounds[ROUND_ID] = make_round(status)
     harness.chain.status_reports.add(ROUND_ID)
-    assert (await harness.expect_refusal(make_share())).status == 503
+    assert await harness.expect_temporary(make_share()) is Situation.PAUSED
     harness.chain.status_reports.clear()
     harness.chain.rounds[ROUND_ID] = make_round()
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
 
 
 @pytest.mark.rule("W4")
-async def test_admission_proposals_unconfirmed_responds_429_not_400(harness: Harness) -> None:
+async def test_admission_proposals_unconfirmed_is_temporary(harness: Harness) -> None:
     assert (await harness.expect_refusal(make_share(proposal_id=40))).status == 400
     harness.chain.proposal_reports.add(ROUND_ID)
-    assert (await harness.expect_refusal(make_share(proposal_id=40))).status == 429
+    assert await harness.expect_temporary(make_share(proposal_id=40)) is Situation.PROPOSALS_UNCONFIRMED
     harness.chain.proposal_reports.clear()
     harness.chain.rounds[ROUND_ID] = dataclasses.replace(make_round(), proposals=())
-    assert (await harness.expect_refusal(make_share())).status == 429
+    assert await harness.expect_temporary(make_share()) is Situation.PROPOSALS_UNCONFIRMED
     harness.chain.rounds[ROUND_ID] = make_round()
     harness.chain.proposal_reports.add(ROUND_ID)
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED, "the choice is known"
 
 
-async def test_admission_pause_during_hold_responds_503(harness: Harness) -> None:
+async def test_admission_pause_during_hold_is_temporary(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.syncs = [lambda: setattr(harness, "pause", PauseCause.NO_NODE_IN_SYNC.reason()), no_change]
-    assert (await harness.expect_refusal(make_share())).status == 503
+    assert await harness.expect_temporary(make_share()) is Situation.PAUSED
 
 
 @pytest.mark.rule("R10")
@@ -407,44 +428,42 @@ async def test_admission_paused_recognizes_duplicates(harness: Harness) -> None:
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
 
 
-async def test_admission_held_shares_are_limited_and_others_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_WAITING", 2)
-    harness = Harness()
-    released, holding = anyio.Event(), anyio.Event()
-    waiting = 0
+async def test_admission_held_shares_are_limited_and_attempts_are_given_up_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake_module, "MAX_WAITING", 3)
+    harness, gate = Harness(), SyncGate()
+    monkeypatch.setattr(harness.chain, "wait_next_sync", gate.wait)
+    beyond = share_body(make_share(tree_position=9))
+    given_up: list[int] = []
 
-    async def wait(timeout: float) -> bool:
-        nonlocal waiting
-        waiting += 1
-        if waiting == 2:
-            holding.set()
-        await released.wait()
-        harness.chain.height += 1
-        return True
-
-    monkeypatch.setattr(harness.chain, "wait_next_sync", wait)
-    beyond = make_share(tree_position=9)
-    statuses: list[int] = []
-
-    async def post(share: Share) -> None:
-        with pytest.raises(ShareRefused) as caught:
-            await harness.intake.admit(share_body(share))
-        statuses.append(caught.value.status)
+    async def post(number: int, *, names_attempt: bool) -> None:
+        with pytest.raises(TemporaryRefusal) as caught:
+            await harness.intake.admit(beyond, names_attempt=names_attempt)
+        if caught.value.situation is Situation.TOO_MANY_WAITING:
+            given_up.append(number)
+        else:
+            assert caught.value.situation is Situation.VOTE_NOT_SYNCED
 
     async with anyio.create_task_group() as group:
-        group.start_soon(post, beyond)
-        group.start_soon(post, beyond)
-        await holding.wait()
-        await post(beyond)
-        assert statuses == [429]
+        for number, names_attempt in enumerate([True, False, True, True, False, False, False]):
+            before = gate.waiting
+            group.start_soon(partial(post, number, names_attempt=names_attempt))
+            while gate.waiting == before and number not in given_up:
+                await anyio.sleep(0.001)
+            await anyio.wait_all_tasks_blocked()
+        assert given_up == [3, 0, 2, 6], "an attempt gives up no other, the oldest is given up first, then none is left"
         assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
-        released.set()
-    assert statuses == [429, 400, 400]
+        gate.opened.set()
+    async with anyio.create_task_group() as group:
+        gate.opened = anyio.Event()
+        assert await gate.hold_shares(harness, group, 4, beyond, b"client") == 2, "half of the slots, all of them free"
+        gate.opened.set()
 
 
 async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 0)
-    assert (await Harness().expect_refusal(make_share())).status == 429
+    assert await Harness().expect_temporary(make_share()) is Situation.TOO_MANY_REQUESTS
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 1)
     harness = Harness()
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
@@ -471,7 +490,7 @@ class SyncGate:
             nonlocal refused
             try:
                 await harness.intake.admit(posted, client)
-            except ShareRefused:
+            except TemporaryRefusal:
                 refused += 1
 
         for _ in range(count):
@@ -516,7 +535,7 @@ async def test_admission_log_contains_no_share_data(harness: Harness, monkeypatc
     harness.chain.leaves[ROUND_ID, 9] = COMMITMENT
     await harness.intake.admit(share_body(share))
     harness.store.error = StoreFull("no space")
-    with pytest.raises(ShareRefused):
+    with pytest.raises(TemporaryRefusal):
         await harness.intake.admit(share_body(make_share(share_index=3, tree_position=9)))
     assert len(lines) == 1
     text = "".join(lines)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from helper.errors import ShareRefused
+from helper.core.refusals import TemporaryRefusal
 from helper.ingest.admission import AdmissionController
 from helper.store.models import EnqueueResult
 from tests.support.clock import FakeClock
@@ -80,14 +80,13 @@ class LagSimulation(Harness):
         return True
 
     async def post_until_answered(self, intake: AdmissionController) -> EnqueueResult | None:
-        """Post like a wallet: retry after a 429, never after a 400."""
+        """Post like a wallet: retry after a temporary refusal, never after a 400."""
         started_at = self.clock.monotonic()
         while self.clock.monotonic() < started_at + PATIENCE_SECONDS:
             try:
                 return await intake.admit(create_body())
-            except ShareRefused as refusal:
-                if refusal.status != 429:
-                    raise
+            except TemporaryRefusal:
+                pass
             await self.advance(POLL_SECONDS)
         return None
 

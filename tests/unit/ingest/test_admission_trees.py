@@ -11,6 +11,7 @@ import pytest
 from helper.chain.absence_proof import ABSENCE_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import TemporaryRefusal
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
@@ -74,9 +75,13 @@ class Harness(TreeEnvironment):
         return await self.intake.admit(create_body(**changes))
 
     async def expect_refusal(self, **changes: Any) -> tuple[int, str]:
-        with pytest.raises(ShareRefused) as caught:
-            await self.post(**changes)
-        return caught.value.status, f"{caught.value.field}: {caught.value}"
+        try:
+            outcome = await self.post(**changes)
+        except TemporaryRefusal as refusal:
+            return 503, str(refusal)
+        except ShareRefused as refusal:
+            return refusal.status, f"{refusal.field}: {refusal}"
+        raise AssertionError(outcome)
 
 
 @pytest.fixture
@@ -163,14 +168,14 @@ async def test_admission_leaf_missing_for_ten_blocks_rejects_retry(
     monkeypatch.setattr(harness.trees, "wait_next_sync", step)
     before = harness.nodes[0].height
     refusals = [await harness.expect_refusal(tree_position=99)]
-    while refusals[-1][0] == 429 and len(refusals) < 20:
+    while refusals[-1][0] == 503 and len(refusals) < 20:
         refusals.append(await harness.expect_refusal(tree_position=99))
     assert refusals[-1] == (400, "tree_position: is beyond the round's tree")
     assert ABSENCE_BLOCKS <= harness.nodes[0].height - before <= ABSENCE_BLOCKS + 3
-    assert (await harness.expect_refusal(tree_position=98))[0] == 429, "another share has its own arrival"
+    assert (await harness.expect_refusal(tree_position=98))[0] == 503, "another share has its own arrival"
 
 
-async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admission_lagging_node_is_temporary(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = 0
 
     async def behind(_timeout: float) -> bool:
@@ -185,6 +190,6 @@ async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch
     harness.clock.advance(8)
     harness.nodes[0].age = 8
     monkeypatch.setattr(harness.trees, "wait_next_sync", behind)
-    assert (await harness.expect_refusal(tree_position=99))[0] == 429
-    assert waits == 4, "two seconds apart"
+    assert (await harness.expect_refusal(tree_position=99))[0] == 503
+    assert waits == 6, "within 3.5 s"
     assert ROUND_ID in {known.round_id for known in harness.rounds.active_rounds()}

@@ -10,12 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest import payload
 from helper.server import body_reader as body_module
-from helper.server.body_reader import BodyReader, BodyTimeout
+from helper.server.body_reader import BodyReader
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.gateway import BODY_SECONDS
 from helper.store.models import EnqueueResult
@@ -115,8 +115,8 @@ def time_body(arrivals: Iterable[Arrival], **settings: Any) -> tuple[bool, float
 
         try:
             await BodyReader(**settings).read({"type": "http", "method": "POST", "headers": []}, receive)
-        except BodyTimeout:
-            return False, loop.time()
+        except TemporaryRefusal as refusal:
+            return refusal.situation is not Situation.SLOW_BODY, loop.time()
         return True, loop.time()
 
     is_read, seconds = SimLoop(random.Random("loop")).run_until_complete(read())
@@ -149,9 +149,9 @@ def test_body_reader_slow_large_body_is_cut_off_after_8_seconds(size: int, rate:
 
 async def test_body_reader_total_budget_is_enforced() -> None:
     reader = BodyReader(budget=100, uncounted_bytes=0)
-    with pytest.raises(HTTPException) as caught:
+    with pytest.raises(TemporaryRefusal) as caught:
         await reader.read(*create_request(b" " * 60, b" " * 60))
-    assert caught.value.status_code == 429
+    assert caught.value.situation is Situation.TOO_MANY_REQUESTS
     # The rejected body has released its memory.
     assert len(await reader.read(*create_request(b" " * 90))) == 90
 
@@ -173,9 +173,9 @@ async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
         group.start_soon(reader.read, {"type": "http", "method": "POST", "headers": []}, receive)
         await started.wait()
         assert len(await reader.read(*create_request(b" " * 5, b" " * 5))) == 10
-        with pytest.raises(HTTPException) as caught:
+        with pytest.raises(TemporaryRefusal) as caught:
             await reader.read(*create_request(b" " * 5, b" " * 6))
-        assert caught.value.status_code == 429
+        assert caught.value.situation is Situation.TOO_MANY_REQUESTS
         group.cancel_scope.cancel()
     assert len(await reader.read(*create_request(b" " * 110))) == 110, "an abandoned reservation is released"
 
@@ -194,9 +194,9 @@ async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read
     async with anyio.create_task_group() as group:
         group.start_soon(reader.read, scope, receive, b"first")
         await received.wait()
-        with pytest.raises(HTTPException) as refused:
+        with pytest.raises(TemporaryRefusal) as refused:
             await reader.read(*create_request(b"x" * 11), b"first")
-        assert refused.value.status_code == 429
+        assert refused.value.situation is Situation.TOO_MANY_REQUESTS
         assert await reader.read(*create_request(b"x" * 10), b"first") == b"x" * 10
         assert await reader.read(*create_request(b"x" * 50), b"second") == b"x" * 50
         group.cancel_scope.cancel()
@@ -207,9 +207,9 @@ async def test_body_reader_body_counts_until_exit() -> None:
     reader = BodyReader(budget=100, client_budget=40, uncounted_bytes=10)
     async with reader.buffer_body(*create_request(b"x" * 50), b"first") as body_of_first:
         assert body_of_first == b"x" * 50
-        with pytest.raises(HTTPException) as refused:
+        with pytest.raises(TemporaryRefusal) as refused:
             await reader.read(*create_request(b"x" * 11), b"first")
-        assert refused.value.status_code == 429
+        assert refused.value.situation is Situation.TOO_MANY_REQUESTS
         assert await reader.read(*create_request(b"x" * 50), b"second") == b"x" * 50
     with pytest.raises(ZeroDivisionError):
         async with reader.buffer_body(*create_request(b"x" * 50), b"first"):
@@ -232,7 +232,7 @@ async def test_shares_large_bodies_of_client_count_until_response() -> None:
     async with wallets.create_client() as client, anyio.create_task_group() as group:
         group.start_soon(partial(client.post, SHARES_PATH, content=large))
         await entered.wait()
-        assert (await client.post(SHARES_PATH, content=large)).status_code == 429
+        assert (await client.post(SHARES_PATH, content=large)).status_code == 503
         gate.set()
     async with wallets.create_client() as client:
         assert (await client.post(SHARES_PATH, content=large)).json() == {"status": "duplicate"}

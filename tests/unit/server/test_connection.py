@@ -491,7 +491,7 @@ def test_head_and_body_each_have_their_own_time() -> None:
     response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.4, head[9:]), (65.0, b""))
     assert (response, is_closed) == (b"", True)
     response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.5, b""))
-    assert (response.startswith(b"HTTP/1.1 408 "), is_closed) == (True, True)
+    assert (response.startswith(b"HTTP/1.1 503 "), is_closed) == (True, True)
 
 
 BAD_HEAD = b"no HTTP\r\n\r\n"

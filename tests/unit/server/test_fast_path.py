@@ -117,7 +117,8 @@ ERRORS = [
     Scenario("paused", [VALID_POST], [503], pause_intake),
     Scenario("paused, with an invalid body", [INVALID_POST, VALID_POST], [400, 503], pause_intake),
     Scenario("starting", [build_head(line=f"GET {STATUS_PATH} HTTP/1.1"), VALID_POST], [503, 200], set_starting),
-    Scenario("a lagging node", [VALID_POST], [429], set_lagging),
+    Scenario("a lagging node", [VALID_POST], [503], set_lagging),
+    Scenario("a lagging node, with an attempt", [build_post(create_body(), ATTEMPT)], [429], set_lagging),
     Scenario("another leaf", [VALID_POST], [400], set_other_leaf),
     Scenario("an ended round", [VALID_POST], [400], end_round),
     Scenario("a round closed by another host", [VALID_POST], [400], close_on_other_host),
@@ -137,11 +138,11 @@ BODIES = [
     Scenario(
         "large bodies that exceed the tokens",
         [build_post(PADDED_BODY), VALID_POST],
-        [200, 429],
+        [200, 503],
         settings={"burst": 1},
     ),
     Scenario("a refused large body", [build_post(PADDED_BODY[:-1])], [400]),
-    Scenario("large bodies beyond the budget", [build_post(PADDED_BODY)], [429], settings={"budget": 1000}),
+    Scenario("large bodies beyond the budget", [build_post(PADDED_BODY)], [503], settings={"budget": 1000}),
     Scenario("a chunked body", [build_head(CHUNKED) + encode_chunked(create_body())], [200]),
     Scenario(
         "a chunked body with late chunks",
@@ -157,7 +158,7 @@ BODIES = [
     Scenario("Expect, body sent immediately", [build_post(create_body(), EXPECT)], [100, 200]),
     Scenario("Expect, body too large", [build_post(b"", EXPECT, size=MAX_BODY_BYTES + 1)], [413]),
     Scenario("Expect, without the token", [build_post(b"", EXPECT, size=100)], [401], settings={"token": TOKEN}),
-    Scenario("a slow body", [VALID_POST[:-9]], [400]),
+    Scenario("a slow body", [VALID_POST[:-9]], [503]),
     Scenario("a slow body of an attempt", [build_post(create_body(), ATTEMPT)[:-9]], [408]),
     Scenario("a complete body of an attempt", [build_post(create_body(), ATTEMPT)], [200]),
     Scenario("disconnected during the body", [VALID_POST[:-9]], [], disconnects=True),
@@ -212,12 +213,12 @@ LIMITS = [
     Scenario(
         "refusals until the bucket is empty",
         [INVALID_POST, VALID_POST, INVALID_POST, VALID_POST],
-        [400, 200, 400, 429],
+        [400, 200, 400, 503],
         settings={"burst": 2},
     ),
-    Scenario("a 429 costs nothing", [VALID_POST] * 3, [429] * 3, set_lagging, settings={"burst": 1}),
+    Scenario("a 503 costs nothing", [VALID_POST] * 3, [503] * 3, set_lagging, settings={"burst": 1}),
     Scenario("server errors cost nothing", [VALID_POST] * 3, [500] * 3, fail_store(KeyError()), settings={"burst": 1}),
-    Scenario("refusals in one segment", [INVALID_POST * 3 + VALID_POST], [400, 400, 429, 429], settings={"burst": 2}),
+    Scenario("refusals in one segment", [INVALID_POST * 3 + VALID_POST], [400, 400, 503, 503], settings={"burst": 2}),
     Scenario(
         "clients behind a proxy",
         [
@@ -226,16 +227,16 @@ LIMITS = [
             build_post(create_body(), FOREIGN),
             build_post(create_body(), HOME),
         ],
-        [400, 400, 429, 200],
+        [400, 400, 503, 200],
         settings=PROXY,
     ),
     Scenario(
         "a client with a forged address",
         [INVALID_POST, build_post(create_body(), HOME)],
-        [400, 429],
+        [400, 503],
         settings={"burst": 1},
     ),
-    Scenario("without the token", [VALID_POST, VALID_POST], [401, 429], settings={"burst": 1, "token": TOKEN}),
+    Scenario("without the token", [VALID_POST, VALID_POST], [401, 503], settings={"burst": 1, "token": TOKEN}),
 ]
 SCENARIOS = [*BODIES, *REFUSALS, *ERRORS, *REQUESTS, *TOKENS, *LIMITS]
 

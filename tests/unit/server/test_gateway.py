@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from helper.chain.node_http import SHORT_BODY_BYTES
+from helper.core.refusals import ATTEMPT_HEADER
 from helper.server.client_address import identify_client
 from helper.server.routes.gateway import GET_PATHS, POST_PATHS, GatewayLimits
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded
@@ -468,7 +469,7 @@ async def test_gateway_refusals_are_charged_except_polling_404() -> None:
         assert (await client.get(f"{API}/round/%2e%2e")).status_code == 404
         assert (await client.put(f"{API}/rounds")).status_code == 405
         harness.requested_paths()
-        assert (await client.get(f"{API}/rounds")).status_code == 429
+        assert (await client.get(f"{API}/rounds")).status_code == 503
         assert harness.requested_paths() == [[], []]
 
 
@@ -484,14 +485,15 @@ async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
                 group.start_soon(client.get, f"{API}/rounds")
             await wait_until(lambda: harness.gateway.active_count == 2)
             refused = await client.get(f"{API}/rounds")
-            assert refused.status_code == 429
-            assert refused.headers["retry-after"]
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+            named = await client.post(f"{API}/cast-vote", json=VOTE_BODY, headers={ATTEMPT_HEADER: "0f" * 32})
+            assert (named.status_code, named.headers["retry-after"]) == (429, "2")
             other = httpx.ASGITransport(app=harness.wallets.app, client=("203.0.113.9", 1))
             async with httpx.AsyncClient(transport=other, base_url="http://helper") as another:
                 group.start_soon(another.get, f"{API}/rounds")
                 await wait_until(lambda: harness.gateway.active_count == 3)
                 full = await another.get(f"{API}/rounds")
-                assert (full.status_code, full.headers["retry-after"]) == (429, "2")
+                assert (full.status_code, full.headers["retry-after"]) == (503, "2")
         assert harness.gateway.active_count == 0
 
 

@@ -68,7 +68,7 @@ async def test_connection_partial_head_times_out() -> None:
     async with run_server(SHORT_TIMEOUTS) as port:
         client = await RawClient.connect(port, HELLO_REQUEST[:20])
         status, response = parse_error(await client.read_rest())
-        assert (status, response["status"]) == (408, "error")
+        assert (status, response["status"]) == (503, "error")
 
 
 async def test_connection_slow_head_times_out() -> None:
@@ -85,7 +85,7 @@ async def test_connection_slow_head_times_out() -> None:
         drip_task = asyncio.create_task(drip())
         response = await client.read_rest()
         drip_task.cancel()
-        assert response == b"" or parse_error(response)[0] == 408
+        assert response == b"" or parse_error(response)[0] == 503
 
 
 @pytest.mark.parametrize("more", [b"\r\n", b"G", HELLO_REQUEST[:-2]])
@@ -94,7 +94,7 @@ async def test_connection_partial_second_request_times_out(more: bytes) -> None:
         client = await RawClient.connect(port)
         assert await client.request() == b"hello"
         client.writer.write(more)
-        assert parse_error(await client.read_rest())[0] == 408
+        assert parse_error(await client.read_rest())[0] == 503
 
 
 async def test_connection_unread_body_times_out() -> None:
@@ -121,7 +121,7 @@ async def test_connections_of_one_client_are_limited() -> None:
         for client in own_clients:
             assert await client.request() == b"hello"
         response = await (await RawClient.connect(port)).read_rest()
-        assert parse_error(response)[0] == 429
+        assert parse_error(response)[0] == 503
         assert b"retry-after: 2\r\n" in response
         other = await RawClient.connect(port, source="127.0.0.2")
         assert await other.request() == b"hello"
@@ -161,7 +161,7 @@ PARTIAL_HEAD = b"GET /hello HTTP/1.1\r\nX: " + b"x" * 600
 @pytest.mark.rule("N8")
 @pytest.mark.rule("N29")
 @pytest.mark.parametrize(
-    ("slow", "statuses"), [(b"", []), (PARTIAL_HEAD[:9], [429]), (PARTIAL_BODY, [429])], ids=["silent", "head", "body"]
+    ("slow", "statuses"), [(b"", []), (PARTIAL_HEAD[:9], [503]), (PARTIAL_BODY, [503])], ids=["silent", "head", "body"]
 )
 async def test_connections_full_closes_slowest(
     slow: bytes, statuses: list[int], received_bytes: Callable[[], int]
@@ -197,7 +197,7 @@ async def test_connections_full_of_recent_requests_refuses_new_connection() -> N
     async with run_server(limits, RefusalLimiter(FakeClock(), by_address=False)) as port:
         clients = [await RawClient.connect(port, PARTIAL_HEAD) for _ in range(2)]
         refusal = await (await RawClient.connect(port)).read_rest()
-        assert parse_error(refusal)[0] == 429
+        assert parse_error(refusal)[0] == 503
         assert b"retry-after: 2\r\n" in refusal
         for client in clients:
             assert await client.request(b"\r\nHost: x\r\n\r\n") == b"hello"
@@ -212,7 +212,7 @@ async def test_connection_refused_for_its_head_is_not_evicted(received_bytes: Ca
         newest = await RawClient.connect(port)
         assert await newest.request() == b"hello"
         assert parse_error(await refused.read_rest())[0] == 400
-        assert parse_error(await slow.read_rest())[0] == 429
+        assert parse_error(await slow.read_rest())[0] == 503
         newest.writer.close()
 
 
@@ -240,11 +240,11 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
             parse_error(await (await RawClient.connect(port, prefix)).read_rest())
         known = limiter.identify_connection("127.0.0.1")
         assert known is not None
-        assert limiter.wait_seconds(known) == 3, "each was charged"
+        assert limiter.wait_seconds(known) == 2, "each final refusal was charged"
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
-        assert limiter.wait_seconds(known) == 3, "a connection without data, or to a full server, costs no token"
-        assert limiter.refusals == {408: 1, 400: 1, 431: 1, 429: 1}, "each one is counted"
+        assert limiter.wait_seconds(known) == 2, "a connection without data, or to a full server, costs no token"
+        assert limiter.refusals == {503: 2, 400: 1, 431: 1}, "each one is counted"
 
 
 async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
@@ -355,7 +355,7 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
         for client in clients:
             assert await client.request() == b"hello"
         status, _ = parse_error(await (await RawClient.connect(port)).read_rest())
-        assert status == 429
+        assert status == 503
         for client in clients:
             assert await client.request() == b"hello"
         clients[0].writer.close()

@@ -76,11 +76,12 @@ async def test_slow_body_of_attempt_gets_its_receipt(path: str) -> None:
 @pytest.mark.rule("N3")
 @pytest.mark.parametrize("path", [SHARES_PATH, CAST_VOTE])
 @pytest.mark.parametrize("values", INVALID_TOKENS.values(), ids=INVALID_TOKENS)
-async def test_slow_body_without_valid_token_is_400(path: str, values: list[str]) -> None:
+async def test_slow_body_without_valid_token_is_503(path: str, values: list[str]) -> None:
     async with running_gateway(body_reader=impatient_reader()) as (harness, client):
         with capture_logs() as logs:
             response = await client.post(path, content=stall(), headers=[(HEADER, value) for value in values])
-        assert (response.status_code, error_text(response)) == (400, "body: was not received in time")
+        assert (response.status_code, error_text(response)) == (503, "body: was not received in time")
+        assert (response.headers["retry-after"], response.headers["connection"]) == ("2", "close")
         assert harness.requested_paths() == [[], []]
     assert logs == []
 

@@ -76,7 +76,8 @@ async def test_shares_large_body_costs_a_token_for_each_16_kib(size: int, tokens
 async def test_shares_of_two_addresses_are_two_clients_to_intake(monkeypatch: pytest.MonkeyPatch) -> None:
     clients: list[bytes | None] = []
 
-    async def take(_body: bytes, client: bytes | None = None) -> EnqueueResult:
+    async def take(_body: bytes, client: bytes | None = None, *, names_attempt: bool) -> EnqueueResult:
+        assert not names_attempt
         clients.append(client)
         return EnqueueResult.QUEUED
 
@@ -181,16 +182,18 @@ async def exhaust_tokens(flood: RateLimitHarness, peer: str, **request: Any) -> 
 
 
 @pytest.mark.anyio
-async def test_rate_limit_empty_bucket_is_429_with_exact_wait() -> None:
+async def test_rate_limit_empty_bucket_is_503_or_429_with_exact_wait() -> None:
     flood = RateLimitHarness()
     await exhaust_tokens(flood, FOREIGN)
+    flood.limits.charge(ip_address(FOREIGN).packed, tokens=2)
     flood.clock.time += 0.9
     refused = await flood.request(FOREIGN, path=STATUS_PATH)
-    assert refused.status_code == 429
-    assert "2 s" in error_text(refused)
-    assert refused.headers["retry-after"] == "2"
+    attempt = await flood.request(FOREIGN, "POST", SHARES_PATH, headers={"X-Vote-Ingress-Attempt-V1": "0f" * 32})
+    assert (refused.status_code, attempt.status_code) == (503, 429)
+    assert "6 s" in error_text(refused)
+    assert (refused.headers["retry-after"], attempt.headers["retry-after"]) == ("2", "6")
     assert refused.headers["access-control-allow-origin"] == "*", "pages can read it too"
-    flood.clock.time += 2
+    flood.clock.time += 6
     assert (await flood.request(FOREIGN, path=STATUS_PATH)).status_code == 200
 
 
@@ -212,7 +215,7 @@ async def test_rate_limit_admitted_request_is_served_without_token() -> None:
     for scope in (late, admitted):
         await RateLimitMiddleware(app, limits)(scope, do_nothing, do_nothing)
     assert served == [admitted]
-    assert limits.refusals == {429: 1}
+    assert limits.refusals == {503: 1}
 
 
 @pytest.mark.anyio
@@ -226,7 +229,7 @@ async def test_rate_limit_empty_bucket_reads_no_body() -> None:
         yield create_body()
 
     response = await flood.request(FOREIGN, "POST", SHARES_PATH, content=stream())
-    assert (response.status_code, flood.wallets.store.shares) == (429, [])
+    assert (response.status_code, flood.wallets.store.shares) == (503, [])
     assert read == []
 
 
@@ -250,14 +253,14 @@ async def test_rate_limit_every_refusal_is_charged() -> None:
         await flood.request(FOREIGN),
         await flood.request(FOREIGN),
     ]
-    assert [response.status_code for response in responses] == [400, 405, 413, 404, 429]
+    assert [response.status_code for response in responses] == [400, 405, 413, 404, 503]
 
 
 @pytest.mark.anyio
 async def test_rate_limit_flood_does_not_affect_other_clients() -> None:
     flood = RateLimitHarness()
     await exhaust_tokens(flood, FOREIGN)
-    assert (await flood.request(FOREIGN)).status_code == 429
+    assert (await flood.request(FOREIGN)).status_code == 503
     assert (await flood.request(HOME)).status_code == 404
 
 
@@ -267,12 +270,12 @@ async def test_rate_limit_trusts_forwarded_address_only_of_proxies() -> None:
     for spoofed in range(3):
         await flood.request(FOREIGN, headers={"X-Forwarded-For": f"198.51.100.{spoofed}"})
     forged = {"X-Forwarded-For": HOME, "Forwarded": f"for={HOME}"}
-    assert (await flood.request(FOREIGN, headers=forged)).status_code == 429
+    assert (await flood.request(FOREIGN, headers=forged)).status_code == 503
     assert (await flood.request(HOME, path=STATUS_PATH)).status_code == 200
     await exhaust_tokens(flood, PROXY, headers={"X-Forwarded-For": "198.51.100.7"})
-    assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.7"})).status_code == 429
+    assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.7"})).status_code == 503
     assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.8"})).status_code == 404
-    assert (await flood.request("198.51.100.7")).status_code == 429, "the same client without the proxy"
+    assert (await flood.request("198.51.100.7")).status_code == 503, "the same client without the proxy"
 
 
 @pytest.mark.anyio
@@ -288,7 +291,7 @@ async def test_rate_limit_connection_of_proxy_has_no_client() -> None:
     assert peer is not None
     for _ in range(3):
         flood.limits.charge(peer)
-    assert (await flood.request(FOREIGN)).status_code == 429
+    assert (await flood.request(FOREIGN)).status_code == 503
     assert flood.limits.identify_connection(PROXY) is None
     assert flood.limits.identify_connection(None) is None
 

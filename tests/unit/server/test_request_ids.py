@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
+from helper.core.refusals import RETRYABLE_STATUSES
 from helper.errors import ShareRefused
 from helper.server.application import add_middleware
-from helper.server.request_ids import RETRYABLE_STATUSES
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 

@@ -14,8 +14,9 @@ import pytest
 
 from helper.chain.models import RoundStatus
 from helper.core.pause import PauseCause
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import ShareState
-from helper.errors import ShareRefused, StoreFull
+from helper.errors import StoreFull
 from helper.observability.queue_summary import QueueSummaries
 from helper.server.application import create_app
 from helper.store.models import DamagedShare, DueBucket, QueueFilter
@@ -96,7 +97,7 @@ async def test_shares_post_again_replaces_damaged_row_only_if_valid(tmp_path: Pa
         wallets.checks.invalid = None
         reported_before = list(reported)
         again = await client.post(SHARES_PATH, content=create_body(submit_at=END - 5))
-        third = await client.post(SHARES_PATH, content=create_body())
+        third = await client.post(SHARES_PATH, content=create_body(submit_at=END - 4))
     (entry,) = await store.list_shares(QueueFilter(), 9)
     await store.close()
 
@@ -112,16 +113,27 @@ async def test_shares_full_disk_is_503(wallets: WalletApp) -> None:
     async with wallets.create_client() as client:
         response = await client.post(SHARES_PATH, content=create_body())
     assert response.status_code == 503
-    error_text(response)
+    assert (response.headers["retry-after"], error_text(response)) == (
+        "2",
+        "the queue cannot be written now; retry later",
+    )
 
 
-async def test_shares_429_has_retry_after(wallets: WalletApp) -> None:
+@pytest.mark.rule("W4")
+@pytest.mark.parametrize(
+    ("values", "status", "seconds"), [([], 503, 3.5), (["0f" * 32], 429, 15.0), (["0F" * 32], 503, 3.5)]
+)
+async def test_shares_missing_leaf_is_held_then_refused_by_attempt_header(
+    wallets: WalletApp, values: list[str], status: int, seconds: float
+) -> None:
     wallets.chain.leaves.clear()
+    started_at = wallets.clock.monotonic()
+    headers = [("X-Vote-Ingress-Attempt-V1", value) for value in values]
     async with wallets.create_client() as client:
-        response = await client.post(SHARES_PATH, content=create_body())
-    assert response.status_code == 429
-    assert int(response.headers["retry-after"]) >= 1
-    error_text(response)
+        response = await client.post(SHARES_PATH, content=create_body(), headers=headers)
+    assert (response.status_code, response.headers["retry-after"]) == (status, "2")
+    assert error_text(response) == "the vote is not in a known block yet; retry later"
+    assert wallets.clock.monotonic() - started_at == seconds
 
 
 @pytest.mark.rule("R12", "N7", "W7")
@@ -130,7 +142,7 @@ async def test_share_status_spent_nullifier_is_confirmed(wallets: WalletApp) -> 
         before = await client.get(SHARE_STATUS)
         wallets.store.spent.add((ROUND_ID, NULLIFIER))
         after = await client.get(SHARE_STATUS)
-    assert (before.status_code, before.json()) == (200, {"status": "pending"})
+    assert (before.status_code, before.json()) == (202, {"status": "pending"}), "zkool takes 200 for confirmed"
     assert (after.status_code, after.json()) == (200, {"status": "confirmed"})
     assert before.headers["cache-control"] == after.headers["cache-control"] == "no-store"
 
@@ -366,7 +378,7 @@ async def test_routes_with_token_are_served() -> None:
     headers = httpx.Headers({b"X-Helper-Token": TOKEN.encode()})
     async with wallets.create_client() as client:
         assert (await client.post(SHARES_PATH, content=create_body(), headers=headers)).status_code == 200
-        assert (await client.get(SHARE_STATUS, headers=headers)).status_code == 200
+        assert (await client.get(SHARE_STATUS, headers=headers)).status_code == 202
         assert (await client.get(QUEUE_STATUS_PATH, headers=headers)).status_code == 200
 
 
@@ -447,9 +459,11 @@ async def test_unexpected_error_is_500_without_details(
 
 async def test_shares_refusal_without_field_is_plain_text(wallets: WalletApp, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_share: object) -> None:
-        raise ShareRefused(503, "shares cannot be accepted now: no fresh node")
+        raise TemporaryRefusal(Situation.PAUSED, "no fresh node")
 
-    monkeypatch.setattr("helper.ingest.admission.AdmissionController.admit", lambda _self, body, _client: refuse(body))
+    monkeypatch.setattr(
+        "helper.ingest.admission.AdmissionController.admit", lambda _self, body, _client, **_: refuse(body)
+    )
     async with wallets.create_client() as client:
         response = await client.post(SHARES_PATH, content=create_body())
     assert response.status_code == 503

@@ -53,8 +53,8 @@ async def test_claim_due_returns_extra_fields_of_share(store: Store) -> None:
 
 
 @pytest.mark.rule("R10")
-@pytest.mark.parametrize("again_at", [0, int(NOW) + 5, int(NOW) + 500])
-async def test_enqueue_same_share_twice_changes_nothing(store: Store, backend: StoreBackend, again_at: int) -> None:
+@pytest.mark.parametrize("again_at", [int(NOW) + 60, int(NOW) + 500])
+async def test_enqueue_same_share_later_changes_nothing(store: Store, backend: StoreBackend, again_at: int) -> None:
     posted = make_posted_share(1, submit_at=int(NOW) + 60)
     await store.enqueue(posted.share, posted.nullifier, now=NOW)
     before = backend.query_rows("SELECT * FROM shares")
@@ -86,6 +86,56 @@ async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store, sta
     assert counts == {ROUND: {state: 1}}
     assert await store.count_shares() == counts
     assert await store.is_known(posted.share.key)
+
+
+@pytest.mark.rule("R10", "W6")
+@pytest.mark.parametrize("again_at", [0, int(NOW) + 5])
+async def test_enqueue_waiting_share_with_earlier_time_moves_it_up(
+    reopen: Reopen, store: Store, backend: StoreBackend, again_at: int
+) -> None:
+    first, other = make_posted_share(1, submit_at=int(NOW) + 3600), make_posted_share(2, submit_at=int(NOW) + 3600)
+    for posted in (first, other):
+        await store.enqueue(posted.share, posted.nullifier, now=NOW)
+
+    again = first.with_submit_at(again_at)
+    assert await store.enqueue(again.share, again.nullifier, now=NOW + 1) is EnqueueResult.MOVED_UP
+    assert await store.enqueue(first.share, first.nullifier, now=NOW + 2) is EnqueueResult.DUPLICATE
+    assert await store.enqueue(again.share, again.nullifier, now=NOW + 2) is EnqueueResult.DUPLICATE
+
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    await store.close()
+    store = await reopen()
+    due = max(again_at, NOW + 1)
+    assert await claim_all_due(store, now=due - 0.1) == []
+    (queued,) = await claim_all_due(store, now=due)
+    assert (queued.share, queued.nullifier, queued.due_ms) == (again.share, first.nullifier, due * 1000)
+
+
+@pytest.mark.rule("R10", "W6")
+async def test_enqueue_same_share_in_one_batch_takes_earliest_time(store: Store) -> None:
+    times = (3600, 60, 600, 0, 3600)
+    posts = [make_posted_share(1, submit_at=int(NOW) + seconds) for seconds in times]
+
+    outcomes = await asyncio.gather(*(store.enqueue(each.share, each.nullifier, now=NOW) for each in posts))
+
+    moved, known = EnqueueResult.MOVED_UP, EnqueueResult.DUPLICATE
+    assert outcomes == [EnqueueResult.QUEUED, moved, known, moved, known]
+    (queued,) = await claim_all_due(store, now=NOW)
+    assert queued.share == posts[3].share
+
+
+@pytest.mark.rule("R10")
+async def test_enqueue_earlier_time_does_not_shorten_a_retry(store: Store, backend: StoreBackend) -> None:
+    posted = make_posted_share(1, submit_at=int(NOW) + 60)
+    await store.enqueue(posted.share, posted.nullifier, now=NOW)
+    (queued,) = await claim_all_due(store, now=NOW + 60)
+    await store.retry(queued.id, due_ms=int(NOW + 600) * 1000, stage="proof", note="no")
+    before = backend.query_rows("SELECT * FROM shares")
+
+    again = posted.with_submit_at(0)
+    assert await store.enqueue(again.share, again.nullifier, now=NOW + 61) is EnqueueResult.DUPLICATE
+
+    assert backend.query_rows("SELECT * FROM shares") == before
 
 
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:

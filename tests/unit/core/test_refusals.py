@@ -1,0 +1,47 @@
+"""The table of refusals that may pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from helper.core.refusals import RETRYABLE_STATUSES, Situation, attempt_token, find_refusal
+
+TOKEN = "0123456789abcdef" * 4
+HEADER = b"x-vote-ingress-attempt-v1"
+DETAILS = {Situation.TOO_MANY_REFUSALS: (7,), Situation.SLOW_HEAD: (8.5,), Situation.PAUSED: ("starting",)}
+
+
+@pytest.mark.rule("W4", "W5")
+@pytest.mark.parametrize("situation", Situation)
+def test_refusal_that_may_pass_is_final_to_no_wallet(situation: Situation) -> None:
+    details = DETAILS.get(situation, ())
+    other = find_refusal(situation, *details, names_attempt=False, wait_seconds=9)
+    assert (other.status, other.retry_after) == (503, 2), "429 and 4xx end the delivery of several wallets"
+    attempt = find_refusal(situation, *details, names_attempt=True)
+    assert attempt.status in RETRYABLE_STATUSES
+    assert attempt.is_receipt == (attempt.status == 408) == (situation is Situation.SLOW_BODY)
+    assert attempt.retry_after == (None if attempt.is_receipt else 2)
+    assert other.text == attempt.text != ""
+    assert "{" not in other.text
+
+
+def test_known_wait_is_sent_to_attempts() -> None:
+    assert find_refusal(Situation.TOO_MANY_REFUSALS, 7, names_attempt=True, wait_seconds=7).retry_after == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "token"),
+    [
+        ([TOKEN], TOKEN),
+        ([], None),
+        ([TOKEN.upper()], None),
+        ([TOKEN[:-1]], None),
+        ([TOKEN + "0"], None),
+        ([TOKEN + "\n"], None),
+        ([TOKEN, TOKEN], None),
+        ([f"{TOKEN}, {TOKEN}"], None),
+    ],
+)
+def test_attempt_token_is_the_only_value_in_lower_case_hex(values: list[str], token: str | None) -> None:
+    headers = [(b"host", TOKEN.encode()), *((HEADER, value.encode()) for value in values)]
+    assert attempt_token(headers) == token
