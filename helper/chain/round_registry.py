@@ -453,7 +453,7 @@ class RoundRegistry:
         """
         heights = {node.name: node.height for node in self._node_pool.nodes}
         for record in [record for record in self._stored if record.is_open]:
-            if not record.has_ended(self._chain_time) or record.unconfirmed:
+            if not record.has_ended(self._chain_time) or record.unconfirmed or not self._is_read(record):
                 continue
             status = record.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
             if status is None and record.find_confirmed(RoundField.OMISSION, heights) is None:
@@ -462,6 +462,10 @@ class RoundRegistry:
             record.frozen, record.frozen_shares = None, 0
             reason = "ended and no longer listed" if status is None else f"ended with unknown status {status}"
             self._log.warning("round_closed", round=record.round_id.hex()[:8], reason=reason)
+
+    def _is_read(self, record: RoundRecord) -> bool:
+        """Whether every block since the round's creation was processed, so that no confirmed share is missed."""
+        return record.known is not None and record.known.created_at_height >= self._complete_from - 1
 
     async def _mark_closed(self, record: RoundRecord) -> None:
         await self._store.mark_closed(record.round_id, self.chain_now() or self._clock.now())
@@ -519,8 +523,7 @@ class RoundRegistry:
             and record.is_reported_ended
             and record.frozen is None
             and record.has_ended(self._chain_time)
-            and record.known is not None
-            and record.known.created_at_height >= self._complete_from - 1
+            and self._is_read(record)
         ]
         if not ended:
             return

@@ -60,7 +60,8 @@ def read_settings(name: str) -> dict[str, str]:
 def test_proxy_examples_offer_http_2() -> None:
     nginx, caddy = (SYSTEMD.parent / name for name in ("nginx/svote-helper.conf", "caddy/Caddyfile"))
     assert re.search(r"^\s*listen 443 ssl http2\b", nginx.read_text(), re.MULTILINE)
-    assert "protocols" not in caddy.read_text(), "by default Caddy offers HTTP/1.1, 2 and 3"
+    assert re.search(r"^\s*protocols h1 h2$", caddy.read_text(), re.MULTILINE), "HTTP/3 allows 0-RTT"
+    assert re.search(r"^\s*ssl_early_data off;$", nginx.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("tool", ANALYZE)

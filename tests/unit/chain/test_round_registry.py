@@ -549,6 +549,9 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(
     await env.advance_blocks(10)
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
+    env.registry.record_block(VOTE_END + 1, complete_from=1000)
+    await env.sync()
+    assert env.registry.frozen_reason(ROUND_ID) is not None, "blocks since the round's creation are unread"
     env.registry.record_block(VOTE_END + 1)
     await env.advance_blocks(4)
     if len(hosts) == 1:

@@ -158,7 +158,7 @@ def test_json_output_of_config_and_health(run_json: RunJson, tmp_path: Path) -> 
     assert run_json("version")["circuits"].keys() == {"k10", "k11"}
     run_json("config show")
     run_json("config show", "--origin")
-    run_json("config init")
+    run_json("config init", "--endpoint", "http://127.0.0.1:9")
     run_json("config validate")
     Path("wrong.toml").write_text("[helper]\nprot = 1\n")
     assert run_json("config validate", "wrong.toml", code=1)["problems"]
