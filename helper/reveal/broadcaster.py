@@ -15,7 +15,9 @@ from functools import partial
 import structlog
 
 from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
+from helper.chain.models import TxResult
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
@@ -212,7 +214,12 @@ class Broadcaster:
         elif step is NextStep.PROVE:
             circuit = reveal.prepared.circuit
             is_circuit_refused = circuit in self._refusals_by_circuit and self._circuits.is_unproven(circuit)
-            if is_circuit_refused or self._is_refused(reveal) or await self._failed_in_block(reveal):
+            result = None if is_circuit_refused or self._is_refused(reveal) else await self._find_result(reveal)
+            if result is not None and shows_spent(result):
+                await self._send(reveal)  # counted in a block that is not read yet: a new proof would be refused
+                return
+            has_failed = result is not None and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
+            if is_circuit_refused or self._is_refused(reveal) or has_failed:
                 # Every node that checked the proof, or another one of an unproven circuit, refused it, and the others
                 # had ten blocks to accept it.
                 self._refusals_by_circuit.pop(circuit, None)
@@ -464,8 +471,8 @@ class Broadcaster:
         """
         return Verdict.BAD_PROOF in self._refusals(reveal).values()
 
-    async def _failed_in_block(self, reveal: SentReveal) -> bool:
-        """Whether exactly this message failed in a block for its proof.
+    async def _find_result(self, reveal: SentReveal) -> TxResult | None:
+        """The result of exactly this accepted message in a block, as a node reports it; None if there is none.
 
         Some nodes check proofs only in blocks.
         """
@@ -476,8 +483,8 @@ class Broadcaster:
                 self._node_pool.record_error(node, error)
                 continue
             if result is not None:
-                return bool(result.code) and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
-        return False
+                return result
+        return None
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)

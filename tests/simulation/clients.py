@@ -24,6 +24,7 @@ from helper.chain.node_http import RESPONSE_WAIT_SECONDS, SLOW_CALL_SECONDS, Nod
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import BlockResults, RpcClient
+from helper.errors import ChainResponseError
 from tests.simulation.node import NodeFault, SimNode
 
 T = TypeVar("T")
@@ -162,11 +163,15 @@ class SimClient(ChainClient):
             return None
         _raise_if_pruned(node, height)
         block = node.chain.blocks[height]
-        return Block(block.head, [tx for tx, _ in block.txs])
+        txs = [tx for tx, _ in block.txs]
+        return Block(block.head, [*txs, node.extra_reveal(height)] if node.fault is NodeFault.DISPUTES else txs)
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         node = await self._reach_node()
-        return node.chain.find_indexed(tx_hash, node.height)
+        if node.fault is NodeFault.NO_INDEX:
+            raise ChainResponseError("tx: HTTP 500: transaction indexing is disabled")
+        extra_height = node.extra_heights.get(tx_hash)
+        return node.chain.find_indexed(tx_hash, node.height) if extra_height is None else TxResult(0, extra_height, "")
 
     async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> Any:
         outcome = await self._calls.run_broadcast(_Sender(self.node, message).broadcast(message, progress))

@@ -50,7 +50,16 @@ class NodeFault(Enum):
     INVALID_RESPONSE = "responds with HTML"
     NO_RPC = "RPC unreachable"
     PRUNED = "keeps few blocks"
+    FAR_BEHIND = "far behind"
+    NO_INDEX = "has no transaction index"
+    AHEAD = "reports heights ahead and drops reveals"
+    DISPUTES = "adds a reveal to each block and drops reveals"
 
+
+SCRIPTED_FAULTS = frozenset({NodeFault.FAR_BEHIND, NodeFault.NO_INDEX, NodeFault.AHEAD, NodeFault.DISPUTES})
+"""Faults that no seed draws."""
+FAR_BEHIND_SECONDS = 55.0
+BLOCKS_AHEAD = 60
 
 FALSE_RESPONSE_FAULTS = frozenset(
     {
@@ -79,6 +88,7 @@ class SimNode:
 
     Attributes:
         fault: the active fault, or None.
+        send_error_rate: fraction of reveals to which it responds 502 without processing them.
         on_broadcast: called with (message, node) for each reveal that arrives, before it is checked.
         on_false_refusal: called for each permanent refusal of a valid message.
         on_refusal: called for each message that may be proven again immediately: its proof was refused, or the message
@@ -91,6 +101,8 @@ class SimNode:
         self.rng = rng
         self._event_log = event_log
         self.fault: NodeFault | None = None
+        self.send_error_rate = 0.0
+        self.extra_heights: dict[bytes, int] = {}  # by hash of each reveal that only this node has in a block
         self._fault_height = 0
         self._fault_started_at = 0.0
         self._running = asyncio.Event()
@@ -119,6 +131,9 @@ class SimNode:
             return self._fault_height
         if self.fault is NodeFault.LAGGING:
             return max(1, newest - self._lag)
+        if self.fault is NodeFault.FAR_BEHIND:
+            limit = self.chain.now() - FAR_BEHIND_SECONDS
+            return max(1, *(height for height in range(1, newest + 1) if self.chain.head(height).time <= limit))
         if self.fault is NodeFault.SYNCING:
             return max(
                 1,
@@ -170,9 +185,19 @@ class SimNode:
         head = self.chain.head(self.height)
         if self.fault is NodeFault.OTHER_CHAIN:
             return replace(head, chain_id="other-7")
+        if self.fault is NodeFault.AHEAD:
+            return replace(head, height=head.height + BLOCKS_AHEAD)
         if self.fault is NodeFault.RESET:
             return replace(head, time=self.chain.head(self.chain.height).time)
         return head
+
+    def extra_reveal(self, height: int) -> bytes:
+        """Return the transaction of a reveal that is only in this node's block."""
+        nullifier = sha256(height.to_bytes(8)).digest()
+        round_id = next(iter(self.chain.rounds))
+        tx = RevealMessage(nullifier, bytes(64), 1, 0, bytes(64), round_id, anchor_height=1).to_tx()
+        self.extra_heights[sha256(tx).digest()] = height
+        return tx
 
     def has_round(self, round_id: bytes) -> bool:
         """Return whether this node knows a round."""
@@ -203,6 +228,8 @@ class SimNode:
             await self._wait_until_running(SEND_TIMEOUT_SECONDS)
             return _to_answer(*self._check_and_submit(message))
         await asyncio.sleep(0 if self.rng.random() < 0.5 else self.rng.random() * 0.3)
+        if self.send_error_rate and self.rng.random() < self.send_error_rate:
+            return _to_answer(*BAD_GATEWAY_RESPONSE)
         if fault is NodeFault.LOST_REPLY and self.rng.random() < 0.7:
             self._check_and_submit(message)
             raise NoResponse("connection failed (ReadError)", sent=True)
@@ -259,7 +286,7 @@ class SimNode:
         accepted = (200, {"code": 0, "tx_hash": sha256(tx).hexdigest().upper()})
         if tx in self.chain.mempool and self.rng.random() < 0.5:
             return 200, {"code": 0, "tx_hash": "", "log": "tx pending in mempool (duplicate submission)"}
-        if self.fault is NodeFault.DROPS_REVEALS:
+        if self.fault in (NodeFault.DROPS_REVEALS, NodeFault.AHEAD, NodeFault.DISPUTES):
             return accepted
         code = 11 if self.fault is NodeFault.REVEALS_FAIL and self.rng.random() < 0.7 else None
         self.chain.submit_transaction(tx, message, code=code)

@@ -778,7 +778,7 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
     assert env.follower.height == 100, "later blocks are read"
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
-    await env.follow_for(1)
+    await env.follow_for(3 * int(SECOND_COPY_WAIT_SECONDS) // 4)
     assert env.store.own_nullifiers == {}
     assert env.follower.disputed_height is None
 
@@ -870,7 +870,7 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
 
     env.add_reveal(95, 1)
     with capture_logs() as logs:
-        await env.follow_for(2)
+        await env.follow_for(5)
     assert env.store.own_nullifiers == {}
     assert env.follower.disputed_height is None
     counts = {"read": 11, "pruned": 0, "added": 1, "confirmed": 1}
@@ -925,7 +925,7 @@ async def test_rescan_waits_for_a_second_copy_of_an_empty_block(response: httpx.
     assert env.store.rescan is not None
     assert env.store.rescan.left == 1
     env.others[0].faults.clear()
-    await env.follow_for(1)
+    await env.follow_for(10)
     assert env.store.rescan.left == 0
 
 
