@@ -535,7 +535,9 @@ class Service:
         At start-up this waits a bounded time for the block follower, because unread blocks may confirm many of them.
         """
         while True:
-            await self._new_block.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.broadcaster.seconds_to_probe):
+                    await self._new_block.wait()
             self._new_block.clear()
             try:
                 await self._wait_for_follower()

@@ -31,7 +31,7 @@ from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
-from helper.reveal.node_holds import NodeHolds
+from helper.reveal.node_holds import PROBE_SECONDS, NodeHolds
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_call import SendCall
@@ -105,6 +105,11 @@ class Broadcaster:
         self._unanswered_subscribers: list[Callable[[], None]] = []
         self._late_tasks: set[asyncio.Task[None]] = set()  # each waits for the response of an unanswered call
 
+    @property
+    def seconds_to_probe(self) -> float | None:
+        """Seconds after which reveals are tried again although no block was produced, None if no node is held."""
+        return PROBE_SECONDS if self._holds.is_any_held else None
+
     async def stop(self) -> None:
         """Cancel the calls that continue without a response."""
         for task in self._late_tasks:
@@ -112,7 +117,10 @@ class Broadcaster:
         await asyncio.gather(*self._late_tasks, return_exceptions=True)
 
     def subscribe_to_unanswered(self, callback: Callable[[], None]) -> None:
-        """Register a callback for each send without a response: the share may have to be sent again now."""
+        """Register a callback for each event after which shares may have to be sent again now.
+
+        These are a send without a response, and the end of a node's hold.
+        """
         self._unanswered_subscribers.append(callback)
 
     def subscribe(self, callback: Callable[[], None]) -> None:
@@ -262,8 +270,9 @@ class Broadcaster:
             return  # the clock was set back since the proof or the last send: never send or resend before the due time
         message = RevealMessage.from_tx(reveal.prepared.message)
         share_id, sends = reveal.share_id, reveal.sends
-        for node in self._ordered_nodes(reveal):
-            if not await self._holds.accepts_reveals(node):
+        nodes, seconds_left = self._ordered_nodes(reveal), self._attempts.seconds_left(reveal.round_id)
+        for node in nodes:
+            if not await self._holds.accepts_reveals(node, seconds_left=seconds_left, candidates=nodes):
                 continue
             head = self._node_pool.head
             if head is None or head.height <= (reveal.last_sent_height or 0) or not self._has_new_block(reveal):
@@ -316,8 +325,7 @@ class Broadcaster:
         if self._is_current(reveal.share_id):
             unknown = BroadcastOutcome(Verdict.AMBIGUOUS, log="no response yet, the call continues")
             await self._apply_outcome(reveal, unknown, call.node)
-            for callback in self._unanswered_subscribers:
-                callback()
+            self._notify_unanswered()
 
     async def _await_late_outcome(
         self, reveal: SentReveal, call: SendCall, state: SendState, fence: int | None
@@ -346,6 +354,8 @@ class Broadcaster:
         await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
         if outcome.retry_after is not None:
             self._holds.hold(node, outcome.retry_after)
+        elif outcome.verdict is Verdict.ACCEPTED and self._holds.release(node):
+            self._notify_unanswered()  # the other shares wait for this node
         if outcome.verdict in NEXT_BLOCK_VERDICTS:
             self._avoided_until[node.name] = self._clock.monotonic() + NODE_AVOIDANCE_SECONDS
         if outcome.may_be_sent:
@@ -494,6 +504,10 @@ class Broadcaster:
         await self._store.requeue(share_id, stage="broadcast", note=note)
         self._stats.count("retry_broadcast")
         self._notify_subscribers()
+
+    def _notify_unanswered(self) -> None:
+        for callback in self._unanswered_subscribers:
+            callback()
 
     def _notify_subscribers(self) -> None:
         for callback in self._subscribers:
