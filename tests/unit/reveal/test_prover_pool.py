@@ -143,6 +143,25 @@ async def test_jobs_that_go_first_precede_queued_ones() -> None:
 
 
 @pytest.mark.anyio
+async def test_time_for_which_the_service_was_stopped_is_not_time_of_the_prover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = await WorkerProcess.spawn(("cat",), threads=1)  # replies with the request
+    try:
+        os.kill(worker.pid, signal.SIGSTOP)
+        exchange = asyncio.create_task(worker.exchange({"op": "prove"}, 60.0))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda loop_time=loop.time: loop_time() + 63.0)
+        await asyncio.wait((exchange,), timeout=0.0)
+        await asyncio.sleep(0.01)  # a timer that expires after those of the time that was skipped
+        os.kill(worker.pid, signal.SIGCONT)
+        assert await exchange == {"op": "prove"}
+    finally:
+        await worker.kill()
+
+
+@pytest.mark.anyio
 async def test_hanging_worker_is_killed_and_replaced() -> None:
     async with run_pool(timeout=0.2) as pool:
         (pid,) = pool.pids
