@@ -402,11 +402,19 @@ class Service:
             log.info("queue_opened", recovered=recovered)
             await self.round_registry.restore()
             await self.tree_sync.restore()
+            await self._restore_circuit()
             if self.cluster is not None:
                 await run_until_stopped(self._stop, self.cluster.start())
             yield
         finally:
             await self.store.close()
+
+    async def _restore_circuit(self) -> None:
+        """Have the provers create the keys of the circuit that the chain accepted last first."""
+        if self.node_pool.chain_id is not None:
+            key = CircuitSelector.storage_key(self.node_pool.chain_id)
+            self.circuit_selector.restore(await self.store.get_meta(key))
+            self.prover_pool.set_circuits(self.circuit_selector.required_circuits)
 
     def _pause_reason(self) -> PauseReason | None:
         """Why this host's processing of admitted shares is paused, or None."""
