@@ -384,7 +384,7 @@ class Service:
         return self.lease is None or self.lease.is_held
 
     async def _round_states(self) -> list[RoundState]:
-        return round_states(self.round_registry, self.tree_sync.size)
+        return round_states(self.round_registry, self.tree_sync.last_size)
 
     def _chain_time(self) -> float:
         return self.round_registry.chain_now() or self.clock.now()
