@@ -33,6 +33,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import BlockResults
 from helper.chain.sent_reveal_check import SentRevealCheck
+from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
 from helper.store.models import SentReveal, SpentNullifier
 from helper.store.store import Store
@@ -152,17 +153,21 @@ class BlockFollower:
             await self._follow()
 
     async def _follow(self) -> None:
-        pause = 1.0
+        pause, problem = 1.0, LoggedProblem()
         while True:
             self._wake.clear()
             try:
                 has_progressed = await self.apply_next_blocks()
             except Exception as error:  # The next attempt may succeed, and nothing else confirms shares.
                 reason = str(error) if isinstance(error, HelperError) else repr(error)
-                self._log.warning("block_follow_failed", reason=reason, height=self.height)
+                is_expected = isinstance(error, ChainError) and pause == 1.0  # a node often fails around a commit
+                if not is_expected and problem.note(reason):
+                    self._log.warning("block_follow_failed", reason=reason, height=self.height)
                 await self._clock.sleep(pause)
                 pause = min(_MAX_RETRY_SECONDS, pause * 2)
                 continue
+            if problem.clear():
+                self._log.info("block_follow_recovered", height=self.height)
             pause = 1.0
             if not has_progressed:
                 await self._wake.wait()

@@ -17,7 +17,7 @@ from helper.chain.catch_up import CONCURRENT_BLOCKS, CURSOR_RESET_HEADS, MAX_ATT
 from helper.chain.copy_quorum import SECOND_COPY_WAIT_SECONDS, SINGLE_NODE_SECONDS
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
-from helper.errors import ChainError, StoreError
+from helper.errors import ChainError, ChainResponseError, StoreError
 from helper.store.models import PreparedReveal, SentReveal
 from helper.store.rescan import start_rescan
 from tests.support.clock import FakeClock
@@ -680,6 +680,32 @@ async def test_follower_run_continues_after_errors() -> None:
         "no space",
         "RuntimeError('unexpected')",
     ]
+
+
+async def test_repeated_failure_of_the_follower_is_logged_with_its_end() -> None:
+    env = Environment(rpc=True, cursor=98)
+    errors = [ChainResponseError("block 99: broken")] * 5
+    apply = env.store.apply_block
+
+    async def failing(height: int, spent: Any, *, now: float) -> list[int]:
+        if errors and (len(errors) < 5 or height == 100):
+            raise errors.pop()
+        return await apply(height, spent, now=now)
+
+    async def follow_until(height: int) -> None:
+        while env.follower.height != height:
+            await anyio.wait_all_tasks_blocked()
+            env.clock.advance(10)
+            await env.endpoints.probe_all()
+
+    env.store.apply_block = failing  # type: ignore[method-assign]
+    with anyio.fail_after(20), capture_logs() as logs:
+        async with anyio.create_task_group() as group:
+            group.start_soon(env.follower.run)
+            await follow_until(100)
+            group.cancel_scope.cancel()
+    events = [log["event"] for log in logs if log["event"].startswith("block_follow")]
+    assert events == ["block_follow_failed", "block_follow_recovered"]
 
 
 async def test_head_reached_is_set_at_first_head() -> None:
