@@ -95,7 +95,8 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         return task
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close the idle connections; the others close with their responses."""
+        self._max_idle = 0
         idle, self._idle = self._idle, []
         for connection, _ in idle:
             self._close(connection)
