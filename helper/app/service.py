@@ -22,6 +22,7 @@ from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.models import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
 from helper.chain.round_and_tree_sync import ChainSync
@@ -75,6 +76,8 @@ log = structlog.get_logger("helper.app")
 HOUR_SECONDS = 3600.0
 NODE_IDS_SECONDS = 60.0
 """Seconds between comparisons of the nodes' ids."""
+FOLLOWER_WAIT_SECONDS = 1.0
+"""Seconds that resends wait for the block follower to read the newest block."""
 
 
 class Service:
@@ -134,6 +137,7 @@ class Service:
         self._share_checks = share_checks
         self.new_database: str | None = None
         self._new_block = asyncio.Event()
+        self._reconciled_height = 0
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
         self._create_components()
@@ -180,6 +184,7 @@ class Service:
             on_block=self._on_block,
             on_confirmed=self._on_confirmed,
         )
+        self.node_pool.subscribe_to_probes(self._on_probe)
         self.gates = Gates(
             store=self.store,
             node_pool=self.node_pool,
@@ -391,7 +396,7 @@ class Service:
         return self.lease is None or self.lease.is_held
 
     async def _round_states(self) -> list[RoundState]:
-        return round_states(self.round_registry, self.tree_sync.size)
+        return round_states(self.round_registry, self.tree_sync.last_size)
 
     def _chain_time(self) -> float:
         return self.round_registry.chain_now() or self.clock.now()
@@ -416,11 +421,19 @@ class Service:
                 )
                 log.info("database_created", path=self.new_database, note="the queue is new and empty")
             await self.tree_sync.restore()
+            await self._restore_circuit()
             if self.cluster is not None:
                 await run_until_stopped(self._stop, self.cluster.start())
             yield
         finally:
             await self.store.close()
+
+    async def _restore_circuit(self) -> None:
+        """Have the provers create the keys of the circuit that the chain accepted last first."""
+        if self.node_pool.chain_id is not None:
+            key = CircuitSelector.storage_key(self.node_pool.chain_id)
+            self.circuit_selector.restore(await self.store.get_meta(key))
+            self.prover_pool.set_circuits(self.circuit_selector.required_circuits)
 
     def _pause_reason(self) -> PauseReason | None:
         """Why this host's processing of admitted shares is paused, or None."""
@@ -553,16 +566,36 @@ class Service:
             self.broadcaster.forget_confirmed(share_id)
 
     async def _reconcile_after_blocks(self) -> None:
-        """Reconcile unconfirmed reveals after each block.
+        """Reconcile unconfirmed reveals at each new height, and at each event that may permit a send.
 
-        At start-up this waits for the block follower, because unread blocks may confirm many of them.
+        At start-up this waits a bounded time for the block follower, because unread blocks may confirm many of them.
         """
         while True:
-            await self._new_block.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.broadcaster.seconds_to_probe):
+                    await self._new_block.wait()
             self._new_block.clear()
             try:
-                is_follower_current = self.block_follower.is_caught_up and self.block_follower.is_ready
-                if self.gates.can_send and self.node_pool.has_usable_node and is_follower_current:
-                    await self.broadcaster.reconcile(self.block_follower.height or 0)
+                await self._wait_for_follower()
+                head = self.node_pool.head
+                if self.gates.can_send and head is not None and self.block_follower.is_ready:
+                    await self.broadcaster.reconcile(head.height)
             except Exception:  # retried after the next block
                 log.exception("reconcile_failed")
+
+    async def _wait_for_follower(self) -> None:
+        """Give the follower a moment to read the newest block, which may confirm reveals. Nothing waits for it longer.
+
+        A node that lags, has no block, or lies can keep the follower behind for any time.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FOLLOWER_WAIT_SECONDS):
+                while not self.block_follower.is_caught_up:
+                    await self._new_block.wait()
+                    self._new_block.clear()
+
+    def _on_probe(self, head: BlockHead | None) -> None:
+        """Reconcile at a new height, whether or not its block can be read."""
+        if head is not None and head.height != self._reconciled_height:
+            self._reconciled_height = head.height
+            self._new_block.set()

@@ -27,12 +27,13 @@ from helper.chain.catch_up import (
     is_thorough,
     next_follow_step,
 )
-from helper.chain.copy_quorum import CopyQuorum
+from helper.chain.copy_quorum import BlockNotAgreedError, CopyQuorum
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import BlockResults
 from helper.chain.sent_reveal_check import SentRevealCheck
+from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
 from helper.store.models import SentReveal, SpentNullifier
 from helper.store.store import Store
@@ -84,7 +85,6 @@ class BlockFollower:
         self._on_confirmed = on_confirmed
         self._log = structlog.get_logger("helper.chain")
         self._failures = 0
-        self._target_height: int | None = None
         self._first_head_height: int | None = None
         self._wait_until = math.inf  # monotonic time at which dispatch stops waiting; set with the first head
         self._has_first_head = asyncio.Event()
@@ -117,8 +117,9 @@ class BlockFollower:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether the newest known head was reached. Before that, a missing nullifier proves nothing."""
-        return self._target_height is not None and self.height is not None and self.height >= self._target_height
+        """Whether the newest known head was reached."""
+        head = self._node_pool.head
+        return head is not None and self.height is not None and self.height >= head.height
 
     @property
     def is_ready(self) -> bool:
@@ -142,7 +143,7 @@ class BlockFollower:
     @property
     def disputed_height(self) -> int | None:
         """A height at which nodes report different reveals, None if there is none."""
-        return self._quorum.disputed_height
+        return min(self._quorum.disputed_heights, default=None)
 
     async def run(self) -> None:
         """Follow the chain until cancelled. On a new database it starts after the first sync of the rounds."""
@@ -152,17 +153,21 @@ class BlockFollower:
             await self._follow()
 
     async def _follow(self) -> None:
-        pause = 1.0
+        pause, problem = 1.0, LoggedProblem()
         while True:
             self._wake.clear()
             try:
                 has_progressed = await self.apply_next_blocks()
             except Exception as error:  # The next attempt may succeed, and nothing else confirms shares.
                 reason = str(error) if isinstance(error, HelperError) else repr(error)
-                self._log.warning("block_follow_failed", reason=reason, height=self.height)
+                is_expected = isinstance(error, ChainError) and pause == 1.0  # a node often fails around a commit
+                if not is_expected and problem.note(reason):
+                    self._log.warning("block_follow_failed", reason=reason, height=self.height)
                 await self._clock.sleep(pause)
                 pause = min(_MAX_RETRY_SECONDS, pause * 2)
                 continue
+            if problem.clear():
+                self._log.info("block_follow_recovered", height=self.height)
             pause = 1.0
             if not has_progressed:
                 await self._wake.wait()
@@ -183,7 +188,6 @@ class BlockFollower:
         head = self._node_pool.head
         if head is None or head == self._applied_head:
             return False
-        self._target_height = head.height
         self._first_head_height = (
             head.height if self._first_head_height is None else min(self._first_head_height, head.height)
         )
@@ -274,12 +278,15 @@ class BlockFollower:
     async def _handle_missing(self, height: int, error: ChainError | None) -> bool:
         """Handle an existing block that is not available.
 
-        If no node has it, or after repeated failures, it is left to the history reader, so that the follower continues
-        with later blocks. An attempt counts only if a node is in sync. Returns whether the block was left.
+        If no node has it, if two nodes do not agree on it, or after repeated failures, it is left to the history
+        reader, so that the follower continues with later blocks. An attempt counts only if a node is in sync. Returns
+        whether the block was left.
         """
         if self._node_pool.has_usable_node:
             self._failures += 1
             if is_left_to_history(error, self._failures):
+                if isinstance(error, BlockNotAgreedError):
+                    self.history.hold(height)
                 await self._skip(SkipStep(height))
                 return True
         if error is not None:

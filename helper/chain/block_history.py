@@ -3,7 +3,8 @@
 It also reads the blocks of a rescan (`svote-helper chain rescan`).
 
 The unread blocks are recorded in the database, so a restart resumes. A consensus RPC with a transaction index is
-searched window by window; without one, blocks are fetched in small batches. Blocks that every node has pruned are
+searched window by window; without one, blocks are fetched in small batches. A block on which two nodes do not agree
+yet is held: it is tried again later, and the other blocks are read meanwhile. Blocks that every node has pruned are
 skipped, and an error is logged.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -24,14 +26,14 @@ from helper.chain.catch_up import (
     is_thorough,
     next_history_read,
 )
-from helper.chain.copy_quorum import CopyQuorum, SecondCopyMissingError
+from helper.chain.copy_quorum import BlockNotAgreedError, CopyQuorum
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.rpc_client import CountedNullifier
+from helper.chain.rpc_client import BlockResults, CountedNullifier
 from helper.chain.sent_reveal_check import SentRevealCheck
 from helper.errors import ChainError, HelperError
-from helper.store.block_ranges import BlockRange, add_range, count_heights
+from helper.store.block_ranges import BlockRange, add_range, count_heights, remove_heights, remove_range
 from helper.store.rescan import Rescan
 from helper.store.store import Store
 
@@ -39,9 +41,28 @@ SEARCH_BACKOFF_SECONDS: Final = 60.0
 """Backoff of searches on an RPC whose search failed."""
 MAX_PAUSE_SECONDS: Final = 1.0
 """Maximum pause between two batches, in seconds."""
+HOLD_SECONDS: Final = 5.0
+"""Minimum seconds between two attempts at a held block, unless another node has reached it."""
+MAX_HOLD_SECONDS: Final = 300.0
+"""Maximum seconds between two attempts at a block that has been held for long."""
 _MAX_RETRY_SECONDS: Final = 10.0
 
 log = structlog.get_logger("helper.chain")
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A held block. Times are monotonic.
+
+    Attributes:
+        since: time of the first attempt.
+        tried_at: time of the last attempt.
+        copies: possible copies at the last attempt, see `_count_copies`.
+    """
+
+    since: float
+    tried_at: float
+    copies: int
 
 
 class HistoryReader:
@@ -89,6 +110,7 @@ class HistoryReader:
         self._on_change = on_change
         self._ranges: list[BlockRange] = []  # including those of the rescan
         self._rescan: Rescan | None = None
+        self._holds: dict[int, _Hold] = {}  # by height
         self._failures = 0
         self._search_backoff_until: dict[str, float] = {}  # monotonic end of the search backoff, by node
         self._wake = asyncio.Event()
@@ -104,6 +126,28 @@ class HistoryReader:
     def complete_from(self) -> int:
         """The lowest height from which every block up to the follower's height has been read."""
         return self._ranges[-1][1] + 1 if self._ranges else 0
+
+    def hold(self, height: int) -> None:
+        """Try a block on which nodes do not agree again later."""
+        now = self._clock.monotonic()
+        hold = self._holds.setdefault(height, _Hold(now, now, 0))
+        hold.tried_at, hold.copies = now, self._count_copies(height)
+
+    def _count_copies(self, height: int) -> int:
+        """Number of nodes in sync that have reached this height; one more than all if one copy is sufficient."""
+        nodes = self._node_pool.in_sync_nodes
+        is_one_enough = self._quorum.is_one_node_enough
+        return len(nodes) + 1 if is_one_enough else sum(node.height >= height for node in nodes)
+
+    def _held_heights(self) -> list[int]:
+        """The heights of blocks that are not tried now."""
+        now = self._clock.monotonic()
+        return [
+            height
+            for height, hold in self._holds.items()
+            if now - hold.tried_at < min(max(HOLD_SECONDS, (hold.tried_at - hold.since) / 4), MAX_HOLD_SECONDS)
+            and self._count_copies(height) <= hold.copies
+        ]
 
     def wake(self) -> None:
         """Wake the reader: the follower has moved, or another host has skipped blocks."""
@@ -152,31 +196,59 @@ class HistoryReader:
         await self.load_ranges()
         head = self._node_pool.head
         rescan = self._rescan if self._rescan is not None and self._rescan.unread else None
-        read = next_history_read(self._ranges, self._failures, rescan=() if rescan is None else rescan.unread)
+        held = self._held_heights()
+        unread = remove_heights(self._ranges, held)
+        if rescan is not None and rescan.unread[-1][1] in held:
+            # A rescan compares every block, so older blocks would be held too.
+            unread = remove_range(unread, 0, rescan.unread[-1][1])
+        read = next_history_read(unread, self._failures, rescan=() if rescan is None else rescan.unread)
         if read is None or head is None or not self._is_leader():
             return False
         last = read.batch[0]
         if read.window is not None:
-            spent = await self._search(read.window[0], last)
-            if spent is not None:
-                await self._apply(read.window[0], last, spent)
+            found = await self._search(read.window[0], last)
+            if found is not None:
+                await self._apply(remove_heights([(read.window[0], last)], found[1]), found[0])
                 return True
         source = self._rescan_source if read.is_rescan else self._source
-        blocks, error = await source.fetch_leading(read.batch, always_try_rest=is_thorough(self._failures))
-        if not blocks:
-            return await self._handle_missing(last, error)
-        spent = [reveal for block in reversed(blocks) for reveal in block.reveals]
-        await self._apply(blocks[-1].height, last, spent, rescan if read.is_rescan else None)
+        results = await source.fetch_all(read.batch, always_try_rest=is_thorough(self._failures))
+        ranges, spent = list[BlockRange](), list[CountedNullifier]()
+        for height, result in zip(read.batch, results, strict=True):
+            if isinstance(result, BlockResults):
+                ranges = add_range(ranges, height, height)
+                spent = [*result.reveals, *spent]
+            elif self._is_not_agreed(height, result):
+                self.hold(height)
+                if read.is_rescan:
+                    break
+            elif height == last:
+                return await self._handle_missing(last, result)
+            else:
+                break
+        await self._apply(ranges, spent, rescan if read.is_rescan else None)
         return True
 
+    def _is_not_agreed(self, height: int, problem: ChainError | None) -> bool:
+        """Whether nodes do not agree on a block yet, or some of them have not reached it."""
+        is_pending = problem is None and any(node.height < height for node in self._node_pool.in_sync_nodes)
+        return is_pending or isinstance(problem, BlockNotAgreedError)
+
     async def _apply(
-        self, first: int, last: int, spent: Sequence[CountedNullifier], rescan: Rescan | None = None
+        self, ranges: Sequence[BlockRange], spent: Sequence[CountedNullifier], rescan: Rescan | None = None
     ) -> None:
         number = None if rescan is None else rescan.number
-        confirmed = await self._store.apply_unread(first, last, spent, now=self._clock.now(), rescan=number)
-        if confirmed:
-            self._on_confirmed(confirmed)
-        await self._note_progress(last)
+        for first, last in ranges:
+            confirmed = await self._store.apply_unread(first, last, spent, now=self._clock.now(), rescan=number)
+            self._drop_holds(first, last)
+            spent = ()  # stored with the first range; the reveals of a failed read are found again
+            if confirmed:
+                self._on_confirmed(confirmed)
+        if ranges:
+            await self._note_progress(ranges[-1][1])
+
+    def _drop_holds(self, first: int, last: int) -> None:
+        for height in [height for height in self._holds if first <= height <= last]:
+            del self._holds[height]
 
     async def _note_progress(self, height: int) -> None:
         """Update the state after the blocks at `height` and just below it were read or abandoned."""
@@ -189,10 +261,10 @@ class HistoryReader:
         if was_rescanning and self._rescan is not None and not self._rescan.unread:
             log.info("rescan_finished", height=height, counts=self._rescan.counts)
 
-    async def _search(self, first: int, last: int) -> list[CountedNullifier] | None:
+    async def _search(self, first: int, last: int) -> tuple[list[CountedNullifier], list[int]] | None:
         """Find all reveals of open rounds in these blocks by an RPC's index.
 
-        Returns None if no RPC could search.
+        Returns the reveals and the heights of held blocks, or None if no RPC could search.
         """
         if not self._rounds.is_synced:
             return None
@@ -212,29 +284,32 @@ class HistoryReader:
                 continue
             if self._quorum.needs_two_copies:
                 return await self._read_blocks(sorted({height for height, _ in reveals}))
-            return [spent for _, spent in reveals]
+            return [spent for _, spent in reveals], []
         return None
 
-    async def _read_blocks(self, heights: Sequence[int]) -> list[CountedNullifier] | None:
+    async def _read_blocks(self, heights: Sequence[int]) -> tuple[list[CountedNullifier], list[int]] | None:
         """Read the reveals of the blocks found by a search.
 
-        Returns None if the reveals of a block are not confirmed yet (see `CopyQuorum`).
+        Returns the reveals and the heights of held blocks, or None if a block is not available yet.
         """
-        spent: list[CountedNullifier] = []
+        spent, held = list[CountedNullifier](), list[int]()
         for start in range(0, len(heights), CONCURRENT_BLOCKS):
             batch = heights[start : start + CONCURRENT_BLOCKS]
-            blocks, error = await self._source.fetch_leading(batch)
-            if error is not None:
-                raise error
-            if len(blocks) < len(batch):
-                return None
-            spent += [reveal for block in blocks for reveal in block.reveals]
-        return spent
+            for height, result in zip(batch, await self._source.fetch_all(batch), strict=True):
+                if isinstance(result, BlockResults):
+                    spent += result.reveals
+                elif self._is_not_agreed(height, result):
+                    self.hold(height)
+                    held.append(height)
+                elif result is None:
+                    return None
+                else:
+                    raise result
+        return spent, held
 
     async def _handle_missing(self, height: int, error: ChainError | None) -> bool:
         """Handle an unavailable block. Returns whether it was skipped because every node has pruned it."""
-        # An attempt counts only if a node is in sync, and no second node is being waited for.
-        if self._node_pool.has_usable_node and not isinstance(error, SecondCopyMissingError):
+        if self._node_pool.has_usable_node:  # otherwise the attempt does not count
             self._failures += 1
             if self._failures >= MAX_ATTEMPTS and self.stalled_height != height:
                 self.stalled_height = height
@@ -265,4 +340,6 @@ class HistoryReader:
         if confirmed:
             self._on_confirmed(confirmed)
         await self._store.abandon_unread(height)
+        self._drop_holds(0, height)
+        self._quorum.forget_heights(height)
         await self._note_progress(height)

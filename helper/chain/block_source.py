@@ -99,6 +99,19 @@ class BlockSource:
             None if is_pending else _raise_reason(height, list(pruned.values()), last_error, has_response=has_response)
         )
 
+    async def fetch_all(
+        self, heights: Sequence[int], *, always_try_rest: bool = False
+    ) -> list[BlockResults | ChainError | None]:
+        """Fetch blocks concurrently. Returns for each block what `fetch` returns or raises."""
+
+        async def fetch_or_error(height: int) -> BlockResults | ChainError | None:
+            try:
+                return await self.fetch(height, always_try_rest=always_try_rest)
+            except ChainError as error:
+                return error
+
+        return await gather_limited(heights, fetch_or_error, len(heights))
+
     async def fetch_leading(
         self, heights: Sequence[int], *, always_try_rest: bool = False
     ) -> tuple[list[BlockResults], ChainError | None]:
@@ -108,15 +121,8 @@ class BlockSource:
             The blocks before the first one that is not available, and the reason. The reason is None if all blocks are
             available, or if the block or the result of one of its reveals is not known yet.
         """
-
-        async def fetch_or_error(height: int) -> BlockResults | ChainError | None:
-            try:
-                return await self.fetch(height, always_try_rest=always_try_rest)
-            except ChainError as error:
-                return error
-
         leading: list[BlockResults] = []
-        for result in await gather_limited(heights, fetch_or_error, len(heights)):
+        for result in await self.fetch_all(heights, always_try_rest=always_try_rest):
             if not isinstance(result, BlockResults):
                 return leading, result
             leading.append(result)

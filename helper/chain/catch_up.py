@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from helper.chain.copy_quorum import BlockNotAgreedError
 from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
@@ -146,11 +147,13 @@ def next_history_read(
 def is_left_to_history(problem: ChainError | None, failures: int) -> bool:
     """Whether the block follower leaves a block that it cannot read to the history reader.
 
+    A block on which two nodes do not agree yet is left immediately: the follower waits for no second node.
+
     Args:
         problem: why no node returns it, None if a node does not have it or a result in it yet.
         failures: failed attempts at the block, including this one.
     """
-    return failures >= MAX_ATTEMPTS or isinstance(problem, HeightPrunedError)
+    return failures >= MAX_ATTEMPTS or isinstance(problem, (HeightPrunedError, BlockNotAgreedError))
 
 
 def is_pruned_everywhere(problem: ChainError | None, failures: int, *, all_queried: bool) -> bool:

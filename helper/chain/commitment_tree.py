@@ -86,6 +86,11 @@ class CommitmentTreeSync:
         anchor = self.anchor(round_id)
         return anchor.size if anchor else 0
 
+    def last_size(self, round_id: bytes) -> int:
+        """Last known number of leaves of a round, from the store if none is verified since the start."""
+        round_tree = self._trees.get(round_id)
+        return self.size(round_id) or (len(round_tree.tree) if round_tree else 0)
+
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         """A verified leaf, None if there is none at this position."""
         if not 0 <= position < self.size(round_id):

@@ -14,7 +14,7 @@ import structlog
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.core.log_limits import LoggedProblem
-from helper.errors import ChainResponseError, ChainUnavailable
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
 SINGLE_NODE_SECONDS: Final = 10.0
 """Seconds for which all other nodes must be unreachable, stale or on another chain before one node is sufficient."""
@@ -25,11 +25,15 @@ _MAX_WAITING_BLOCKS: Final = 10_000
 log = structlog.get_logger("helper.chain")
 
 
-class BlockDisputedError(ChainResponseError):
+class BlockNotAgreedError(ChainError):
+    """Two nodes do not report the same reveals in a block yet."""
+
+
+class BlockDisputedError(BlockNotAgreedError, ChainResponseError):
     """Nodes report different reveals in a block."""
 
 
-class SecondCopyMissingError(ChainUnavailable):
+class SecondCopyMissingError(BlockNotAgreedError, ChainUnavailable):
     """No second node has reported the block yet."""
 
 
@@ -37,7 +41,7 @@ class CopyQuorum:
     """Decides whether enough nodes report the same reveals.
 
     Attributes:
-        disputed_height: a height at which nodes report different reveals, None while there is none.
+        disputed_heights: heights at which nodes report different reveals.
     """
 
     def __init__(self, node_pool: NodePool) -> None:
@@ -46,7 +50,7 @@ class CopyQuorum:
         self._single_since: float | None = None  # monotonic
         self._waiting_since: dict[int, float] = {}  # monotonic time since which a second copy is missing, by height
         self._lack_of_copies = LoggedProblem()
-        self.disputed_height: int | None = None
+        self.disputed_heights: set[int] = set()
         node_pool.subscribe_to_probes(self._on_probe)
 
     @property
@@ -83,13 +87,13 @@ class CopyQuorum:
         """Record that two nodes report the same reveals in a block."""
         self._waiting_since.pop(height, None)
         self._lack_of_copies.clear()
-        if self.disputed_height == height:
+        if height in self.disputed_heights:
             log.info("block_dispute_resolved", height=height)
-            self.disputed_height = None
+            self.disputed_heights.discard(height)
 
     def note_dispute(self, height: int, names: str) -> None:
         """Record that nodes report different reveals in a block; logged once per height."""
-        if self.disputed_height != height:
+        if height not in self.disputed_heights:
             log.error(
                 "block_disputed",
                 height=height,
@@ -97,7 +101,11 @@ class CopyQuorum:
                 reason="these nodes report different reveals in this block; none of its shares is confirmed",
                 advice="Find out which node is wrong and remove it from [chain] endpoints.",
             )
-        self.disputed_height = height
+        self.disputed_heights.add(height)
+
+    def forget_heights(self, height: int) -> None:
+        """Forget the heights up to this one: their blocks are not read any more."""
+        self.disputed_heights = {disputed for disputed in self.disputed_heights if disputed > height}
 
     def _on_probe(self, _head: BlockHead | None) -> None:
         if self._node_pool.in_sync_count > 1:

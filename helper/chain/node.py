@@ -64,6 +64,7 @@ class Health:
         absence_offsets: for each of these heads, local clock minus block time at the last probe that did not find it.
         block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
         error: error of the last probe, None if it succeeded.
+        has_failed_once: whether the node responded with an error to the last probe, after one that succeeded.
         implausible_reason: why the newest block is implausible, None if it is plausible.
         backoff_until: monotonic end of the backoff; until then the service is only probed.
         backoff_reason: cause of the backoff.
@@ -81,6 +82,7 @@ class Health:
     absence_offsets: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
     block_seconds: float = math.inf
     error: str | None = "not probed yet"
+    has_failed_once: bool = False
     implausible_reason: str | None = None
     backoff_until: float = 0.0
     backoff_reason: str = ""
@@ -92,7 +94,8 @@ class Health:
 
         False if the last probe failed. If True, `is_syncing` is not requested again while the newest block is the same.
         """
-        return self.error is None and not self.is_syncing and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
+        is_known = self.error is None and not self.has_failed_once and not self.is_syncing
+        return is_known and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
 
     def record_probe(self, head: BlockHead, *, is_syncing: bool | None, now: float, started_at: float) -> None:
         """Record a successful probe that began at the monotonic time `started_at`.
@@ -110,7 +113,7 @@ class Health:
         self.head = head
         if is_syncing is not None:
             self.is_syncing, self.sync_checked_at = is_syncing, started_at
-        self.error = None
+        self.error, self.has_failed_once = None, False
 
     def next_probe_delay(self, interval: float, now: float) -> float:
         """Seconds until the next probe.
@@ -186,6 +189,7 @@ class Node:
         """
         return (
             self.health.error is None
+            and not self.health.has_failed_once
             and self.rpc_health.has_recent_sync_status(monotonic)
             and self.health.head == self.rpc_health.head
         )

@@ -22,7 +22,7 @@ import httpx
 
 from helper.chain.response_times import ResponseTimes, request_kind
 from helper.errors import ChainUnavailable, ConfigError, InvalidResponse
-from helper.runtime.http_client import create_async_client
+from helper.runtime.http_client import create_async_client, create_transport
 
 T = TypeVar("T")
 
@@ -274,11 +274,8 @@ class NodeHttp:
         self._single_use = self._connect(parsed, transport, max_idle=0)
 
     def _connect(self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, max_idle: int) -> _Connections:
-        limits = httpx.Limits(
-            max_connections=self._connections, max_keepalive_connections=max_idle, keepalive_expiry=30
-        )
-        transport = transport or httpx.AsyncHTTPTransport(
-            limits=limits, trust_env=False, socket_options=self._socket_options
+        transport = transport or create_transport(
+            self._connections, max_idle=max_idle, socket_options=self._socket_options
         )
         return _Connections(url, transport, _create_timeout(self._timeout))
 

@@ -419,7 +419,12 @@ class NodePool:
         try:
             head, syncing = await fetch_status()
         except ChainError as error:
-            health.error = str(error)
+            # A node in sync may respond with an error while it commits a block: the next probe decides.
+            health.has_failed_once = (
+                health.error is None and not health.has_failed_once and not isinstance(error, NoResponse)
+            )
+            if not health.has_failed_once:
+                health.error = str(error)
         else:
             health.record_probe(head, is_syncing=syncing, now=self.clock.now(), started_at=started_at)
         self._check_heads()

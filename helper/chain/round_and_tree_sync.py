@@ -17,7 +17,7 @@ from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.log_limits import LoggedProblem
-from helper.errors import HelperError
+from helper.errors import ChainError, HelperError
 
 MAX_DUE_SECONDS: Final = 30.0
 """Seconds for which the sync of a route may fail before the service is not ready."""
@@ -38,6 +38,7 @@ class ChainSync:
         self._synced_at = 0.0
         self._is_settled = False
         self._due_since: dict[str, float] = {}  # route whose sync is due: monotonic time since when
+        self._has_failed = False
         self._problem = LoggedProblem()
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
@@ -80,9 +81,13 @@ class ChainSync:
             await self._sync()
         except Exception as error:  # The next attempt may succeed.
             reason = str(error) if isinstance(error, HelperError) else repr(error)
+            is_first, self._has_failed = not self._has_failed, True
+            if is_first and isinstance(error, ChainError):
+                return False  # a node often fails around a commit
             if self._problem.note(reason):
                 self._log.warning("chain_sync_failed", reason=reason)
             return False
+        self._has_failed = False
         if self._problem.clear():
             self._log.info("chain_sync_recovered", height=self._synced_height)
         return True

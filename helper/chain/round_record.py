@@ -242,10 +242,12 @@ class RoundRecord:
         is_change = (
             _find_status_change(stored.status, listed.status) is not None or listed.status is RoundStatus.PENDING
         )
+        # Nothing depends on whether a closed round is tallied or finalized.
+        is_finalized = self.is_closed and (stored.status, listed.status) == ENDED_STATUSES
         return replace(
             listed,
             vote_end_time=stored.vote_end_time,
-            status=stored.status if is_change else listed.status,
+            status=stored.status if is_change and not is_finalized else listed.status,
             proposals=stored.proposals if _find_proposals_change(stored, listed) is not None else listed.proposals,
         )
 

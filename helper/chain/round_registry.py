@@ -435,7 +435,10 @@ class RoundRegistry:
             fields = changes.get(record.round_id, {})
             for field, value in fields.items():
                 if record.unconfirmed.get(field) != value:
-                    self._log.warning(
+                    # At the end of a round, nodes report it before the follower has processed that block.
+                    is_expected = field is RoundField.STATUS and record.has_ended(self._node_pool.newest_time)
+                    log = self._log.info if is_expected else self._log.warning
+                    log(
                         f"round_{_EVENT_NAMES[field]}_unconfirmed",
                         round=record.round_id.hex()[:8],
                         reason=record.describe_unconfirmed(field, value),

@@ -58,6 +58,11 @@ class AttemptBudget:
             else:
                 log.warning("reveal_retried", stage=stage, reason=reason, attempt=attempt)
 
+    def seconds_left(self, round_id: bytes) -> float:
+        """Seconds until the round's end; infinity if the round is not known."""
+        known = self._rounds.get(round_id)
+        return math.inf if known is None else self._rounds.latest_end(known) - self._node_pool.wall_time()
+
     async def record_crash(self, queued: QueuedShare, reason: str) -> None:
         """Record that a prover worker crashed on a share, and release it. The third crash spends an attempt."""
         # Delayed here, so that no other host claims it before the attempt is spent below.

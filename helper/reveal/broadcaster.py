@@ -15,7 +15,9 @@ from functools import partial
 import structlog
 
 from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
+from helper.chain.models import TxResult
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
@@ -29,7 +31,7 @@ from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
-from helper.reveal.node_holds import NodeHolds
+from helper.reveal.node_holds import PROBE_SECONDS, NodeHolds
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_call import SendCall
@@ -103,6 +105,11 @@ class Broadcaster:
         self._unanswered_subscribers: list[Callable[[], None]] = []
         self._late_tasks: set[asyncio.Task[None]] = set()  # each waits for the response of an unanswered call
 
+    @property
+    def seconds_to_probe(self) -> float | None:
+        """Seconds after which reveals are tried again although no block was produced, None if no node is held."""
+        return PROBE_SECONDS if self._holds.is_any_held else None
+
     async def stop(self) -> None:
         """Cancel the calls that continue without a response."""
         for task in self._late_tasks:
@@ -110,7 +117,10 @@ class Broadcaster:
         await asyncio.gather(*self._late_tasks, return_exceptions=True)
 
     def subscribe_to_unanswered(self, callback: Callable[[], None]) -> None:
-        """Register a callback for each send without a response: the share may have to be sent again now."""
+        """Register a callback for each event after which shares may have to be sent again now.
+
+        These are a send without a response, and the end of a node's hold.
+        """
         self._unanswered_subscribers.append(callback)
 
     def subscribe(self, callback: Callable[[], None]) -> None:
@@ -212,7 +222,12 @@ class Broadcaster:
         elif step is NextStep.PROVE:
             circuit = reveal.prepared.circuit
             is_circuit_refused = circuit in self._refusals_by_circuit and self._circuits.is_unproven(circuit)
-            if is_circuit_refused or self._is_refused(reveal) or await self._failed_in_block(reveal):
+            result = None if is_circuit_refused or self._is_refused(reveal) else await self._find_result(reveal)
+            if result is not None and shows_spent(result):
+                await self._send(reveal)  # counted in a block that is not read yet: a new proof would be refused
+                return
+            has_failed = result is not None and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
+            if is_circuit_refused or self._is_refused(reveal) or has_failed:
                 # Every node that checked the proof, or another one of an unproven circuit, refused it, and the others
                 # had ten blocks to accept it.
                 self._refusals_by_circuit.pop(circuit, None)
@@ -255,8 +270,9 @@ class Broadcaster:
             return  # the clock was set back since the proof or the last send: never send or resend before the due time
         message = RevealMessage.from_tx(reveal.prepared.message)
         share_id, sends = reveal.share_id, reveal.sends
-        for node in self._ordered_nodes(reveal):
-            if not await self._holds.accepts_reveals(node):
+        nodes, seconds_left = self._ordered_nodes(reveal), self._attempts.seconds_left(reveal.round_id)
+        for node in nodes:
+            if not await self._holds.accepts_reveals(node, seconds_left=seconds_left, candidates=nodes):
                 continue
             head = self._node_pool.head
             if head is None or head.height <= (reveal.last_sent_height or 0) or not self._has_new_block(reveal):
@@ -309,8 +325,7 @@ class Broadcaster:
         if self._is_current(reveal.share_id):
             unknown = BroadcastOutcome(Verdict.AMBIGUOUS, log="no response yet, the call continues")
             await self._apply_outcome(reveal, unknown, call.node)
-            for callback in self._unanswered_subscribers:
-                callback()
+            self._notify_unanswered()
 
     async def _await_late_outcome(
         self, reveal: SentReveal, call: SendCall, state: SendState, fence: int | None
@@ -339,6 +354,8 @@ class Broadcaster:
         await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
         if outcome.retry_after is not None:
             self._holds.hold(node, outcome.retry_after)
+        elif outcome.verdict is Verdict.ACCEPTED and self._holds.release(node):
+            self._notify_unanswered()  # the other shares wait for this node
         if outcome.verdict in NEXT_BLOCK_VERDICTS:
             self._avoided_until[node.name] = self._clock.monotonic() + NODE_AVOIDANCE_SECONDS
         if outcome.may_be_sent:
@@ -464,8 +481,8 @@ class Broadcaster:
         """
         return Verdict.BAD_PROOF in self._refusals(reveal).values()
 
-    async def _failed_in_block(self, reveal: SentReveal) -> bool:
-        """Whether exactly this message failed in a block for its proof.
+    async def _find_result(self, reveal: SentReveal) -> TxResult | None:
+        """The result of exactly this accepted message in a block, as a node reports it; None if there is none.
 
         Some nodes check proofs only in blocks.
         """
@@ -476,8 +493,8 @@ class Broadcaster:
                 self._node_pool.record_error(node, error)
                 continue
             if result is not None:
-                return bool(result.code) and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
-        return False
+                return result
+        return None
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
@@ -487,6 +504,10 @@ class Broadcaster:
         await self._store.requeue(share_id, stage="broadcast", note=note)
         self._stats.count("retry_broadcast")
         self._notify_subscribers()
+
+    def _notify_unanswered(self) -> None:
+        for callback in self._unanswered_subscribers:
+            callback()
 
     def _notify_subscribers(self) -> None:
         for callback in self._subscribers:

@@ -70,6 +70,11 @@ class CircuitSelector:
         """Return the key under which the accepted generation of a chain is stored."""
         return f"circuit:{chain_id}"
 
+    def restore(self, last_accepted: str | None) -> None:
+        """Choose the generation that the chain accepted last, before the chain can be asked for its version."""
+        if self._is_auto and last_accepted in GENERATIONS:
+            self.current = last_accepted
+
     def select_initial(self, chain_id: str, version: str, last_accepted: str | None) -> None:
         """Make the initial choice for a chain.
 
@@ -144,7 +149,7 @@ class CircuitSelector:
 
     @property
     def required_circuits(self) -> tuple[str, ...]:
-        """The generations whose keys the provers load, the current one first."""
+        """The generations that the provers use, the current one first."""
         if not self._is_auto:
             return (self.current,)
         return (self.current, *(name for name in reversed(GENERATIONS) if name != self.current))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 BlockRange = tuple[int, int]
@@ -23,6 +24,20 @@ def remove_range(ranges: Iterable[BlockRange], first: int, last: int) -> list[Bl
     """Return the ranges without the heights from `first` to `last`."""
     pieces = [piece for low, high in ranges for piece in ((low, min(high, first - 1)), (max(low, last + 1), high))]
     return [(low, high) for low, high in pieces if low <= high]
+
+
+def remove_heights(ranges: Iterable[BlockRange], heights: Iterable[int]) -> list[BlockRange]:
+    """Return the ranges without these heights."""
+    removed, pieces = sorted(heights), list[BlockRange]()
+    for first, last in ranges:
+        low = first
+        for height in removed[bisect_left(removed, first) : bisect_right(removed, last)]:
+            if low < height:
+                pieces.append((low, height - 1))
+            low = height + 1
+        if low <= last:
+            pieces.append((low, last))
+    return pieces
 
 
 def clip_ranges(ranges: Iterable[BlockRange], first: int, last: int) -> list[BlockRange]:

@@ -24,6 +24,7 @@ from helper.chain.node_http import RESPONSE_WAIT_SECONDS, SLOW_CALL_SECONDS, Nod
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import BlockResults, RpcClient
+from helper.errors import ChainResponseError
 from tests.simulation.liar import Lie
 from tests.simulation.node import NodeFault, SimNode
 
@@ -193,6 +194,8 @@ class SimClient(ChainClient):
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         node = await self._reach_node()
+        if node.fault is NodeFault.NO_INDEX:
+            raise ChainResponseError("tx: HTTP 500: transaction indexing is disabled")
         return node.liar.find_transaction(tx_hash, node.chain.find_indexed(tx_hash, node.height), node.height)
 
     async def broadcast(self, message: RevealMessage, progress: RequestProgress | None = None) -> Any:

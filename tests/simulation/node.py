@@ -51,7 +51,13 @@ class NodeFault(Enum):
     INVALID_RESPONSE = "responds with HTML"
     NO_RPC = "RPC unreachable"
     PRUNED = "keeps few blocks"
+    FAR_BEHIND = "far behind"
+    NO_INDEX = "has no transaction index"
 
+
+SCRIPTED_FAULTS = frozenset({NodeFault.FAR_BEHIND, NodeFault.NO_INDEX})
+"""Faults that no seed draws."""
+FAR_BEHIND_SECONDS = 55.0
 
 FALSE_RESPONSE_FAULTS = frozenset(
     {
@@ -81,6 +87,7 @@ class SimNode:
     Attributes:
         fault: the active fault, or None.
         liar: the node's lies; it has none at first.
+        send_error_rate: fraction of reveals to which it responds 502 without processing them.
         on_broadcast: called with (message, node) for each reveal that arrives, before it is checked.
         on_false_refusal: called for each permanent refusal of a valid message.
         on_refusal: called for each message that may be proven again immediately: its proof was refused, or the message
@@ -94,6 +101,7 @@ class SimNode:
         self._event_log = event_log
         self.fault: NodeFault | None = None
         self.liar = Liar(chain)
+        self.send_error_rate = 0.0
         self._fault_height = 0
         self._fault_started_at = 0.0
         self._running = asyncio.Event()
@@ -122,6 +130,9 @@ class SimNode:
             return self._fault_height
         if self.fault is NodeFault.LAGGING:
             return max(1, newest - self._lag)
+        if self.fault is NodeFault.FAR_BEHIND:
+            limit = self.chain.now() - FAR_BEHIND_SECONDS
+            return max(1, *(height for height in range(1, newest + 1) if self.chain.head(height).time <= limit))
         if self.fault is NodeFault.SYNCING:
             return max(
                 1,
@@ -206,6 +217,8 @@ class SimNode:
             await self._wait_until_running(SEND_TIMEOUT_SECONDS)
             return _to_answer(*self._check_and_submit(message))
         await asyncio.sleep(0 if self.rng.random() < 0.5 else self.rng.random() * 0.3)
+        if self.send_error_rate and self.rng.random() < self.send_error_rate:
+            return _to_answer(*BAD_GATEWAY_RESPONSE)
         if fault is NodeFault.LOST_REPLY and self.rng.random() < 0.7:
             self._check_and_submit(message)
             raise NoResponse("connection failed (ReadError)", sent=True)

@@ -84,7 +84,7 @@ def simulate_rounds(
         outage_seconds: seconds from `BACKLOG_START` for which the service is stopped. The shares that otherwise become
             due at once become due one by one in this time.
     """
-    plan = _create_plan(seed, sizes, seconds, ends or {}, due_at_once, outage_seconds)
+    plan = create_plan(seed, sizes, seconds, ends or {}, due_at_once, outage_seconds)
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=True)
     world = World(seed, loop, plan)
     first_sent: dict[bytes, float] = {}
@@ -116,7 +116,7 @@ def simulate_rounds(
     return result
 
 
-def _create_plan(
+def create_plan(
     seed: int,
     sizes: dict[int, int],
     seconds: float,
@@ -124,6 +124,7 @@ def _create_plan(
     due_at_once: Collection[int],
     outage_seconds: float,
 ) -> Scenario:
+    """Draw the scenario of `simulate_rounds`."""
     rng = seeded_random(seed, "rounds")
     duration = BACKLOG_START + seconds + 60.0
     late_end = int(duration + 3600)

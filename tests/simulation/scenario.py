@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from tests.simulation.liar import Lie
-from tests.simulation.node import NodeFault
+from tests.simulation.node import SCRIPTED_FAULTS, NodeFault
 from tests.simulation.prover import ProverFault
 
 
@@ -318,7 +318,10 @@ def _draw_episode(rng: random.Random, plan: Scenario, last: float) -> FaultEpiso
     node: int | None = None
     fault: NodeFault | ProverFault | ServiceFault
     if kind < 0.55:
-        fault, node = rng.choice(list(NodeFault)), rng.randrange(len(plan.nodes_with_rpc))
+        fault, node = (
+            rng.choice([f for f in NodeFault if f not in SCRIPTED_FAULTS]),
+            rng.randrange(len(plan.nodes_with_rpc)),
+        )
     elif kind < 0.68:
         fault = rng.choice(list(ProverFault))
     else:

@@ -23,6 +23,7 @@ from helper.store.sqlite.displacement import PathMonitor
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.opening import OpenedDatabase, _load_keys
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.schema import migrate_schema
@@ -252,6 +253,9 @@ class SimStore(SqliteStore):
         self._writer = self.inline_writer
         self._reader = self._operator_reader = InlineReader(disk, self.inline_writer)
         self.on_attempt_spent: Callable[[int, str, str], None] = lambda share_id, stage, note: None
+
+    async def _check_integrity(self) -> list[str]:
+        return await check_integrity(self._reader, self.wait_for_erasure)
 
     async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
         return await super().claim_due(now=now, limit=limit, rounds=sorted(rounds))

@@ -257,16 +257,20 @@ class FakeNodeTransport(httpx.AsyncBaseTransport):
 
     Attributes:
         connecting: nodes whose connections are never established.
+        transactions: responses to `/tx/HASH`, by node; the others do not know the transaction.
     """
 
     def __init__(self, replies: dict[str, NodeReply]) -> None:
         self.replies = replies
+        self.transactions: dict[str, dict[str, object]] = {}
         self.connecting: set[str] = set()
         self.posts: list[tuple[str, bytes]] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         name = f"{request.url.host}:80"
-        if request.method == "GET":  # only `/tx/HASH` is requested, and no block contains a reveal
+        if request.method == "GET":  # only `/tx/HASH` is requested
+            if name in self.transactions:
+                return httpx.Response(200, json=self.transactions[name])
             return httpx.Response(404, content=b'{"error": "tx not found"}')
         body = await request.aread()
         if name in self.connecting:

@@ -31,6 +31,8 @@ log = structlog.get_logger("helper.reveal")
 
 START_TIMEOUT_SECONDS = 180.0
 """Maximum seconds for a worker to create its keys; about 3 s on an idle machine, much more under load."""
+LOAD_IDLE_SECONDS = 5.0
+"""Seconds without a job after which a worker creates the keys of the other circuits, one worker at a time."""
 MIN_TIMEOUT_SECONDS = 60.0
 """Minimum timeout of a proof in seconds, even if the self-test was fast."""
 TIMEOUT_FACTOR = 50
@@ -68,7 +70,7 @@ class ProverPool:
 
     Args:
         workers: number of concurrent proofs.
-        circuits: generations whose keys every worker holds; the self-test uses the first.
+        circuits: generations that workers use. A worker is ready with the keys of the first, which its self-test uses.
         clock: measures the duration of proofs.
         nice: added to the niceness of a worker (0 to 19), so that the API has priority.
         timeout: seconds after which a proof is cancelled and its worker killed; 0 means
@@ -111,9 +113,14 @@ class ProverPool:
         self._self_tests: dict[int, float] = {}
         self._first_ready = asyncio.Event()
         self._fatal_error: asyncio.Future[None] | None = None
+        self._load_lock = asyncio.Lock()
         self._pids: dict[int, int] = {}
         self.fingerprints: dict[str, str] = {}
         self.unexpected_exits: Counter[str] = Counter()
+
+    def set_circuits(self, circuits: Sequence[str]) -> None:
+        """Replace the circuits, before `run`."""
+        self._circuits = tuple(circuits)
 
     @property
     def is_ready(self) -> bool:
@@ -264,8 +271,13 @@ class ProverPool:
         self._pids[slot] = process.pid
         try:
             is_ready = await self._start_worker(slot, process)
+            has_all_keys = not is_ready or len(self._circuits) == 1
             while is_ready:
-                await self._run_next_task(process)
+                task = await self._next_task(process, None if has_all_keys else LOAD_IDLE_SECONDS)
+                if task is None:
+                    has_all_keys = await self._load_keys(process)
+                else:
+                    await self._run_task(process, task)
         except ProverError as error:
             self.unexpected_exits["timeout" if isinstance(error, ProverTimeout) else "died"] += 1
             log.warning("prover_exited", slot=slot, reason=str(error))
@@ -282,7 +294,25 @@ class ProverPool:
         return max(1, (os.cpu_count() or 1) // self.workers)
 
     async def _start_worker(self, slot: int, process: WorkerProcess) -> bool:
-        request = {"op": "start", "circuits": list(self._circuits), "nice": self._nice}
+        reply = await self._create_keys(process, {"op": "start", "circuits": self._circuits[:1], "nice": self._nice})
+        if reply is None:
+            return False
+        self._self_tests[slot] = float(reply["self_test_seconds"])
+        self._ready_slots.add(slot)
+        self._first_ready.set()
+        log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
+        return True
+
+    async def _load_keys(self, process: WorkerProcess) -> bool:
+        """Create the keys of the other circuits in an idle worker. Returns whether it has them."""
+        if self._load_lock.locked():
+            return False  # another worker is busy with its keys; this one remains available
+        async with self._load_lock:
+            await self._create_keys(process, {"op": "load", "circuits": self._circuits[1:]})
+        return True
+
+    async def _create_keys(self, process: WorkerProcess, request: Frame) -> Frame | None:
+        """Have a worker create keys. Returns None after a fatal error: keys do not match their fingerprint."""
         reply = await process.exchange(request, START_TIMEOUT_SECONDS)
         if reply.get("error") == "circuit":
             assert self._fatal_error is not None
@@ -293,18 +323,13 @@ class ProverPool:
                         advice="The circuits of this build differ from the chain's; install a release build.",
                     )
                 )
-            return False
+            return None
         if "error" in reply:
-            raise ProverCrashed(f"could not start: {reply['message']}")
-        self.fingerprints = dict(reply["fingerprints"])
-        self._self_tests[slot] = float(reply["self_test_seconds"])
-        self._ready_slots.add(slot)
-        self._first_ready.set()
-        log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
-        return True
+            raise ProverCrashed(f"could not create keys: {reply['message']}")
+        self.fingerprints |= reply["fingerprints"]
+        return reply
 
-    async def _run_next_task(self, process: WorkerProcess) -> None:
-        task = await self._next_task(process)
+    async def _run_task(self, process: WorkerProcess, task: _Task) -> None:
         if task.future.cancelled():
             return
         try:
@@ -330,17 +355,17 @@ class ProverPool:
         if not task.future.done():
             task.future.set_result(reply)
 
-    async def _next_task(self, process: WorkerProcess) -> _Task:
-        """Wait for the next job; raise ProverCrashed if the idle worker exits first."""
+    async def _next_task(self, process: WorkerProcess, timeout: float | None) -> _Task | None:
+        """Wait for the next job, None after `timeout` seconds; raise ProverCrashed if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.wait_ended())
         try:
-            await asyncio.wait({getter, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({getter, ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 if getter.done() and not getter.cancelled():
                     self._queue.put_nowait(getter.result())
                 raise ProverCrashed(f"worker exited while idle (status {ended.result()})")
-            return getter.result()[2]
+            return getter.result()[2] if getter.done() else None
         finally:
             getter.cancel()
             ended.cancel()

@@ -16,6 +16,10 @@ WorkerCommand = Sequence[str]
 """The program and arguments that start a worker."""
 
 
+WAIT_SLICE_SECONDS = 1.0
+"""Maximum seconds that one wait for a reply counts."""
+
+
 class WorkerSpawner(Protocol):
     """Starts a worker (`WorkerProcess.spawn`)."""
 
@@ -61,20 +65,32 @@ class WorkerProcess:
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
         """Send a request and return the reply.
 
+        The time for which this process was stopped or did not run (SIGSTOP, a suspended machine) does not count: the
+        worker usually did not run either.
+
         Raises:
             ProverTimeout: no reply within `timeout` seconds; the worker must not be used again.
             ProverCrashed: the worker exited, or its reply is invalid.
         """
+        reply, waited = asyncio.ensure_future(self._exchange(frame)), 0.0
         try:
-            async with asyncio.timeout(timeout):
-                self._input.write(frames.encode_frame(frame))
-                await self._input.drain()
-                header = await self._output.readexactly(frames.HEADER.size)
-                return frames.decode_frame(await self._output.readexactly(frames.body_length(header)))
-        except TimeoutError:
-            raise ProverTimeout(f"no proof within {timeout:.0f} s") from None
+            while not reply.done():
+                if waited >= timeout:
+                    raise ProverTimeout(f"no proof within {timeout:.0f} s")
+                slice_seconds = min(WAIT_SLICE_SECONDS, timeout - waited)
+                await asyncio.wait((reply,), timeout=slice_seconds)
+                waited += slice_seconds  # however long it took
+            return await reply
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
             raise ProverCrashed(f"worker exited during a proof ({type(error).__name__})") from None
+        finally:
+            reply.cancel()
+
+    async def _exchange(self, frame: Frame) -> Frame:
+        self._input.write(frames.encode_frame(frame))
+        await self._input.drain()
+        header = await self._output.readexactly(frames.HEADER.size)
+        return frames.decode_frame(await self._output.readexactly(frames.body_length(header)))
 
     async def kill(self) -> None:
         """Kill the worker with SIGKILL and wait until it has exited, even if cancelled."""

@@ -1,8 +1,9 @@
 """Prover worker process, started by the service as `python -m helper.reveal.prover.worker`.
 
-The worker creates the keys of the requested circuits, checks their fingerprints, creates one proof as a self-test and
-reports that it is ready. It then processes request frames one at a time until its input ends, which happens when the
-service exits for any reason. The reading thread then terminates the worker immediately, even during a proof.
+The worker creates the keys of one circuit, checks their fingerprint, creates one proof as a self-test and reports that
+it is ready. It then processes request frames one at a time until its input ends, which happens when the service exits
+for any reason. The reading thread then terminates the worker immediately, even during a proof. The keys of other
+circuits are created on request, or with their first proof.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def _handle_request(engine: CircuitEngine, frame: Frame) -> Frame:
             os.nice(frame["nice"])
             fingerprints = engine.create_keys(frame["circuits"])
             return {"fingerprints": dict(fingerprints), "self_test_seconds": engine.self_test(frame["circuits"][0])}
+        case "load":
+            return {"fingerprints": dict(engine.create_keys(frame["circuits"]))}
         case "prove":
             return engine.prove(frame)
         case "verify":

@@ -188,6 +188,20 @@ async def test_failing_route_of_only_node_does_not_pause_dispatch(
         assert harness.service.gates.get_dispatch_gate().pause_reason is None
 
 
+async def test_provers_start_with_the_circuit_that_the_chain_accepted_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ServiceHarness(tmp_path, monkeypatch)
+    async with first.service.open_queue():
+        assert first.service.prover_pool._circuits[0] == "k10"
+        await first.poll()
+        first.service.circuit_selector.select_initial("svote-1", "", None)
+        await first.service.circuit_selector.record_accepted("k11")
+    restarted = ServiceHarness(tmp_path, monkeypatch)
+    async with restarted.service.open_queue():
+        assert restarted.service.prover_pool._circuits == ("k11", "k10")
+
+
 async def test_error_while_reconciling_reveals_does_not_stop_service(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from helper.chain.catch_up import CONCURRENT_BLOCKS, CURSOR_RESET_HEADS, MAX_ATT
 from helper.chain.copy_quorum import SECOND_COPY_WAIT_SECONDS, SINGLE_NODE_SECONDS
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
-from helper.errors import ChainError, StoreError
+from helper.errors import ChainError, ChainResponseError, StoreError
 from helper.store.models import PreparedReveal, SentReveal
 from helper.store.rescan import start_rescan
 from tests.support.clock import FakeClock
@@ -682,6 +682,32 @@ async def test_follower_run_continues_after_errors() -> None:
     ]
 
 
+async def test_repeated_failure_of_the_follower_is_logged_with_its_end() -> None:
+    env = Environment(rpc=True, cursor=98)
+    errors = [ChainResponseError("block 99: broken")] * 5
+    apply = env.store.apply_block
+
+    async def failing(height: int, spent: Any, *, now: float) -> list[int]:
+        if errors and (len(errors) < 5 or height == 100):
+            raise errors.pop()
+        return await apply(height, spent, now=now)
+
+    async def follow_until(height: int) -> None:
+        while env.follower.height != height:
+            await anyio.wait_all_tasks_blocked()
+            env.clock.advance(10)
+            await env.endpoints.probe_all()
+
+    env.store.apply_block = failing  # type: ignore[method-assign]
+    with anyio.fail_after(20), capture_logs() as logs:
+        async with anyio.create_task_group() as group:
+            group.start_soon(env.follower.run)
+            await follow_until(100)
+            group.cancel_scope.cancel()
+    events = [log["event"] for log in logs if log["event"].startswith("block_follow")]
+    assert events == ["block_follow_failed", "block_follow_recovered"]
+
+
 async def test_head_reached_is_set_at_first_head() -> None:
     env = Environment(rpc=True, height=160, cursor=100)
     calls: list[tuple[int, bool]] = []
@@ -778,7 +804,7 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
     assert env.follower.height == 100, "later blocks are read"
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
-    await env.follow_for(1)
+    await env.follow_for(3 * int(SECOND_COPY_WAIT_SECONDS) // 4)
     assert env.store.own_nullifiers == {}
     assert env.follower.disputed_height is None
 
@@ -870,7 +896,7 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
 
     env.add_reveal(95, 1)
     with capture_logs() as logs:
-        await env.follow_for(2)
+        await env.follow_for(5)
     assert env.store.own_nullifiers == {}
     assert env.follower.disputed_height is None
     counts = {"read": 11, "pruned": 0, "added": 1, "confirmed": 1}
@@ -925,7 +951,7 @@ async def test_rescan_waits_for_a_second_copy_of_an_empty_block(response: httpx.
     assert env.store.rescan is not None
     assert env.store.rescan.left == 1
     env.others[0].faults.clear()
-    await env.follow_for(1)
+    await env.follow_for(10)
     assert env.store.rescan.left == 0
 
 

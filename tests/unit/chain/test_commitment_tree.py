@@ -75,6 +75,7 @@ async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     trees = await env.recreate_trees()
     assert trees.anchor(ROUND_ID) is None
     assert trees.leaf(ROUND_ID, 0) is None
+    assert (trees.size(ROUND_ID), trees.last_size(ROUND_ID)) == (0, 3000)
     before = len(env.nodes[0].requests)
     await trees.sync(100)
     assert trees.anchor(ROUND_ID) == Anchor(69, 3000, chain.tree.root())

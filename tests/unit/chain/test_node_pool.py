@@ -424,6 +424,29 @@ async def test_subscribers_are_called_on_changes_only() -> None:
     assert calls == [True, False]
 
 
+async def test_node_fails_with_its_second_consecutive_error_response() -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
+    error = httpx.Response(500, json={"message": "context did not contain latest block height"})
+    with capture_logs() as logs:
+        for _ in range(3):
+            network.nodes["a"].faults["latest"] = lambda _: error
+            await endpoints.probe_all()
+            network.nodes["a"].faults.clear()
+            await endpoints.probe_all()
+            assert node_names(endpoints) == ["a:1317"]
+        assert logs == []
+        network.nodes["a"].faults["latest"] = lambda _: error
+        await endpoints.probe_all()
+        await endpoints.probe_all()
+        assert node_names(endpoints) == []
+        network.nodes["a"].faults.clear()
+        await endpoints.probe_all()
+    assert [log["event"] for log in logs] == ["node_not_fresh", "node_fresh"]
+
+
 async def test_rpc_health_is_separate() -> None:
     clock = FakeClock()
     network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
@@ -432,8 +455,8 @@ async def test_rpc_health_is_separate() -> None:
     network.nodes["a"].faults["/status"] = lambda _: httpx.Response(500, content=b"<html>")
     network.nodes["a"].height += 1
     with capture_logs() as logs:
-        await endpoints.probe_all()
-        await endpoints.probe_all()  # The RPC is probed when the REST API has reported a new block.
+        for _ in range(3):  # The RPC is probed after the REST API reports a new block; one error is not final.
+            await endpoints.probe_all()
     assert node_names(endpoints) == ["a:1317", "b:1317"]
     assert [endpoint.name for endpoint in endpoints.usable_rpc_nodes] == ["b:1317"]
     assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc_not_fresh", "a:26657")]

@@ -194,6 +194,26 @@ async def test_closed_round_may_be_omitted_by_chain() -> None:
     assert env.registry.frozen_reason(ROUND_ID) is None
 
 
+async def test_closed_round_is_followed_to_finalized_without_warnings() -> None:
+    env = Environment(now=VOTE_END + 50)
+    with capture_logs() as logs:
+        await sync_active(env)
+        env.set_rounds(closed_round_json(2))
+        await env.sync()
+        env.registry.record_block(VOTE_END + 40)
+        assert await env.registry.is_closed(ROUND_ID)
+        assert env.registry.all_rounds()[0].status is RoundStatus.TALLYING
+        env.set_rounds(closed_round_json(3))
+        await env.advance_blocks()
+        await env.registry.sync()
+    assert env.registry.all_rounds()[0].status is RoundStatus.FINALIZED
+    assert [log["event"] for log in logs if log["log_level"] == "warning"] == []
+    after_restart = RoundRegistry(env.store, env.endpoints)
+    await after_restart.restore()
+    assert after_restart.all_rounds()[0].status is RoundStatus.FINALIZED
+    assert await after_restart.is_closed(ROUND_ID)
+
+
 async def test_registry_sync_without_valid_list_raises() -> None:
     env = Environment()
     await env.endpoints.probe_all()

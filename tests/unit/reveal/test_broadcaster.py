@@ -316,6 +316,21 @@ async def test_share_sent_before_restart_waits_for_new_block(pipeline: Pipeline)
     assert len(pipeline.nodes.posts) == 2
 
 
+async def test_reveal_counted_in_an_unread_block_is_not_proven_again(pipeline: Pipeline) -> None:
+    pipeline.set_replies(ACCEPTED_REPLY)
+    await pipeline.broadcaster.send(await pipeline.prepare_message())
+    result = {"hash": "", "height": "101", "code": 0, "log": "", "events": []}
+    pipeline.nodes.transactions = {SECOND_NODE: result}
+    for _ in range(3 * REPROVE_BLOCKS):
+        await pipeline.next_block()
+    assert pipeline.read_share(1, "state") == (ShareState.BROADCAST,)
+    pipeline.nodes.transactions = {}
+    await pipeline.next_block()
+    await pipeline.next_block()
+    await pipeline.next_block()
+    assert pipeline.read_share(1, "state") == (ShareState.RECEIVED,)
+
+
 async def test_node_without_verdict_does_not_prevent_circuit_switch(pipeline: Pipeline) -> None:
     pipeline.nodes.replies = {FIRST_NODE: BAD_PROOF_REPLY, SECOND_NODE: reply_with(429, error="too many requests")}
     pipeline.circuits.select_initial("svote-test", "", None)

@@ -26,6 +26,7 @@ from helper.errors import (
     ReleaseError,
     StoreError,
 )
+from helper.reveal.prover import pool as pool_module
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.pool import Proof, ProverPool
 from helper.reveal.prover.process import WorkerCommand, WorkerProcess
@@ -143,6 +144,25 @@ async def test_jobs_that_go_first_precede_queued_ones() -> None:
 
 
 @pytest.mark.anyio
+async def test_time_for_which_the_service_was_stopped_is_not_time_of_the_prover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = await WorkerProcess.spawn(("cat",), threads=1)  # replies with the request
+    try:
+        os.kill(worker.pid, signal.SIGSTOP)
+        exchange = asyncio.create_task(worker.exchange({"op": "prove"}, 60.0))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda loop_time=loop.time: loop_time() + 63.0)
+        await asyncio.wait((exchange,), timeout=0.0)
+        await asyncio.sleep(0.01)  # a timer that expires after those of the time that was skipped
+        os.kill(worker.pid, signal.SIGCONT)
+        assert await exchange == {"op": "prove"}
+    finally:
+        await worker.kill()
+
+
+@pytest.mark.anyio
 async def test_hanging_worker_is_killed_and_replaced() -> None:
     async with run_pool(timeout=0.2) as pool:
         (pid,) = pool.pids
@@ -227,14 +247,16 @@ async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
 
 
 class SlowSelfTestWorker(WorkerProcess):
-    """A worker whose self-test took two seconds; it gets no more jobs."""
+    """A worker whose self-test took two seconds. It records the requests for keys."""
 
     pid = 1
 
     def __init__(self) -> None:
         """Start no process."""
+        self.key_requests: asyncio.Queue[tuple[str, list[str]]] = asyncio.Queue()
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
+        self.key_requests.put_nowait((frame["op"], list(frame["circuits"])))
         return {"fingerprints": {}, "self_test_seconds": 2.0}
 
     async def wait_ended(self) -> int:
@@ -264,6 +286,28 @@ async def test_self_test_of_one_circuit_estimates_the_other(
     assert pool.estimated_seconds("k10") == pytest.approx(k10)
     assert pool.estimated_seconds("k11") == pytest.approx(6 * k10)
     assert (pool.proof_timeout("k10"), pool.proof_timeout("k11")) == pytest.approx(limits)
+    runner.cancel()
+    await asyncio.gather(runner, return_exceptions=True)
+
+
+@pytest.mark.anyio
+async def test_worker_is_ready_with_one_circuit_and_creates_other_keys_when_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = SlowSelfTestWorker()
+
+    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
+        return worker
+
+    monkeypatch.setattr(pool_module, "LOAD_IDLE_SECONDS", 0.01)
+    pool = ProverPool(workers=1, circuits=("k10", "k11"), clock=SystemClock(), spawn=spawn)
+    pool.set_circuits(("k11", "k10"))
+    runner = asyncio.create_task(pool.run())
+    async with asyncio.timeout(60):
+        assert await worker.key_requests.get() == ("start", ["k11"])
+        await pool.wait_ready()
+        assert await worker.key_requests.get() == ("load", ["k10"])
+    assert worker.key_requests.empty()
     runner.cancel()
     await asyncio.gather(runner, return_exceptions=True)
 

@@ -13,6 +13,7 @@ from helper.store.block_ranges import (
     count_heights,
     format_ranges,
     parse_ranges,
+    remove_heights,
     remove_range,
 )
 
@@ -34,6 +35,7 @@ def test_ranges_hold_the_same_heights_as_a_set(changes: list[tuple[bool, int, in
         elif span:
             ranges, expected = remove_range(ranges, first, last), expected - span
         assert expand_ranges(ranges) == expected
+        assert expand_ranges(remove_heights(ranges, span)) == expected - span
         assert count_heights(ranges) == len(expected)
         assert ranges == sorted(ranges)
         assert all(low[1] + 1 < high[0] for low, high in pairwise(ranges)), "no two ranges are adjacent"

@@ -1,0 +1,69 @@
+"""One of two nodes lags, has no transaction index, or lies. Both respond 502 to many reveals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.chain import EPOCH
+from tests.simulation.liar import Lie
+from tests.simulation.node import NodeFault
+from tests.simulation.rounds import BACKLOG_START, create_plan
+from tests.simulation.run import patch_environment
+from tests.simulation.scenario import FaultEpisode, LieEpisode
+from tests.simulation.virtual_loop import SimLoop
+from tests.simulation.world import World, seeded_random
+
+SHARES = 48
+MAX_SECONDS = 20.0
+"""Seconds from the due time until every share must be counted."""
+LIE_SECONDS = 50.0
+"""Seconds from the due time for which a node lies; it also drops all reveals."""
+SEND_ERROR_RATE = 0.4
+BLOCK_SECONDS = 1.0
+
+
+def simulate_pair(
+    seed: int, *, fault: NodeFault | None = None, lies: tuple[Lie, ...] = ()
+) -> tuple[list[float], list[str]]:
+    """Run two nodes without RPC, the second with a fault, or with lies until `LIE_SECONDS` after the due time.
+
+    Returns:
+        The seconds from the due time until each share was counted, and the broken promises.
+    """
+    plan = create_plan(seed, {0: SHARES}, 60.0, {}, (0,), 0.0)
+    start = BACKLOG_START - 150.0
+    plan = replace(
+        plan,
+        nodes_with_rpc=(False, False),
+        proof_seconds=0.1,
+        block_interval=(BLOCK_SECONDS, BLOCK_SECONDS),
+        episodes=() if fault is None else (FaultEpisode(start, plan.duration, fault, 1),),
+        lie_episodes=(LieEpisode(start, BACKLOG_START + LIE_SECONDS, 1, lies),) if lies else (),
+    )
+    loop = SimLoop(seeded_random(seed, "loop"), shuffled=True)
+    world = World(seed, loop, plan)
+    for node in world.nodes:
+        node.send_error_rate = SEND_ERROR_RATE
+    with patch_environment(seed, world.event_log):
+        loop.run_until_complete(world.run())
+    due_at = EPOCH + BACKLOG_START
+    counted = sorted(world.chain.head(height).time - due_at for height in world.chain.confirmed.values())
+    world.disk.close()
+    loop.close()
+    return counted, world.event_log.violations
+
+
+@pytest.mark.parametrize("fault", [None, NodeFault.FAR_BEHIND, NodeFault.NO_INDEX])
+def test_every_share_is_counted_in_time_if_one_of_two_honest_nodes_has_no_second_copy(fault: NodeFault | None) -> None:
+    counted, violations = simulate_pair(1, fault=fault)
+    assert (len(counted), [seconds for seconds in counted if seconds > MAX_SECONDS]) == (SHARES, [])
+    assert violations == []
+
+
+@pytest.mark.parametrize("lie", [Lie.AHEAD, Lie.DISPUTE])
+def test_honest_node_receives_every_share_while_the_other_lies(lie: Lie) -> None:
+    counted, violations = simulate_pair(1, lies=(lie, Lie.SWALLOW))
+    assert (len(counted), [seconds for seconds in counted if seconds > LIE_SECONDS]) == (SHARES, [])
+    assert violations == []
