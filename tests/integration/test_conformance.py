@@ -25,9 +25,9 @@ from tests.support.wrong_helper import TOKEN, Fault, run_wrong_helper
 CLUSTERS = ["cluster"] if find_binaries() is not None else []
 WITHIN_SECONDS = 40.0
 """Limit for the reveals of a share that a fault has lost; long enough for all others on a busy machine."""
-NOT_OF_PROXY = {"CONN-022", "SLOW-024", "SMUGGLE-020", "LOAD-003", "LOAD-005"}
-"""Recommendations that the proxy of the wrong helper does not follow: half-closed connections, deadlines of heads, a
-required `Host`, and the times of a burst, which the proxy doubles."""
+NOT_OF_PROXY = {"CONN-022", "SIZE-002", "SLOW-024", "SMUGGLE-020", "LOAD-003", "LOAD-005"}
+"""Recommendations that the proxy of the wrong helper does not follow: half-closed connections, a body that is announced
+as too large, deadlines of heads, a required `Host`, and the times of a burst, which the proxy doubles."""
 
 
 @pytest.mark.anyio
