@@ -310,3 +310,7 @@ class ShareRefused(HelperError):
         super().__init__(message)
         self.status = status
         self.field = field
+
+
+class ClientLeft(HelperError):
+    """The client disconnected, so its share was not validated."""

@@ -134,12 +134,15 @@ class AdmissionController:
         self._waiting = FairLimiter(MAX_WAITING, "too many shares are waiting for the chain; retry later")
         self._first_arrivals = FirstArrivals()
 
-    async def admit(self, body: bytes, client: bytes | None = None) -> EnqueueResult:
+    async def admit(
+        self, body: bytes, client: bytes | None = None, has_left: Callable[[], bool] = lambda: False
+    ) -> EnqueueResult:
         """Parse, validate and enqueue a posted share.
 
         Args:
             body: the request's JSON body.
             client: the client, for its limit of slots; None for no such limit.
+            has_left: whether the client has disconnected; its body is then not validated.
 
         Returns:
             QUEUED if the share is now on disk, DUPLICATE if it was already known.
@@ -148,11 +151,12 @@ class AdmissionController:
             PayloadError: the body is not a valid share.
             ShareRefused: 400 invalid on the chain (`field` names the invalid field), 429 retry later, 503 not available
                 now.
+            ClientLeft: the client disconnected.
         """
         self._in_flight.acquire(client)
         try:
             arrived_at = self._clock.now()
-            return await self._admit(await self._validator.validate_body(body), arrived_at, client)
+            return await self._admit(await self._validator.validate_body(body, has_left), arrived_at, client)
         finally:
             self._in_flight.release(client)
 

@@ -20,7 +20,13 @@ from starlette.types import Receive, Scope, Send
 
 from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
-from helper.server.body_reader import CLOSE_AFTER_BODY_KEY, COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
+from helper.server.body_reader import (
+    CLOSE_AFTER_BODY_KEY,
+    COMPLETE_BODY_KEY,
+    DRAIN_BYTES,
+    DRAIN_SECONDS,
+    HAS_LEFT_KEY,
+)
 from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
 from helper.server.connection_limits import (
@@ -126,6 +132,7 @@ class BoundedProtocol(HttpConnection):
             {
                 peer_credentials.PEER_KEY: peer_credentials.read_peer(transport),
                 ABORT_KEY: self.transport.abort,
+                HAS_LEFT_KEY: self.transport.is_closing,
                 # weak, so that a closed connection is freed without the garbage collector
                 CLOSE_AFTER_BODY_KEY: weakref.WeakMethod(self.close_after_body),
             }

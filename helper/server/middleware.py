@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from helper.errors import ShareRefused
+from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.payload import error_body, no_route_body
 from helper.ingest.schema import PayloadError
 from helper.server.request_ids import (
@@ -137,6 +137,7 @@ EXCEPTION_HANDLERS: Final = {
     PayloadError: handle_wire_error,
     ShareRefused: handle_share_refused,
     ClientDisconnect: handle_disconnect,
+    ClientLeft: handle_disconnect,
 }
 
 

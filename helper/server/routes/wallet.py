@@ -17,13 +17,13 @@ from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.pause import PauseReason
-from helper.errors import ShareRefused, StoreError
+from helper.errors import ClientLeft, ShareRefused, StoreError
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import SMALL_BODY_BYTES
 from helper.ingest.schema import HexField, PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
-from helper.server.body_reader import BodyReader
+from helper.server.body_reader import HAS_LEFT_KEY, BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import RefusalLimiter
@@ -138,13 +138,14 @@ class ShareSubmission:
             if self._token:
                 check_token(scope, self._token)
             client = None if self._limiter is None else self._limiter.identify_request(scope)
+            has_left = scope.get("state", {}).get(HAS_LEFT_KEY, _never)
             body = self._body_reader.take_received(scope)
             if body is not None:
-                outcome = await self._view.admission.admit(body, client)
+                outcome = await self._view.admission.admit(body, client, has_left)
             else:
                 async with self._body_reader.buffer_body(scope, receive, client) as body:
                     self._charge(client, len(body))
-                    outcome = await self._view.admission.admit(body, client)
+                    outcome = await self._view.admission.admit(body, client, has_left)
         except Exception as error:
             self._view.count_outcome(f"post_{_classify_error(error)}")
             scope[_RAISED_KEY] = error
@@ -218,10 +219,14 @@ def wallet_routes(
     return routes
 
 
+def _never() -> bool:
+    return False
+
+
 def _classify_error(error: Exception) -> str:
     if isinstance(error, PayloadError):
         return "refused"
-    if isinstance(error, ClientDisconnect):
+    if isinstance(error, (ClientDisconnect, ClientLeft)):
         return "broken_off"
     if isinstance(error, ShareRefused):
         return _OUTCOMES_BY_STATUS.get(error.status, "error")
