@@ -319,7 +319,7 @@ class BoundedProtocol(HttpConnection):
         if self._is_in_head or self.is_answering:
             return
         if self.expects_continue:
-            # After a final response the client may omit the announced body, so the next bytes are ambiguous.
+            # the client may omit the announced body, so the next bytes are ambiguous
             self._close()
             return
         self._discardable_bytes = DRAIN_BYTES

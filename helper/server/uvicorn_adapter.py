@@ -190,6 +190,12 @@ class HttpConnection(HttpToolsProtocol):
             self._ignore_upgrade()
             self.parser.feed_data(data[upgrade.args[0] :])
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header. `Expect` is a list, of which uvicorn recognizes only a single member."""
+        super().on_header(name, value)
+        if self.headers[-1][0] == b"expect" and b"100-continue" in map(bytes.strip, value.lower().split(b",")):
+            self.expect_100_continue = True
+
     def on_headers_complete(self) -> None:
         """Start the request, or append it to the pipeline: its head is complete.
 
@@ -202,8 +208,12 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self.transport, self.loop)  # type: ignore[assignment] # has its methods
         if self.is_upgrade:
-            self.cycle.keep_alive = False
+            self.close_after_response()
             self.close_after_body()
+        if self.expects_continue:
+            # After a final response the client may omit the body. A proxy must not reuse the connection then, so the
+            # response says that it is closed.
+            self.close_after_response()
 
     def on_chunk_header(self) -> None:
         """Begin a chunk of the body."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
+import re
 import resource
 import socket
 import stat
@@ -247,12 +247,15 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
         assert limiter.refusals == {408: 1, 400: 1, 431: 1, 429: 1}, "each one is counted"
 
 
-async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
+@pytest.mark.parametrize("expect", ["100-continue", "other,\t100-Continue", "100-continue\r\nExpect: other"])
+@pytest.mark.parametrize(("path", "body"), [("hello", b""), ("hello", b"x" * 9), ("echo", b"x" * 9)])
+async def test_connection_closes_after_final_response_to_expect_100(expect: str, path: str, body: bytes) -> None:
+    head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: {expect}\r\n\r\n"
     async with run_server(PATIENT) as port:
-        client = await RawClient.connect(port)
-        head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
-        assert json.loads(await client.request(head))["error"] == "method not allowed"
-        assert await client.read_rest() == b"", "the next request would be read as the body"
+        client = await RawClient.connect(port, head.encode() + body + HELLO_REQUEST)
+        response = await client.read_rest()
+    assert b"\r\nconnection: close\r\n" in response, "a proxy must not reuse the connection"
+    assert len(re.findall(rb"HTTP/1.1 [2-5]", response)) == 1, "the next request may be read as the body"
 
 
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(
