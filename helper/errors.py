@@ -36,7 +36,8 @@
     │   ├── ProverCrashed       the worker exited unexpectedly (out of memory, a signal)
     │   ├── ProofFailed         the circuit rejected the witness
     │   └── ProofNotNeeded      the proof is no longer needed, and was not begun
-    └── ShareRefused            a wallet's share was rejected
+    ├── ShareRefused            a wallet's share was rejected
+    └── ClientLeft              the client disconnected, so its share was not validated
 
 Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`).
 """

@@ -8,9 +8,11 @@ client may leave a response unread, the length of a pipeline, and the number of 
 from __future__ import annotations
 
 import asyncio
+import socket
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -36,6 +38,7 @@ from helper.server.connection_limits import (
     MAX_UNSENT_BYTES,
     MAX_UNSENT_BYTES_PER_CLIENT,
     MIN_PIECE_BYTES,
+    SEND_BUFFER_BYTES,
     ConnectionLimits,
 )
 from helper.server.connection_timers import Deadline, StallTimer
@@ -109,6 +112,7 @@ class BoundedProtocol(HttpConnection):
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
         self._stall_timer = StallTimer(self.loop, limits.stalled_seconds)
         self._stalled_since: float | None = None  # since when the client leaves a response unread, in loop time
+        self._held_start: Callable[[BoundedProtocol], None] | None = None  # of a request that waits for the client
         self._is_in_head = True  # or between two requests
         self._head_bytes_left = limits.max_head_bytes
         self._headers_left = limits.max_headers
@@ -128,6 +132,10 @@ class BoundedProtocol(HttpConnection):
         """Wait for a request, or refuse the connection when a limit is reached."""
         super().connection_made(transport)
         self.transport.set_protocol(SmallReads(self))
+        # writing pauses, and so the bytes are counted, as soon as the kernel's buffer is full
+        self.transport.set_write_buffer_limits(high=0)
+        sock: socket.socket = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.add_state(
             {
                 peer_credentials.PEER_KEY: peer_credentials.read_peer(transport),
@@ -163,7 +171,7 @@ class BoundedProtocol(HttpConnection):
         self._request_deadline.close()
         self._idle_deadline.close()
         self._stall_timer.stop()
-        self._stalled_since = None
+        self._stalled_since = self._held_start = None
         self._unparsed = b""
         self._evictor.discard(self._progress)
         if self._client is not None:
@@ -206,7 +214,7 @@ class BoundedProtocol(HttpConnection):
         return True
 
     def pause_writing(self) -> None:
-        """Start the stall timer: the write buffer is full. Drop stalled connections if too much is unsent."""
+        """Start the stall timer: bytes are unsent. Drop stalled connections if there are too many."""
         super().pause_writing()
         self._stall_timer.start(self.transport)
         self._stalled_since = self.loop.time()
@@ -215,10 +223,13 @@ class BoundedProtocol(HttpConnection):
         _limit_unsent(cast("set[BoundedProtocol]", self.all_connections), MAX_UNSENT_BYTES)
 
     def resume_writing(self) -> None:
-        """Stop the stall timer: the client is reading again."""
+        """Stop the stall timer: all bytes are sent. Start the request that waited for that."""
         super().resume_writing()
         self._stalled_since = None
         self._watch_unsent()
+        if self._held_start is not None:
+            start, self._held_start = self._held_start, None
+            self._start_in_turn(start)
 
     # ------------------------------------------------------------------ parser events
 
@@ -299,7 +310,17 @@ class BoundedProtocol(HttpConnection):
         if method == "POST":
             self.start_ready()
         else:
-            self._turns.append(self.start_ready)
+            self._start_in_turn(BoundedProtocol.start_ready)
+
+    def _start_in_turn(self, start: Callable[[BoundedProtocol], None]) -> None:
+        """Start a request in its turn, but only after the client has read the earlier responses.
+
+        Otherwise each connection of a client that reads nothing holds two responses, of which one is not counted.
+        """
+        if self._stalled_since is None:
+            self._turns.append(partial(start, self))
+        else:
+            self._held_start = start
 
     def on_response_complete(self) -> None:
         """Start the next request of the pipeline, or the timer for the unread request body."""
@@ -309,7 +330,7 @@ class BoundedProtocol(HttpConnection):
             self._progress.started_at, self._progress.is_idle = self.loop.time(), self._is_in_head
             if self.pipelined:
                 self._idle_deadline.clear()
-                self._turns.append(self._start_pipelined)
+                self._start_in_turn(BoundedProtocol._start_pipelined)
             elif self._last_response is not None:
                 self._send_last_response(self._last_response)
                 return

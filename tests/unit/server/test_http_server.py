@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -22,21 +23,23 @@ from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
 from helper.errors import HelperError
+from helper.server.application import add_middleware
 from helper.server.connection import BoundedProtocol
 from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
-from helper.server.connection_limits import ConnectionLimits
+from helper.server.connection_limits import SEND_BUFFER_BYTES, ConnectionLimits
 from helper.server.http_server import (
     GROUP_MODE,
     MIN_CONNECTIONS,
     RESERVED_FILE_DESCRIPTORS,
+    bind_tcp,
     connection_limits,
+    create_server,
     listen_unix,
 )
 from helper.server.rate_limits import RefusalLimiter
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
-    MEDIUM_BYTES,
     PATIENCE_SECONDS,
     RawClient,
     parse_error,
@@ -225,7 +228,6 @@ async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeyp
         lost.set()
 
     monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
-    monkeypatch.setattr(BoundedProtocol, "pause_writing", lambda _: None)  # as for a response of less than 64 KiB
     async with run_server(ConnectionLimits(head_seconds=60, stalled_seconds=0.2)) as port:
         client = await connect_stalled(port)
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -513,34 +515,77 @@ def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-async def test_unread_responses_of_one_client_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost: asyncio.Queue[BoundedProtocol] = asyncio.Queue()
-    connection_lost = BoundedProtocol.connection_lost
+@pytest.mark.parametrize(("size", "requests"), [(8 << 20, 1), (53_000, 8)])
+async def test_unread_responses_of_one_client_are_limited(
+    size: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, most_unsent = asyncio.Event(), 0
+    connection_lost, start_ready = BoundedProtocol.connection_lost, BoundedProtocol._start
 
     def note_lost(self: BoundedProtocol, exc: Exception | None) -> None:
-        lost.put_nowait(self)
+        lost.set()
         connection_lost(self, exc)
 
+    def note_start(self: BoundedProtocol, *arguments: Any) -> None:
+        nonlocal most_unsent
+        most_unsent = max(most_unsent, sum(each.transport.get_write_buffer_size() for each in self.all_connections))
+        assert not self.transport.get_write_buffer_size(), "a response would wait that is not counted"
+        start_ready(self, *arguments)
+
     monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
+    monkeypatch.setattr(BoundedProtocol, "_start", note_start)
+    monkeypatch.setattr("tests.unit.server.server_fixtures.MEDIUM_BYTES", size)
+    monkeypatch.setattr("helper.server.connection.MAX_UNSENT_BYTES_PER_CLIENT", size)
     limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)
     async with contextlib.AsyncExitStack() as closing, run_server(limits, RefusalLimiter(FakeClock())) as port:
-        stalled = [await connect_stalled(port) for _ in range(12)]
+        stalled = [await connect_stalled(port, requests) for _ in range(12)]
         for connection in stalled:
             closing.callback(connection.close)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await lost.get()
-            assert await count_bytes(stalled[0]) < MEDIUM_BYTES, "the oldest connection was aborted"
-            assert await count_bytes(stalled[-1]) > MEDIUM_BYTES
+            await lost.wait()
+            counts = [await count_bytes(connection) for connection in stalled]
+    assert min(counts) < size * requests < max(counts), "some were aborted, and not all"
+    assert most_unsent <= 2 * size
 
 
-async def connect_stalled(port: int) -> socket.socket:
-    """Request `/medium` and do not read the response."""
+@pytest.mark.parametrize("is_unix", [False, True])
+async def test_connection_kernel_send_buffer_is_bounded(
+    is_unix: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    connection_made = BoundedProtocol.connection_made
+
+    def note_size(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+        connection_made(self, transport)
+        sizes.append(transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", note_size)
+    with contextlib.ExitStack() as closing:
+        if is_unix:
+            listener = closing.enter_context(listen_unix(tmp_path / "x"))
+        else:
+            listener = closing.enter_context(contextlib.closing(bind_tcp("127.0.0.1", 0)))
+        server = create_server(add_middleware([]))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        with socket.socket(listener.family) as client:
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, listener.getsockname())
+            await asyncio.get_running_loop().sock_sendall(client, HELLO_REQUEST)
+            assert await asyncio.get_running_loop().sock_recv(client, 1)
+        server.should_exit = True
+        await task
+    assert sizes == [2 * SEND_BUFFER_BYTES]
+
+
+async def connect_stalled(port: int, requests: int = 1) -> socket.socket:
+    """Request `/medium` and do not read the responses."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, ("127.0.0.1", port))
-    await loop.sock_sendall(connection, b"GET /medium HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    request = b"GET /medium HTTP/1.1\r\nHost: x\r\n"
+    await loop.sock_sendall(connection, (request + b"\r\n") * (requests - 1) + request + b"Connection: close\r\n\r\n")
     return connection
 
 
