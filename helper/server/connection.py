@@ -50,10 +50,11 @@ from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 ABORT_KEY: Final = "abort connection"
 """Key in the request state: a function that aborts the connection, the only way to mark a response as incomplete."""
 
+_STOPPING: Final = "the service is stopping; retry later"
 _STOPPING_RESPONSE: Final = CorsMiddleware(
     error_response(
         HTTPStatus.SERVICE_UNAVAILABLE.value,
-        "the service is stopping; retry later",
+        _STOPPING,
         {"Retry-After": str(RETRY_AFTER_SECONDS), "Connection": "close"},
     )
 )
@@ -230,6 +231,22 @@ class BoundedProtocol(HttpConnection):
         if self._held_start is not None:
             start, self._held_start = self._held_start, None
             self._start_in_turn(start)
+
+    # ------------------------------------------------------------------ stop
+
+    def shutdown(self) -> None:
+        """Close an idle connection; await the request of one that is new or has sent a part of a head."""
+        if not self._is_awaiting_head:
+            super().shutdown()
+
+    def refuse_incomplete(self) -> None:
+        """Refuse an incomplete head with 503, also one of which no byte has arrived yet."""
+        if self._is_awaiting_head:
+            self._reject(_RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, _STOPPING))
+
+    @property
+    def _is_awaiting_head(self) -> bool:
+        return self._is_in_head and bool(self._request_deadline) and self._discardable_bytes is None
 
     # ------------------------------------------------------------------ parser events
 
@@ -514,7 +531,8 @@ class BoundedProtocol(HttpConnection):
         self._evictor.clear_pending(self._progress)
         self._count_refusal(status)
         body = orjson.dumps(error_body(message))
-        retry_after = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
+        may_pass = status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+        retry_after = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if may_pass else ""
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{retry_after}"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
@@ -42,6 +43,7 @@ from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
     PATIENCE_SECONDS,
     RawClient,
+    hello,
     parse_error,
     run_server,
 )
@@ -384,6 +386,8 @@ def test_server_stop_responds_503_to_running_requests_without_error_log(
         "waiting for a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\no",
         "processing": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
         "pipelined": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n" * 5,
+        "no request": b"",
+        "half a head": HELLO_REQUEST[:-9],
     }
 
     async def test() -> None:
@@ -410,6 +414,39 @@ def test_server_stop_responds_503_to_running_requests_without_error_log(
         runner.run(test())
     assert [line for line in lines if line["log_level"] != "debug"] == []
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_server_stop_answers_connections_that_were_opened_before(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def test() -> None:
+        server, listener = create_server(add_middleware([Route("/hello", hello)])), bind_tcp("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        earlier = {"new": b"", "half a head": HELLO_REQUEST[:20], "second head": HELLO_REQUEST + HELLO_REQUEST[:20]}
+        clients = {name: await RawClient.connect(port, begin) for name, begin in earlier.items()}
+        await clients["second head"].reader.readuntil(b"hello")
+        # in the iteration of the event loop that stops the server, so that they wait to be accepted
+        waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        server.should_exit = True
+        while listener.fileno() >= 0:
+            await asyncio.sleep(0)
+        for name, client in clients.items():
+            client.writer.write(HELLO_REQUEST[20 if "head" in name else 0 :])
+        for connection in waiting:
+            connection.sendall(HELLO_REQUEST)
+            clients[str(connection)] = RawClient(*await asyncio.open_connection(sock=connection))
+        for client in clients.values():
+            response = await client.read_rest()
+            assert response.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert response.endswith(b"\r\nconnection: close\r\n\r\nhello")
+        await task
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
 
 
 def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
