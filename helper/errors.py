@@ -40,7 +40,8 @@
     │   ├── ProofFailed         the circuit rejected the witness
     │   └── ProofNotNeeded      the proof is no longer needed, and was not begun
     ├── ShareRefused            a wallet's share was rejected for good
-    └── TemporaryRefusal        a request was refused that may pass later (in `helper.core.refusals`)
+    ├── TemporaryRefusal        a request was refused that may pass later (in `helper.core.refusals`)
+    └── ClientLeft              the client disconnected, so its share was not validated
 
 Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`).
 """
@@ -338,3 +339,7 @@ class ShareRefused(HelperError):
         super().__init__(message)
         self.status = status
         self.field = field
+
+
+class ClientLeft(HelperError):
+    """The client disconnected, so its share was not validated."""

@@ -227,10 +227,10 @@ class Listeners:
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
-        from helper.server.routes.metrics import LIMITS, create_metrics_app  # noqa: PLC0415
+        from helper.server.routes.metrics import create_metrics_server  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_figures, clock=self._clock)
-        return create_server(create_metrics_app(metrics, self._run_checks), LIMITS)
+        return create_metrics_server(metrics, self._run_checks, self._clock)
 
     def _bind_metrics_listener(self) -> contextlib.closing[socket.socket]:
         settings = self._config.metrics

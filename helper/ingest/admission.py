@@ -188,13 +188,21 @@ class AdmissionController:
         self._waiting = WaitingShares(MAX_WAITING)
         self._first_arrivals = FirstArrivals()
 
-    async def admit(self, body: bytes, client: bytes | None = None, *, names_attempt: bool = False) -> EnqueueResult:
+    async def admit(
+        self,
+        body: bytes,
+        client: bytes | None = None,
+        *,
+        names_attempt: bool = False,
+        has_left: Callable[[], bool] = lambda: False,
+    ) -> EnqueueResult:
         """Parse, validate and enqueue a posted share.
 
         Args:
             body: the request's JSON body.
             client: the client, for its limit of slots; None for no such limit.
             names_attempt: whether the request has an attempt token (`helper.core.refusals`): it may wait longer.
+            has_left: whether the client has disconnected; its body is then not validated.
 
         Returns:
             QUEUED if the share is now on disk, DUPLICATE if it was already known.
@@ -203,11 +211,12 @@ class AdmissionController:
             PayloadError: the body is not a valid share.
             ShareRefused: 400, invalid on the chain (`field` names the invalid field).
             TemporaryRefusal: the share may be accepted later.
+            ClientLeft: the client disconnected.
         """
         self._in_flight.acquire(client)
         try:
             arrived_at = self._clock.now()
-            checked = await self._validator.validate_body(body)
+            checked = await self._validator.validate_body(body, has_left)
             return await self._admit(checked, arrived_at, client, names_attempt=names_attempt)
         finally:
             self._in_flight.release(client)

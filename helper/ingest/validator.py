@@ -5,13 +5,16 @@ batch without the GIL and returns the share or the invalid field for each body. 
 loop, because switching to a thread and back takes longer.
 
 Large bodies are validated one by one in a worker thread, because parsing 1 MiB of JSON takes up to 6 ms.
+
+A body whose client has disconnected is dropped when its turn comes, so that a burst of them delays no other body.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -21,7 +24,7 @@ import anyio.to_thread
 import structlog
 
 from helper.core.share import Share
-from helper.errors import ShareRefused
+from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.payload import SMALL_BODY_BYTES, invalid_share
 from helper.ingest.schema import PayloadError
 from proofs import InvalidShare, ProofsError, ReadShare
@@ -94,7 +97,13 @@ def checked_share(result: Result) -> CheckedShare:
     return CheckedShare(share, result.vote_commitment, result.nullifier)
 
 
-_PendingBody = tuple[bytes, "asyncio.Future[Result | None]"]
+@dataclass(frozen=True, slots=True)
+class _PendingBody:
+    """A body that waits for its batch."""
+
+    body: bytes = field(repr=False)
+    has_left: Callable[[], bool]
+    result: asyncio.Future[Result | None]
 
 
 class ShareValidator:
@@ -108,36 +117,46 @@ class ShareValidator:
         self._checks = checks
         self._large_threads = anyio.CapacityLimiter(LARGE_BODY_THREADS)
         self._pool = ThreadPoolExecutor(CONCURRENT_BATCHES, thread_name_prefix="checks")
-        self._pending: list[_PendingBody] = []
+        self._pending: deque[_PendingBody] = deque()
         self._running_batches = 0  # native calls
 
-    async def validate_body(self, body: bytes) -> CheckedShare:
+    async def validate_body(self, body: bytes, has_left: Callable[[], bool] = lambda: False) -> CheckedShare:
         """Parse and validate a request's body.
+
+        Args:
+            body: the request's body.
+            has_left: whether the client has disconnected.
 
         Raises:
             PayloadError: the body is not a valid share.
             ShareRefused: 400, the validation failed.
+            ClientLeft: the client disconnected before the validation began.
         """
-        result = await self._validate_in_batch(body) if len(body) <= SMALL_BODY_BYTES else None
+        result = await self._validate_in_batch(body, has_left) if len(body) <= SMALL_BODY_BYTES else None
         if result is None:
-            result = await anyio.to_thread.run_sync(self._read_alone, body, limiter=self._large_threads)
+            async with self._large_threads:
+                if has_left():
+                    raise ClientLeft("the client disconnected")
+                result = await anyio.to_thread.run_sync(self._read_alone, body)
         return checked_share(result)
 
     # ------------------------------------------------------------------ batches
 
-    def _validate_in_batch(self, body: bytes) -> asyncio.Future[Result | None]:
+    def _validate_in_batch(self, body: bytes, has_left: Callable[[], bool]) -> asyncio.Future[Result | None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result | None] = loop.create_future()
-        self._pending.append((body, future))
+        self._pending.append(_PendingBody(body, has_left, future))
         if len(self._pending) == 1 and self._running_batches < CONCURRENT_BATCHES:
             # Deferred, so that other bodies of this iteration of the event loop join the batch.
             loop.call_soon(self._start_batch, loop)
         return future
 
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._pending or self._running_batches >= CONCURRENT_BATCHES:
+        if self._running_batches >= CONCURRENT_BATCHES:
             return
-        batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+        batch = self._take_batch()
+        if not batch:
+            return
         if len(batch) == 1 and not self._running_batches:
             _set_results(batch, self._run_batch(batch))
             return
@@ -146,6 +165,17 @@ class ShareValidator:
         done.add_done_callback(lambda read: self._finish_batch(loop, batch, read))
         if self._pending:
             self._start_batch(loop)
+
+    def _take_batch(self) -> list[_PendingBody]:
+        """Take the next bodies, and drop those that nobody awaits any more."""
+        batch: list[_PendingBody] = []
+        while self._pending and len(batch) < MAX_BATCH:
+            pending = self._pending.popleft()
+            if not pending.has_left():
+                batch.append(pending)
+            elif not pending.result.done():
+                pending.result.set_exception(ClientLeft("the client disconnected"))
+        return batch
 
     def _finish_batch(
         self,
@@ -160,7 +190,7 @@ class ShareValidator:
     def _run_batch(self, batch: Sequence[_PendingBody]) -> Sequence[Result | None]:
         """Validate a batch in one native call. If the call fails, each body is validated individually."""
         try:
-            return self._checks.read_shares([body for body, _ in batch])
+            return self._checks.read_shares([pending.body for pending in batch])
         except Exception as error:
             log.error("batch_validation_failed", error=type(error).__name__)
             return [None] * len(batch)
@@ -175,6 +205,6 @@ class ShareValidator:
 
 
 def _set_results(batch: Sequence[_PendingBody], results: Sequence[Result | None]) -> None:
-    for (_, future), result in zip(batch, results, strict=True):
-        if not future.done():
-            future.set_result(result)
+    for pending, result in zip(batch, results, strict=True):
+        if not pending.result.done():
+            pending.result.set_result(result)

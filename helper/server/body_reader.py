@@ -48,6 +48,9 @@ After the call, a connection that is closed by a response with an unread body fi
 few seconds.
 """
 
+HAS_LEFT_KEY: Final = "has left"
+"""Key in the request state: a function that returns whether the connection is closed, so no response can be sent."""
+
 DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 4 << 20
 """Limits for reading and discarding the rest of a body that is not used, so that the client can read the response."""

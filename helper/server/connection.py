@@ -8,9 +8,11 @@ client may leave a response unread, the length of a pipeline, and the number of 
 from __future__ import annotations
 
 import asyncio
+import socket
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -21,7 +23,13 @@ from starlette.types import Receive, Scope, Send
 from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
 from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
-from helper.server.body_reader import CLOSE_AFTER_BODY_KEY, COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
+from helper.server.body_reader import (
+    CLOSE_AFTER_BODY_KEY,
+    COMPLETE_BODY_KEY,
+    DRAIN_BYTES,
+    DRAIN_SECONDS,
+    HAS_LEFT_KEY,
+)
 from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
 from helper.server.connection_limits import (
@@ -31,6 +39,7 @@ from helper.server.connection_limits import (
     MAX_UNSENT_BYTES,
     MAX_UNSENT_BYTES_PER_CLIENT,
     MIN_PIECE_BYTES,
+    SEND_BUFFER_BYTES,
     ConnectionLimits,
 )
 from helper.server.connection_timers import Deadline, StallTimer
@@ -91,6 +100,7 @@ class BoundedProtocol(HttpConnection):
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
         self._stall_timer = StallTimer(self.loop, limits.stalled_seconds)
         self._stalled_since: float | None = None  # since when the client leaves a response unread, in loop time
+        self._held_start: Callable[[BoundedProtocol], None] | None = None  # of a request that waits for the client
         self._is_in_head = True  # or between two requests
         self._head_bytes_left = limits.max_head_bytes
         self._headers_left = limits.max_headers
@@ -110,10 +120,15 @@ class BoundedProtocol(HttpConnection):
         """Wait for a request, or refuse the connection when a limit is reached."""
         super().connection_made(transport)
         self.transport.set_protocol(SmallReads(self))
+        # writing pauses, and so the bytes are counted, as soon as the kernel's buffer is full
+        self.transport.set_write_buffer_limits(high=0)
+        sock: socket.socket = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.add_state(
             {
                 peer_credentials.PEER_KEY: peer_credentials.read_peer(transport),
                 ABORT_KEY: self.transport.abort,
+                HAS_LEFT_KEY: self.transport.is_closing,
                 # weak, so that a closed connection is freed without the garbage collector
                 CLOSE_AFTER_BODY_KEY: weakref.WeakMethod(self.close_after_body),
             }
@@ -144,7 +159,7 @@ class BoundedProtocol(HttpConnection):
         self._request_deadline.close()
         self._idle_deadline.close()
         self._stall_timer.stop()
-        self._stalled_since = None
+        self._stalled_since = self._held_start = None
         self._unparsed = b""
         self._evictor.discard(self._progress)
         if self._client is not None:
@@ -187,7 +202,7 @@ class BoundedProtocol(HttpConnection):
         return True
 
     def pause_writing(self) -> None:
-        """Start the stall timer: the write buffer is full. Drop stalled connections if too much is unsent."""
+        """Start the stall timer: bytes are unsent. Drop stalled connections if there are too many."""
         super().pause_writing()
         self._stall_timer.start(self.transport)
         self._stalled_since = self.loop.time()
@@ -196,10 +211,29 @@ class BoundedProtocol(HttpConnection):
         _limit_unsent(cast("set[BoundedProtocol]", self.all_connections), MAX_UNSENT_BYTES)
 
     def resume_writing(self) -> None:
-        """Stop the stall timer: the client is reading again."""
+        """Stop the stall timer: all bytes are sent. Start the request that waited for that."""
         super().resume_writing()
         self._stalled_since = None
         self._watch_unsent()
+        if self._held_start is not None:
+            start, self._held_start = self._held_start, None
+            self._start_in_turn(start)
+
+    # ------------------------------------------------------------------ stop
+
+    def shutdown(self) -> None:
+        """Close an idle connection; await the request of one that is new or has sent a part of a head."""
+        if not self._is_awaiting_head:
+            super().shutdown()
+
+    def refuse_incomplete(self) -> None:
+        """Refuse an incomplete head with 503, also one of which no byte has arrived yet."""
+        if self._is_awaiting_head:
+            self._reject(find_refusal(Situation.STOPPING, names_attempt=False))
+
+    @property
+    def _is_awaiting_head(self) -> bool:
+        return self._is_in_head and bool(self._request_deadline) and self._discardable_bytes is None
 
     # ------------------------------------------------------------------ parser events
 
@@ -280,7 +314,17 @@ class BoundedProtocol(HttpConnection):
         if method == "POST":
             self.start_ready()
         else:
-            self._turns.append(self.start_ready)
+            self._start_in_turn(BoundedProtocol.start_ready)
+
+    def _start_in_turn(self, start: Callable[[BoundedProtocol], None]) -> None:
+        """Start a request in its turn, but only after the client has read the earlier responses.
+
+        Otherwise each connection of a client that reads nothing holds two responses, of which one is not counted.
+        """
+        if self._stalled_since is None:
+            self._turns.append(partial(start, self))
+        else:
+            self._held_start = start
 
     def on_response_complete(self) -> None:
         """Start the next request of the pipeline, or the timer for the unread request body."""
@@ -290,7 +334,7 @@ class BoundedProtocol(HttpConnection):
             self._progress.started_at, self._progress.is_idle = self.loop.time(), self._is_in_head
             if self.pipelined:
                 self._idle_deadline.clear()
-                self._turns.append(self._start_pipelined)
+                self._start_in_turn(BoundedProtocol._start_pipelined)
             elif self._last_response is not None:
                 self._send_last_response(self._last_response)
                 return
@@ -300,7 +344,7 @@ class BoundedProtocol(HttpConnection):
         if self._is_in_head or self.is_answering:
             return
         if self.expects_continue:
-            # After a final response the client may omit the announced body, so the next bytes are ambiguous.
+            # the client may omit the announced body, so the next bytes are ambiguous
             self._close()
             return
         self._discardable_bytes = DRAIN_BYTES

@@ -24,6 +24,12 @@ MAX_UNSENT_BYTES: Final = 32 << 20
 MAX_UNSENT_BYTES_PER_CLIENT: Final = 8 << 20
 """The same for one client, if clients are identified by address."""
 
+SEND_BUFFER_BYTES: Final = 64 << 10
+"""Size of the kernel's send buffer of a connection, which the kernel doubles.
+
+By default it grows to several megabytes, and a few hundred clients that read nothing hold a gigabyte of the kernel.
+"""
+
 LINGER_SECONDS: Final = 3.0
 """Seconds in which the rest of a body is discarded after a response that closes the connection.
 

@@ -26,7 +26,7 @@ from helper.core.refusals import (
     find_refusal,
     retry_after_of,
 )
-from helper.errors import ShareRefused
+from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.payload import error_body, ingress_receipt, no_route_body
 from helper.ingest.schema import PayloadError
 from helper.server.request_ids import (
@@ -169,6 +169,7 @@ EXCEPTION_HANDLERS: Final = {
     ShareRefused: handle_share_refused,
     TemporaryRefusal: handle_temporary_refusal,
     ClientDisconnect: handle_disconnect,
+    ClientLeft: handle_disconnect,
 }
 
 

@@ -149,6 +149,14 @@ class HttpConnection(HttpToolsProtocol):
             self._response_transport(self.cycle).connection = None
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """Close an idle connection, and another one after its response: the server stops."""
+        super().shutdown()
+
+    def refuse_incomplete(self) -> None:
+        """Refuse a request whose head is incomplete: the server stops now."""
+        raise NotImplementedError
+
     @property
     def peer_address(self) -> str | None:
         """Address of the peer; None on a unix socket."""
@@ -190,6 +198,12 @@ class HttpConnection(HttpToolsProtocol):
             self._ignore_upgrade()
             self.parser.feed_data(data[upgrade.args[0] :])
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header. `Expect` is a list, of which uvicorn recognizes only a single member."""
+        super().on_header(name, value)
+        if self.headers[-1][0] == b"expect" and b"100-continue" in map(bytes.strip, value.lower().split(b",")):
+            self.expect_100_continue = True
+
     def on_headers_complete(self) -> None:
         """Start the request, or append it to the pipeline: its head is complete.
 
@@ -202,8 +216,12 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self.transport, self.loop)  # type: ignore[assignment] # has its methods
         if self.is_upgrade:
-            self.cycle.keep_alive = False
+            self.close_after_response()
             self.close_after_body()
+        if self.expects_continue or getattr(self.server_state, "is_stopping", False):
+            # After a final response to a request that expects 100, the client may omit the body. A proxy must not reuse
+            # the connection then, so the response says that it is closed.
+            self.close_after_response()
 
     def on_chunk_header(self) -> None:
         """Begin a chunk of the body."""
@@ -350,9 +368,14 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class DateHeaderState(ServerState):
-    """Server state that computes the `Date` header on demand, at most once per second."""
+    """Server state that computes the `Date` header on demand, at most once per second.
+
+    Attributes:
+        is_stopping: whether the server stops, so that each connection closes after its response.
+    """
 
     def __init__(self, clock: Clock) -> None:
+        self.is_stopping = False
         self._clock = clock
         self._second = -1
         super().__init__()
@@ -420,7 +443,7 @@ class Server(uvicorn.Server):
                 backlog=backlog,
             )
         )
-        self.server_state = DateHeaderState(SystemClock())
+        self.server_state = self._state = DateHeaderState(SystemClock())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Several handles for each socket, because uvloop accepts one connection per handle and iteration.
@@ -448,21 +471,45 @@ class Server(uvicorn.Server):
         await self._stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop as uvicorn does, but end late requests and connections before its timeout, which logs an error."""
+        """Stop as uvicorn does, with two differences.
+
+        Connections that wait to be accepted are served too. Late requests and connections end before uvicorn's timeout,
+        which logs an error.
+        """
         loop = asyncio.get_running_loop()
         timers = [
-            loop.call_later(self._times.stop_grace, self._cancel_requests),
+            loop.call_later(self._times.stop_grace, self._refuse_late_requests),
             loop.call_later(self._times.stop_grace + self._times.stop_flush, self._abort_connections),
         ]
+        waiting = [accepted for listener in sockets or () for accepted in self._accept_waiting(listener)]
+        for server in self.servers:
+            server.close()
+        self._state.is_stopping = True
         try:
+            for accepted in waiting:
+                with contextlib.suppress(OSError):  # the client has left
+                    await loop.connect_accepted_socket(self._create_connection, accepted)
             await super().shutdown(sockets)
         finally:
             for timer in timers:
                 timer.cancel()
 
-    def _cancel_requests(self) -> None:
+    def _accept_waiting(self, listener: socket.socket) -> Iterator[socket.socket]:
+        """Accept the connections that wait; closing the listener would reset them."""
+        listener.setblocking(False)
+        with contextlib.suppress(OSError):  # none waits any more, or too many files are open
+            for _ in range(self.config.backlog):
+                yield listener.accept()[0]
+
+    def _create_connection(self) -> asyncio.Protocol:
+        protocol = cast("Callable[..., HttpConnection]", self.config.http_protocol_class)
+        return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    def _refuse_late_requests(self) -> None:
         for task in self.server_state.tasks:
             task.cancel()
+        for connection in list(self.server_state.connections):
+            cast("HttpConnection", connection).refuse_incomplete()
 
     def _abort_connections(self) -> None:
         for connection in self.server_state.connections:

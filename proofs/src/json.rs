@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use crate::steps::count_steps;
+
 /// Maximum nesting of arrays and objects.
 pub const MAX_DEPTH: usize = 1024;
 
@@ -48,6 +50,7 @@ struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> Option<u8> {
+        count_steps(1);
         self.text.as_bytes().get(self.at).copied()
     }
 
@@ -167,6 +170,7 @@ impl<'a> Parser<'a> {
             self.digits()?;
         }
         let number = &self.text[start..self.at];
+        count_steps(number.len());
         if is_integer {
             if let Ok(value @ I64_MIN..=U64_MAX) = number.parse() {
                 return Ok(Json::Integer(value));
@@ -209,9 +213,11 @@ impl<'a> Parser<'a> {
         let start = self.at;
         let rest = &self.text.as_bytes()[start..];
         let special = |byte: &u8| *byte == b'"' || *byte == b'\\' || *byte < b' ';
-        let Some(length) = rest.iter().position(special) else {
+        let length = rest.iter().position(special).unwrap_or(rest.len());
+        count_steps(length + 1);
+        if length == rest.len() {
             return Err(self.text.len());
-        };
+        }
         self.at += length;
         match rest[length] {
             b'"' | b'\\' => Ok(&self.text[start..self.at]),
@@ -222,6 +228,7 @@ impl<'a> Parser<'a> {
     /// Parses an escape. Its errors are at the backslash.
     fn escape(&mut self) -> Result<char> {
         let start = self.at;
+        count_steps(1);
         let kind = *self.text.as_bytes().get(start + 1).ok_or(self.text.len())?;
         self.at += 2;
         let character = match kind {
@@ -266,6 +273,7 @@ const U64_MAX: i128 = u64::MAX as i128;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::steps::require_linear;
 
     fn text(text: &str) -> Json<'_> {
         Json::Text(text.into())
@@ -325,6 +333,34 @@ mod tests {
         ];
         for (document, offset) in cases {
             assert_eq!(parse(document), Err(offset), "{document}");
+        }
+    }
+
+    #[test]
+    fn twice_the_input_takes_twice_the_steps() {
+        let nested = |count| "[{\"a\":".repeat(count);
+        let depth = MAX_DEPTH / 4; // so that twice the input is not refused for its depth
+        require_linear("nesting", depth, |count| drop(parse(&nested(count))));
+        let cases = [
+            ("space", "", " ", ""),
+            ("array", "[", "0,", ""),
+            ("arrays", "[", "[],", "0]"),
+            ("object", "{", "\"\":0,", "\"\":0}"),
+            ("literals", "[", "null,", "true"),
+            ("digits", "", "9", ""),
+            ("fraction", "0.", "1", "e"),
+            ("exponent", "1e", "1", ""),
+            ("string", "\"", "é", "\""),
+            ("open string", "[\"", "a", ""),
+            ("escapes", "\"", "\\\"", "\""),
+            ("open escapes", "{\"", "\\\"", ""),
+            ("code units", "\"", "\\u0041", "\""),
+            ("surrogates", "\"", "\\ud83d\\ude00", "\\ud83d\""),
+        ];
+        for (name, start, repeated, end) in cases {
+            require_linear(name, 4000, |count| {
+                drop(parse(&format!("{start}{}{end}", repeated.repeat(count))));
+            });
         }
     }
 

@@ -16,6 +16,7 @@ pub mod pages;
 pub mod payload;
 pub mod poseidon;
 pub mod rows;
+mod steps;
 pub mod tally;
 pub mod tree;
 

@@ -27,6 +27,7 @@ use crate::errors::{self, Error, Rule};
 use crate::fields::{base, base_array, point, Encoded};
 use crate::hashes::{Share, Vote, SHARES};
 use crate::json::{self, Json};
+use crate::steps::count_steps;
 
 /// Limits of the fields; see `helper.ingest.payload`.
 const PROPOSALS: RangeInclusive<i128> = 1..=50;
@@ -267,6 +268,7 @@ impl<'j, 'a> Object<'j, 'a> {
 
     fn optional(&self, field: &str) -> Option<&'j Json<'a>> {
         let key = field.rsplit_once('.').map_or(field, |(_, key)| key);
+        count_steps(self.members.len());
         let last = self.members.iter().rev().find(|(name, _)| name == key);
         last.map(|(_, value)| value)
             .filter(|value| !matches!(value, Json::Null))
@@ -294,6 +296,7 @@ impl<'j, 'a> Object<'j, 'a> {
         let Json::Text(text) = self.required(field)? else {
             return Err(not_hex());
         };
+        count_steps(text.len());
         let mut bytes = [0; 32];
         hex::decode_to_slice(text.as_bytes(), &mut bytes).map_err(|_| not_hex())?;
         Ok(bytes)
@@ -345,6 +348,7 @@ fn read_bytes(field: impl fmt::Display, value: &Json) -> Result<Encoded> {
 
 /// Decodes 32 bytes from canonical standard base64 with padding.
 fn from_base64(text: &str) -> Option<Encoded> {
+    count_steps(text.len());
     // the decoder requires space for complete groups of four characters
     let mut buffer = [0; 33];
     let length = STANDARD.decode_slice(text, &mut buffer).ok()?;
@@ -354,6 +358,7 @@ fn from_base64(text: &str) -> Option<Encoded> {
 
 /// Number of bytes of a base64 text, for the error message: unused bits and padding after complete groups are ignored.
 fn decoded_length(text: &str) -> Option<usize> {
+    count_steps(text.len());
     let data = text.trim_end_matches('=');
     let in_alphabet = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/';
     if !data.bytes().all(in_alphabet) {
@@ -368,6 +373,7 @@ fn decoded_length(text: &str) -> Option<usize> {
 
 /// The field in which the beginning of a body ends. Contains only known names, never input.
 fn field_at(beginning: &[u8]) -> String {
+    count_steps(beginning.len());
     let is_start = |byte: &&u8| **byte & 0xc0 != 0x80; // of a character
     if beginning.iter().filter(is_start).count() > SMALL_BODY {
         return BODY.to_owned();
@@ -398,6 +404,7 @@ fn field_at(beginning: &[u8]) -> String {
 }
 
 /// An array or object that is open at the end of a text.
+#[derive(Debug, PartialEq)]
 enum Level<'a> {
     /// Index of the current entry.
     Array(usize),
@@ -410,13 +417,22 @@ fn open_levels(text: &[u8]) -> Vec<Level<'_>> {
     let mut levels = Vec::new();
     let mut last: &[u8] = b"";
     let mut at = 0;
+    // Every quote before this offset is an escaped one of an incomplete string. A string that begins at one of them
+    // has the same escapes, so it is incomplete too: it is not scanned, which keeps the time linear.
+    let mut incomplete_to = 0;
     while let Some(&byte) = text.get(at) {
+        count_steps(1);
         at += 1;
         if byte == b'"' {
             // the quote of an incomplete string is skipped
-            if let Some(length) = string_length(&text[at..]) {
-                last = &text[at..at + length];
-                at += length + 1;
+            if at > incomplete_to {
+                match string_end(text, at) {
+                    Ok(end) => {
+                        last = &text[at..end];
+                        at = end + 1;
+                    }
+                    Err(end) => incomplete_to = end,
+                }
             }
             continue;
         }
@@ -435,15 +451,15 @@ fn open_levels(text: &[u8]) -> Vec<Level<'_>> {
     levels
 }
 
-/// Length of a string up to its closing quote, if it has one.
-fn string_length(text: &[u8]) -> Option<usize> {
-    let mut at = 0;
+/// Offset of the closing quote of a string whose characters begin at `at`; the error is where the scan stopped.
+fn string_end(text: &[u8], mut at: usize) -> std::result::Result<usize, usize> {
     loop {
-        match text.get(at)? {
-            b'"' => return Some(at),
-            b'\\' if *text.get(at + 1)? == b'\n' => return None,
-            b'\\' => at += 2,
-            _ => at += 1,
+        count_steps(1);
+        match text.get(at) {
+            Some(b'"') => return Ok(at),
+            Some(b'\\') if !matches!(text.get(at + 1), None | Some(b'\n')) => at += 2,
+            None | Some(b'\\') => return Err(at),
+            Some(_) => at += 1,
         }
     }
 }
@@ -522,6 +538,7 @@ impl<'de> Visitor<'de> for Members<'_> {
 
 /// Converts line and column (both from 1) to an offset.
 fn offset(text: &[u8], line: usize, column: usize) -> usize {
+    count_steps(text.len());
     let before: usize = text
         .split_inclusive(|&byte| byte == b'\n')
         .take(line.saturating_sub(1))
@@ -581,6 +598,8 @@ fn cache_vote(digest: Digest, vote: Vote) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::steps::require_linear;
+    use rand::{rngs::StdRng, Rng, SeedableRng};
 
     fn field_of(beginning: &str) -> String {
         field_at(beginning.as_bytes())
@@ -610,6 +629,99 @@ mod tests {
         assert_eq!(field_of(&entries), "share_comms");
         let long = "{\"proposal_id\": ".to_owned() + &" ".repeat(SMALL_BODY);
         assert_eq!(field_of(&long), "body");
+    }
+
+    /// The open arrays and objects by definition: each quote begins a string if the string is complete.
+    fn open_levels_by_definition(text: &[u8]) -> Vec<Level<'_>> {
+        let mut levels = Vec::new();
+        let (mut last, mut at): (&[u8], usize) = (b"", 0);
+        while at < text.len() {
+            let byte = text[at];
+            at += 1;
+            match (byte, levels.last_mut()) {
+                (b'"', _) => {
+                    if let Ok(end) = string_end(text, at) {
+                        (last, at) = (&text[at..end], end + 1);
+                    }
+                    continue;
+                }
+                (b'{', _) => levels.push(Level::Object(b"")),
+                (b'[', _) => levels.push(Level::Array(0)),
+                (b'}' | b']', _) => drop(levels.pop()),
+                (b',', Some(Level::Array(index))) => *index += 1,
+                (b',', Some(Level::Object(name))) => *name = b"",
+                (b':', Some(Level::Object(name))) => *name = last,
+                (b',' | b':', _) => {}
+                _ => continue,
+            }
+            last = b"";
+        }
+        levels
+    }
+
+    /// Random texts in which strings are often incomplete. `RANDOM_TEXTS` sets their number.
+    #[test]
+    fn open_levels_are_those_by_definition() {
+        let count = std::env::var("RANDOM_TEXTS").map_or(200_000, |text| text.parse().unwrap());
+        let mut rng = StdRng::seed_from_u64(7);
+        let alphabet = *b"\"\"\"\\\\\\\n{{}[[],:a";
+        for _ in 0..count {
+            let length = rng.gen_range(0..48);
+            let text: Vec<u8> = (0..length)
+                .map(|_| alphabet[rng.gen_range(0..alphabet.len())])
+                .collect();
+            let text = text.as_slice();
+            assert_eq!(
+                open_levels(text),
+                open_levels_by_definition(text),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn twice_the_input_takes_twice_the_steps() {
+        let cases = [
+            (
+                "open string of escaped quotes",
+                "{\"proposal_id\":\"",
+                "\\\"",
+                "",
+            ),
+            ("open strings before line ends", "{", "\"\\\n", ""),
+            ("open strings of escapes", "{", "\"\\\"\\\n", "\""),
+            ("quotes", "", "\"", ""),
+            ("nesting", "", "{[", ""),
+            ("closing", "", "]", ""),
+            ("members", "{", "\"a\":0,", "\"enc_share\":{}}"),
+            ("inner members", "{\"enc_share\":{", "\"a\":0,", "\"a\":0}}"),
+            ("base64", "{\"enc_share\":{\"c1\":\"", "A", "\"}}"),
+            ("invalid UTF-8", "{\"", "é", "\u{fffd}"),
+        ];
+        for (name, start, repeated, end) in cases {
+            require_linear(name, 800, |count| {
+                let body = format!("{start}{}{end}", repeated.repeat(count));
+                assert!(read(body.as_bytes()).is_err(), "{name}");
+                field_at(body.as_bytes());
+            });
+        }
+        let large = |count: usize| format!("{{\"a\":[{}1}}", "1,\n".repeat(count));
+        require_linear("large body", 2 * SMALL_BODY, |count| {
+            assert!(members(&large(count), &FIELDS).is_err());
+        });
+        require_linear("entries", 800, |count| {
+            let entries = (0..SHARES)
+                .map(|_| Json::Text("A".repeat(count).into()))
+                .collect();
+            let members = [("share_comms".into(), Json::Array(entries))];
+            assert!(Object { members: &members }
+                .byte_strings("share_comms")
+                .is_err());
+        });
+        require_linear("hex", 800, |count| {
+            let members = [("a".into(), Json::Text("0".repeat(count).into()))];
+            assert!(Object { members: &members }.hex("a").is_err());
+        });
     }
 
     #[test]

@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -45,6 +45,7 @@ FORGED_HEADERS = {
     "Cookie": "who=me",
     "Connection": "Upgrade",
     "Upgrade": "h2c",
+    "Expect": "100-continue",
 }
 
 
@@ -112,7 +113,7 @@ async def test_proxy_neither_forwards_nor_logs_client_addresses(name: str, tmp_p
             (head,) = helper.received_heads
             assert head.startswith("post /shielded-vote/v1/shares http/1.1")
             headers = parse_headers(head)
-            assert headers.keys().isdisjoint({"x-real-ip", "forwarded", "cookie", "upgrade"})
+            assert headers.keys().isdisjoint({"x-real-ip", "forwarded", "cookie", "upgrade", "expect"})
             assert not headers.get("x-forwarded-for"), "Caddy sends it empty"
             assert CLIENT_ADDRESS not in head
             assert "203.0.113.9" not in head
@@ -270,11 +271,12 @@ async def test_proxy_returns_the_receipt_of_a_slow_body(name: str, tmp_path: Pat
     assert response.headers.get_list("cache-control") == ["no-store"]
 
 
-# Request smuggling
+# Attacks on connections that clients share
 
 ATTEMPT_COUNT = 1000
 SENDER_COUNT = 4
 ROUTES = ["direct", *PROXIES, *([FORWARDING_CADDY] if "caddy" in PROXIES else [])]
+EXPECT_VALUES = ("100-continue", "other, 100-Continue")
 SMUGGLED_REQUESTS = (
     # Consumes the next request of the connection as its body.
     f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nContent-Length: 2000\r\n\r\n".encode(),
@@ -295,19 +297,18 @@ async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
         await task
 
 
-async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
-    """Send a request with `Upgrade` whose body is another request. Returns everything received."""
+async def send_in_segments(url: str, *segments: bytes) -> bytes:
+    """Send segments over a new connection. Returns everything received."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(
         address.hostname, address.port, ssl=UNVERIFIED_SSL if address.scheme == "https" else None
     )
-    head = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
-    writer.write(f"{head}Content-Length: {len(smuggled)}\r\n\r\n".encode())
     response = b""
     with contextlib.suppress(OSError, TimeoutError):
-        await writer.drain()
-        await asyncio.sleep(0.01)  # send the body in a separate segment
-        writer.write(smuggled)
+        for segment in segments:
+            writer.write(segment)
+            await writer.drain()
+            await asyncio.sleep(0.01)  # send the next one separately
         async with asyncio.timeout(0.05):  # a second response arrives immediately or never
             while chunk := await reader.read(1 << 16):
                 response += chunk
@@ -315,10 +316,27 @@ async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
     return response
 
 
+def smuggled_request(number: int) -> list[bytes]:
+    """A request with `Upgrade` whose body is another request."""
+    smuggled = SMUGGLED_REQUESTS[number % len(SMUGGLED_REQUESTS)]
+    head = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
+    return [f"{head}Content-Length: {len(smuggled)}\r\n\r\n".encode(), smuggled]
+
+
+def expecting_request(number: int) -> list[bytes]:
+    """A request with `Expect` that is refused before its body is read; the body follows, or does not."""
+    expect, has_body = EXPECT_VALUES[number % 2], number % 4 < 2
+    head = f"POST /livez HTTP/1.1\r\nHost: localhost\r\nExpect: {expect}\r\nContent-Length: 2\r\n\r\n"
+    return [head.encode(), *([b"{}"] if has_body else [])]
+
+
+@pytest.mark.parametrize("attack", [smuggled_request, expecting_request])
 @pytest.mark.parametrize("route", ROUTES)
-async def test_smuggled_requests_never_reach_other_clients(route: str, tmp_path: Path) -> None:
+async def test_attacks_on_connections_never_reach_other_clients(
+    route: str, attack: Callable[[int], list[bytes]], tmp_path: Path
+) -> None:
     wallets = WalletApp()
-    attempts = ATTEMPT_COUNT // len(ROUTES) + 1
+    attempts = ATTEMPT_COUNT // len(ROUTES) // 2 + 1
     positions = iter(range(1, attempts + 1))
     wallets.chain.leaves.update({(ROUND_ID, position): COMMITMENT for position in range(1, attempts + 1)})
     posted, wrong = 0, []
@@ -326,13 +344,13 @@ async def test_smuggled_requests_never_reach_other_clients(route: str, tmp_path:
     async def post_between_attacks(client: httpx.AsyncClient, url: str) -> None:
         nonlocal posted
         for position in positions:
-            attacked = await send_smuggled_request(url, SMUGGLED_REQUESTS[position % len(SMUGGLED_REQUESTS)])
+            attacked = await send_in_segments(url, *attack(position))
             response = await client.post(SHARES_PATH, content=create_body(tree_position=position))
             posted += 1
             if (
                 response.status_code != 200
                 or response.json() != {"status": "queued"}
-                or attacked.count(b"HTTP/1.1 ") > 1
+                or len(re.findall(rb"HTTP/1.1 [2-5]", attacked)) > 1
             ):
                 wrong.append((position, response.status_code, response.text, attacked))
 

@@ -17,7 +17,7 @@ import httpx
 from tests.support.process import TIMEOUT_SECONDS, find_free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-FORWARDING_CADDY = "caddy that forwards Upgrade"
+FORWARDING_CADDY = "caddy that forwards Upgrade and Expect"
 PROXIES = [name for name in ("nginx", "caddy") if shutil.which(name)]
 """The proxies that are installed."""
 UNVERIFIED_SSL = ssl.create_default_context()
@@ -61,12 +61,13 @@ def nginx_command(directory: Path, port: int, upstream_port: int) -> list[str]:
     return command
 
 
-def caddy_command(directory: Path, port: int, upstream_port: int, *, forwards_upgrade: bool = False) -> list[str]:
+def caddy_command(directory: Path, port: int, upstream_port: int, *, forwards_all: bool = False) -> list[str]:
     """Return Caddy's command, with a generated certificate.
 
-    `forwards_upgrade` keeps Caddy's default of forwarding the `Upgrade` header.
+    `forwards_all` keeps Caddy's default of forwarding the headers `Upgrade` and `Expect`.
     """
     file = directory / "Caddyfile"
+    removals = [f"\t\theader_up -{name}\n" for name in ("Connection", "Upgrade", "Expect")]
     alone = "admin off\n\tskip_install_trust\n\tauto_https disable_redirects"
     file.write_text(
         replace_parts(
@@ -75,7 +76,7 @@ def caddy_command(directory: Path, port: int, upstream_port: int, *, forwards_up
                 "helper.example.org {": f"https://localhost:{port} {{\n\ttls internal",
                 "127.0.0.1:8090": f"127.0.0.1:{upstream_port}",
                 "{\n\t# Log only errors": f"{{\n\t{alone}\n\t# Log only errors",
-                **({"\t\theader_up -Connection\n\t\theader_up -Upgrade\n": ""} if forwards_upgrade else {}),
+                **(dict.fromkeys(removals, "") if forwards_all else {}),
             },
         )
     )
@@ -99,7 +100,7 @@ def _proxy_environment(directory: Path) -> dict[str, str]:
 COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {
     "nginx": nginx_command,
     "caddy": caddy_command,
-    FORWARDING_CADDY: partial(caddy_command, forwards_upgrade=True),
+    FORWARDING_CADDY: partial(caddy_command, forwards_all=True),
 }
 
 

@@ -8,7 +8,8 @@ and sends no requests of its own.
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
 the request has ended. Responses are streamed. A GET whose response has begun holds no slot. The number of these is
-limited too: the response that has waited longest for its client is aborted.
+limited too: the response that has waited longest for its client is aborted. Pages of leaves have a small limit of their
+own, and a GET that its node has not answered for a while is aborted for a new request.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ class GatewayLimits:
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
         max_streams: maximum responses to GETs that are being streamed. They hold no slot.
-        slow_seconds: a GET without a response for this long may be aborted for a POST.
+        slow_seconds: a GET without a response for this long may be aborted for another request.
+        max_leaves: maximum concurrent requests for pages of leaves, which nodes answer slowly. One more aborts the
+            oldest.
     """
 
     max_concurrent: int = 128
@@ -113,6 +116,7 @@ class GatewayLimits:
     chunk_seconds: float = 10.0
     max_streams: int = 128
     slow_seconds: float = 2.0
+    max_leaves: int = 16
 
     @property
     def max_connections(self) -> int:
@@ -177,8 +181,7 @@ class Gateway:
             token = attempt_token(scope["headers"])
             headers = {} if token is None else {ATTEMPT_HEADER: token}
             return ProxyRequest(method, target, body, headers, self._limits.post_seconds)
-        is_leaves = scope["raw_path"].endswith(b"/leaves")
-        return ProxyRequest(method, target, timeout=self._limits.leaves_seconds if is_leaves else None)
+        return ProxyRequest(method, target, timeout=self._limits.leaves_seconds if _is_leaves(scope) else None)
 
     @contextlib.contextmanager
     def _acquire_slot(self, client: bytes | None, forwarding: _ForwardedRequest) -> Iterator[None]:
@@ -190,9 +193,10 @@ class Gateway:
         if client is not None and self._count_slots(client) >= self._limits.max_concurrent_per_client:
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._abort_slowest_stream()
-        is_post = forwarding.method == "POST"
+        if forwarding.is_leaves:
+            self._limit_leaves()
         if self._count_busy() >= self._limits.max_concurrent and not (
-            self._free_slot(client) or (is_post and self._abort_slow_read())
+            self._free_slot(client) or self._abort_slow_read()
         ):
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._active[client].add(forwarding)
@@ -200,6 +204,13 @@ class Gateway:
             yield
         finally:
             self._release_slot(client, forwarding)
+
+    def _limit_leaves(self) -> None:
+        """Abort the oldest requests for pages of leaves that hold slots, so that there is room for another one."""
+        leaves = [(client, each) for client, requests in self._active.items() for each in requests if each.is_leaves]
+        waiting = [pair for pair in leaves if not pair[1].is_streamed]
+        if len(waiting) >= self._limits.max_leaves:
+            self._abort_oldest_read(waiting)
 
     def _release_slot(self, client: bytes | None, forwarding: _ForwardedRequest) -> None:
         self._active[client].discard(forwarding)
@@ -279,6 +290,7 @@ class _ForwardedRequest:
 
     Attributes:
         method: GET or POST.
+        is_leaves: whether it requests a page of leaves.
         started_at: when it took its slot, in event loop time.
         stalled_since: when it began to wait for the client to read; None while it does not.
     """
@@ -290,6 +302,7 @@ class _ForwardedRequest:
         self._limits = limits
         self._has_response_started = False
         self.method: str = scope["method"]
+        self.is_leaves = _is_leaves(scope)
         self.started_at = anyio.current_time()
         self.stalled_since: float | None = None
 
@@ -408,6 +421,10 @@ def _describe_operation(path: str, method: str) -> Operation:
         refusals=(404, 408, 413, 502, 504) if method == "POST" else (404, 502, 504),
         is_forwarded=True,
     )
+
+
+def _is_leaves(scope: Scope) -> bool:
+    return bool(scope["raw_path"].endswith(b"/leaves"))
 
 
 def _target(scope: Scope) -> str:

@@ -12,15 +12,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from helper.clock import Clock
 from helper.core.addresses import is_loopback
 from helper.observability.metrics import Metrics
 from helper.server.connection_limits import ConnectionLimits
+from helper.server.http_server import create_server
 from helper.server.middleware import error_response, internal_application
+from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.health import CheckRunner, health_routes
+from helper.server.uvicorn_adapter import Server
 
 PATH: Final = "/metrics"
-LIMITS: Final = ConnectionLimits(max_connections=32, max_connections_per_client=32)
-"""Limits of the listener: sufficient for a few scrapers, and leaves file descriptors to wallets."""
+LIMITS: Final = ConnectionLimits(max_connections=32, max_connections_per_client=32, eviction_seconds=0.5)
+"""Limits of the listener: sufficient for a few scrapers, and leaves file descriptors to wallets.
+
+A scraper sends its request at once, so a slower connection may be closed for a new one soon.
+"""
 
 
 class LoopbackHostMiddleware:
@@ -66,3 +73,9 @@ def create_metrics_app(metrics: Metrics, run_checks: CheckRunner) -> ASGIApp:
     return LoopbackHostMiddleware(
         internal_application([Route(PATH, scrape, methods=["GET"]), *health_routes(run_checks)])
     )
+
+
+def create_metrics_server(metrics: Metrics, run_checks: CheckRunner, clock: Clock) -> Server:
+    """Create the server of the metrics listener. At its limit of connections, it closes the slowest ones."""
+    limiter = RefusalLimiter(clock, by_address=False)
+    return create_server(create_metrics_app(metrics, run_checks), LIMITS, limiter=limiter)

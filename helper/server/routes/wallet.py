@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -18,13 +19,13 @@ from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.pause import PauseReason
 from helper.core.refusals import Situation, TemporaryRefusal, attempt_token, find_refusal
-from helper.errors import ShareRefused
+from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import SMALL_BODY_BYTES
 from helper.ingest.schema import HexField, PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
-from helper.server.body_reader import BodyReader
+from helper.server.body_reader import HAS_LEFT_KEY, BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response, refusal_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import RefusalLimiter
@@ -142,13 +143,15 @@ class ShareSubmission:
                 check_token(scope, self._token)
             client = None if self._limiter is None else self._limiter.identify_request(scope)
             names_attempt = attempt_token(scope["headers"]) is not None
+            has_left = scope.get("state", {}).get(HAS_LEFT_KEY, _never)
+            admit = partial(self._view.admission.admit, client=client, names_attempt=names_attempt, has_left=has_left)
             body = self._body_reader.take_received(scope)
             if body is not None:
-                outcome = await self._view.admission.admit(body, client, names_attempt=names_attempt)
+                outcome = await admit(body)
             else:
                 async with self._body_reader.buffer_body(scope, receive, client) as body:
                     self._charge(client, len(body))
-                    outcome = await self._view.admission.admit(body, client, names_attempt=names_attempt)
+                    outcome = await admit(body)
         except Exception as error:
             self._view.count_outcome(f"post_{_classify_error(error)}")
             scope[_RAISED_KEY] = error
@@ -226,10 +229,14 @@ def wallet_routes(
     return routes
 
 
+def _never() -> bool:
+    return False
+
+
 def _classify_error(error: Exception) -> str:
     if isinstance(error, PayloadError):
         return "refused"
-    if isinstance(error, ClientDisconnect):
+    if isinstance(error, (ClientDisconnect, ClientLeft)):
         return "broken_off"
     if isinstance(error, TemporaryRefusal):  # the outcome names the situation, not who asked
         status = find_refusal(error.situation, *error.details, names_attempt=True).status

@@ -8,6 +8,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ import pytest
 
 import proofs
 from helper.core.share import Share
-from helper.errors import ShareRefused
+from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES, invalid_share
 from helper.ingest.schema import PayloadError
@@ -177,6 +178,34 @@ async def test_validator_bodies_during_batches_form_next_batch() -> None:
         assert threading.current_thread().name not in checks.threads
         checks.proceed.set()
     assert sorted(checks.batches) == sorted([*first, validator.MAX_BATCH, 3])
+
+
+@pytest.mark.parametrize("padding", [b"", b" " * SMALL_BODY_BYTES])
+async def test_validator_drops_bodies_of_disconnected_clients(padding: bytes) -> None:
+    checks, outcomes = RecordingChecks(), list[bool]()
+    checker, has_left = ShareValidator(checks), False
+
+    async def post(*, leaves: bool) -> None:
+        try:
+            await checker.validate_body(create_body() + padding, lambda: leaves and has_left)
+            outcomes.append(True)
+        except ClientLeft:
+            outcomes.append(False)
+
+    running = [2, *[1] * (validator.CONCURRENT_BATCHES - 1)] if not padding else [1]
+    async with anyio.create_task_group() as group:
+        for number, posts in enumerate(running):
+            for _ in range(posts):
+                group.start_soon(partial(post, leaves=False))
+            while len(checks.batches) <= number:
+                await anyio.sleep(0.001)
+        for leaves in [True] * 1000 + [False]:
+            group.start_soon(partial(post, leaves=leaves))
+        await anyio.wait_all_tasks_blocked()
+        has_left = True
+        checks.proceed.set()
+    assert checks.batches == [*running, 1]
+    assert sorted(outcomes) == [False] * 1000 + [True] * (sum(running) + 1)
 
 
 async def test_validator_single_body_is_read_on_event_loop() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -23,9 +26,9 @@ from helper.observability.metrics import REUSE_SECONDS, Metrics
 from helper.observability.queue_observer import QueueFigures, QueueObserver
 from helper.observability.readiness_text import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
-from helper.server.http_server import bind_tcp, create_server
+from helper.server.http_server import bind_tcp
 from helper.server.routes import wallet
-from helper.server.routes.metrics import LIMITS, create_metrics_app
+from helper.server.routes.metrics import LIMITS, create_metrics_app, create_metrics_server
 from helper.store.models import DamagedShare, DueForecast, FailureGroup
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
@@ -321,7 +324,7 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
     async def count() -> QueueFigures:
         return figures()
 
-    server = create_server(create_metrics_app(Metrics(Stats(), count, clock=FakeClock()), list), LIMITS)
+    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list, FakeClock())
     listener = bind_tcp(host, 0, section="metrics")
     port = listener.getsockname()[1]
     url = f"http://[{reached}]:{port}/metrics" if ":" in reached else f"http://{reached}:{port}/metrics"
@@ -335,6 +338,29 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
         server.should_exit = True
         await serving
     assert list(statuses.values()) == [421, 200, 200, 200]
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /metrics HTTP/1.1\r\n"])
+async def test_metrics_held_connections_do_not_lock_out_a_scraper(
+    begin: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def count() -> QueueFigures:
+        return figures()
+
+    monkeypatch.setattr("helper.server.routes.metrics.LIMITS", replace(LIMITS, eviction_seconds=0))
+    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list, FakeClock())
+    listener = bind_tcp("127.0.0.1", 0, section="metrics")
+    address = listener.getsockname()
+    with contextlib.ExitStack() as held:
+        async with asyncio.timeout(30):
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            for _ in range(LIMITS.max_connections):
+                held.enter_context(socket.create_connection(address)).sendall(begin)
+            async with httpx.AsyncClient(trust_env=False) as client:
+                statuses = [(await client.get(f"http://127.0.0.1:{address[1]}/metrics")).status_code for _ in range(3)]
+    server.should_exit = True
+    await serving
+    assert statuses == [200] * 3
 
 
 class FakeStore(PartialStore):

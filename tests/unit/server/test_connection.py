@@ -8,10 +8,12 @@ import gc
 import itertools
 import logging
 import random
+import socket
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -327,7 +329,9 @@ class FakeTransport(asyncio.Transport):
     """Delivers bytes as uvloop does: at most 256,000 per call, and none while reading is paused."""
 
     def __init__(self, protocol: asyncio.BaseProtocol) -> None:
-        super().__init__()
+        address = ("127.0.0.1", 1234)
+        names = {"getpeername": lambda: address, "getsockname": lambda: address, "family": socket.AF_INET}
+        super().__init__({"socket": SimpleNamespace(setsockopt=lambda *_: None, **names)})
         self._protocol: Any = protocol
         self._is_paused = False
         self.written = b""
@@ -336,6 +340,9 @@ class FakeTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
 
     def deliver(self, data: bytes) -> int:
         """Deliver until reading is paused; return the number of bytes delivered."""

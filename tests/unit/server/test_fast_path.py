@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import struct
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from ipaddress import ip_network
 
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from helper.chain.models import RoundStatus
 from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest.schema import PayloadError
+from helper.server.application import create_app
+from helper.server.body_reader import HAS_LEFT_KEY
+from helper.server.http_server import create_server
 from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import END, POSITION, ROUND_ID, create_body, make_round
 from tests.unit.server.fast_path_fixtures import (
     MAX_BODY_BYTES,
+    PATIENCE_SECONDS,
     Scenario,
     build_head,
     build_post,
+    count_served,
     encode_chunked,
     run_scenario,
 )
@@ -259,3 +270,25 @@ async def test_fast_path_counts_each_outcome_once() -> None:
     for use_fast_path in (False, True):
         outcome = await run_scenario(scenario, use_fast_path=use_fast_path)
         assert (outcome.statuses, outcome.counts, outcome.stored_count) == (scenario.statuses, counted, 1)
+
+
+async def test_body_of_a_client_that_left_is_not_validated() -> None:
+    wallets, counts, left = WalletApp(), Counter[str](), asyncio.Event()
+    wallets.checks.error = AssertionError("validated")
+    app = create_app(replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome])))
+
+    async def start_late(scope: Scope, receive: Receive, send: Send) -> None:
+        while not scope["state"][HAS_LEFT_KEY]():
+            await asyncio.sleep(0.002)
+        await app(scope, receive, send)
+        left.set()
+
+    async with asyncio.timeout(PATIENCE_SECONDS), count_served(create_server(start_late)) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        linger = struct.pack("ii", 1, 0)  # close with a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.write(VALID_POST)
+        await writer.drain()
+        writer.transport.abort()
+        await left.wait()
+    assert (counts, wallets.store.calls) == ({"post_broken_off": 1}, [])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
+import re
 import resource
 import socket
 import stat
@@ -15,30 +15,35 @@ from collections.abc import Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
+from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
 from helper.errors import HelperError
+from helper.server.application import add_middleware
 from helper.server.connection import BoundedProtocol
 from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
-from helper.server.connection_limits import ConnectionLimits
+from helper.server.connection_limits import SEND_BUFFER_BYTES, ConnectionLimits
 from helper.server.http_server import (
     GROUP_MODE,
     MIN_CONNECTIONS,
     RESERVED_FILE_DESCRIPTORS,
+    bind_tcp,
     connection_limits,
+    create_server,
     listen_unix,
 )
 from helper.server.rate_limits import RefusalLimiter
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
-    MEDIUM_BYTES,
     PATIENCE_SECONDS,
     RawClient,
+    hello,
     parse_error,
     run_server,
 )
@@ -225,7 +230,6 @@ async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeyp
         lost.set()
 
     monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
-    monkeypatch.setattr(BoundedProtocol, "pause_writing", lambda _: None)  # as for a response of less than 64 KiB
     async with run_server(ConnectionLimits(head_seconds=60, stalled_seconds=0.2)) as port:
         client = await connect_stalled(port)
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -247,12 +251,15 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
         assert limiter.refusals == {503: 2, 400: 1, 431: 1}, "each one is counted"
 
 
-async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
+@pytest.mark.parametrize("expect", ["100-continue", "other,\t100-Continue", "100-continue\r\nExpect: other"])
+@pytest.mark.parametrize(("path", "body"), [("hello", b""), ("hello", b"x" * 9), ("echo", b"x" * 9)])
+async def test_connection_closes_after_final_response_to_expect_100(expect: str, path: str, body: bytes) -> None:
+    head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: {expect}\r\n\r\n"
     async with run_server(PATIENT) as port:
-        client = await RawClient.connect(port)
-        head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
-        assert json.loads(await client.request(head))["error"] == "method not allowed"
-        assert await client.read_rest() == b"", "the next request would be read as the body"
+        client = await RawClient.connect(port, head.encode() + body + HELLO_REQUEST)
+        response = await client.read_rest()
+    assert b"\r\nconnection: close\r\n" in response, "a proxy must not reuse the connection"
+    assert len(re.findall(rb"HTTP/1.1 [2-5]", response)) == 1, "the next request may be read as the body"
 
 
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(
@@ -379,6 +386,8 @@ def test_server_stop_responds_503_to_running_requests_without_error_log(
         "waiting for a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\no",
         "processing": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
         "pipelined": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n" * 5,
+        "no request": b"",
+        "half a head": HELLO_REQUEST[:-9],
     }
 
     async def test() -> None:
@@ -405,6 +414,39 @@ def test_server_stop_responds_503_to_running_requests_without_error_log(
         runner.run(test())
     assert [line for line in lines if line["log_level"] != "debug"] == []
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_server_stop_answers_connections_that_were_opened_before(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def test() -> None:
+        server, listener = create_server(add_middleware([Route("/hello", hello)])), bind_tcp("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        earlier = {"new": b"", "half a head": HELLO_REQUEST[:20], "second head": HELLO_REQUEST + HELLO_REQUEST[:20]}
+        clients = {name: await RawClient.connect(port, begin) for name, begin in earlier.items()}
+        await clients["second head"].reader.readuntil(b"hello")
+        # in the iteration of the event loop that stops the server, so that they wait to be accepted
+        waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        server.should_exit = True
+        while listener.fileno() >= 0:
+            await asyncio.sleep(0)
+        for name, client in clients.items():
+            client.writer.write(HELLO_REQUEST[20 if "head" in name else 0 :])
+        for connection in waiting:
+            connection.sendall(HELLO_REQUEST)
+            clients[str(connection)] = RawClient(*await asyncio.open_connection(sock=connection))
+        for client in clients.values():
+            response = await client.read_rest()
+            assert response.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert response.endswith(b"\r\nconnection: close\r\n\r\nhello")
+        await task
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
 
 
 def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,34 +552,77 @@ def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-async def test_unread_responses_of_one_client_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost: asyncio.Queue[BoundedProtocol] = asyncio.Queue()
-    connection_lost = BoundedProtocol.connection_lost
+@pytest.mark.parametrize(("size", "requests"), [(8 << 20, 1), (53_000, 8)])
+async def test_unread_responses_of_one_client_are_limited(
+    size: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, most_unsent = asyncio.Event(), 0
+    connection_lost, start_ready = BoundedProtocol.connection_lost, BoundedProtocol._start
 
     def note_lost(self: BoundedProtocol, exc: Exception | None) -> None:
-        lost.put_nowait(self)
+        lost.set()
         connection_lost(self, exc)
 
+    def note_start(self: BoundedProtocol, *arguments: Any) -> None:
+        nonlocal most_unsent
+        most_unsent = max(most_unsent, sum(each.transport.get_write_buffer_size() for each in self.all_connections))
+        assert not self.transport.get_write_buffer_size(), "a response would wait that is not counted"
+        start_ready(self, *arguments)
+
     monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
+    monkeypatch.setattr(BoundedProtocol, "_start", note_start)
+    monkeypatch.setattr("tests.unit.server.server_fixtures.MEDIUM_BYTES", size)
+    monkeypatch.setattr("helper.server.connection.MAX_UNSENT_BYTES_PER_CLIENT", size)
     limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)
     async with contextlib.AsyncExitStack() as closing, run_server(limits, RefusalLimiter(FakeClock())) as port:
-        stalled = [await connect_stalled(port) for _ in range(12)]
+        stalled = [await connect_stalled(port, requests) for _ in range(12)]
         for connection in stalled:
             closing.callback(connection.close)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await lost.get()
-            assert await count_bytes(stalled[0]) < MEDIUM_BYTES, "the oldest connection was aborted"
-            assert await count_bytes(stalled[-1]) > MEDIUM_BYTES
+            await lost.wait()
+            counts = [await count_bytes(connection) for connection in stalled]
+    assert min(counts) < size * requests < max(counts), "some were aborted, and not all"
+    assert most_unsent <= 2 * size
 
 
-async def connect_stalled(port: int) -> socket.socket:
-    """Request `/medium` and do not read the response."""
+@pytest.mark.parametrize("is_unix", [False, True])
+async def test_connection_kernel_send_buffer_is_bounded(
+    is_unix: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    connection_made = BoundedProtocol.connection_made
+
+    def note_size(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+        connection_made(self, transport)
+        sizes.append(transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", note_size)
+    with contextlib.ExitStack() as closing:
+        if is_unix:
+            listener = closing.enter_context(listen_unix(tmp_path / "x"))
+        else:
+            listener = closing.enter_context(contextlib.closing(bind_tcp("127.0.0.1", 0)))
+        server = create_server(add_middleware([]))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        with socket.socket(listener.family) as client:
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, listener.getsockname())
+            await asyncio.get_running_loop().sock_sendall(client, HELLO_REQUEST)
+            assert await asyncio.get_running_loop().sock_recv(client, 1)
+        server.should_exit = True
+        await task
+    assert sizes == [2 * SEND_BUFFER_BYTES]
+
+
+async def connect_stalled(port: int, requests: int = 1) -> socket.socket:
+    """Request `/medium` and do not read the responses."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, ("127.0.0.1", port))
-    await loop.sock_sendall(connection, b"GET /medium HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    request = b"GET /medium HTTP/1.1\r\nHost: x\r\n"
+    await loop.sock_sendall(connection, (request + b"\r\n") * (requests - 1) + request + b"Connection: close\r\n\r\n")
     return connection
 
 
