@@ -28,7 +28,7 @@ RULES = {
     "R9": "At startup, shares that were being proven return to the queue, and rounds and schedules are restored.",
     "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`, in a closed round too. If all of "
     "its checks pass and it still waits, the earlier due time applies, because whoever has seen it first may have "
-    "posted it with the latest one ([decision 40](decisions/0040-answers-for-every-wallet.md)); the original keeps the "
+    "posted it with the latest one ([decision 39](decisions/0039-answers-for-every-wallet.md)); the original keeps the "
     "stored time. If the stored row is damaged, the new one replaces it.",
     "R11": "After failure n a share waits 2^n s (n up to 5), then 1 min, 10 min and longer, until its round ends. "
     "Attempts survive restarts; outages spend none.",
@@ -48,7 +48,7 @@ RULES = {
     "N7": "`share-status` depends only on the nullifiers that the chain has counted, also for shares that this helper "
     "never had. It is `pending` (202, because zkool takes every 200 for confirmed) or `confirmed` (200).",
     "N8": "A limit on concurrent work returns 429 if the request names its attempt, otherwise 503; a pause returns "
-    "503 ([decision 40](decisions/0040-answers-for-every-wallet.md)).",
+    "503 ([decision 39](decisions/0039-answers-for-every-wallet.md)).",
     "N9": "A wallet may post 128 shares at once.",
     "N10": "A `submit_at` from 1 to the second before the end is used exactly. A share with `submit_at` equal to the "
     "end is accepted, although it counts only if the end is postponed "
