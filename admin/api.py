@@ -27,11 +27,11 @@ from helper.clock import Clock
 from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
 from helper.errors import StoreError
 from helper.server.body_reader import BodyReader
-from helper.server.client_address import Network
+from helper.server.client_address import Network, identify_client
 from helper.server.middleware import CorsMiddleware, JsonResponse, handle_disconnect, http_error_text, log_refusal
 from helper.server.openapi import ApiRoute
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_ids import get_request_id
+from helper.server.token_buckets import TokenBuckets
 
 log = structlog.get_logger("helper.admin")
 
@@ -77,9 +77,9 @@ class AdminRoutes:
         clock: Clock,
         trusted_networks: Sequence[Network] = (),
     ) -> None:
-        self._limiter = RefusalLimiter(
-            clock, burst=BURST_REGISTRATIONS, per_second=REGISTRATIONS_PER_SECOND, trusted_networks=trusted_networks
-        )
+        self._buckets = TokenBuckets(BURST_REGISTRATIONS, REGISTRATIONS_PER_SECOND)
+        self._clock = clock
+        self._trusted_networks = tuple(trusted_networks)
         self._registry = registry
         self._config = config
         self._rounds = rounds
@@ -126,11 +126,13 @@ class AdminRoutes:
 
     async def register(self, request: Request) -> Response:
         """Register a validator."""
-        client = self._limiter.identify_request(request.scope)
+        peer = None if request.client is None else request.client.host
+        client = identify_client(peer, request.scope["headers"], self._trusted_networks)
         bucket = client or b""  # clients without an address, as on a unix socket, share one
-        if (wait := self._limiter.wait_seconds(bucket)) > 0:
+        now = self._clock.monotonic()
+        if (wait := self._buckets.wait_seconds(bucket, now)) > 0:
             return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
-        self._limiter.charge(bucket)
+        self._buckets.charge(bucket, now)
         body = await self._body_reader.read(request.scope, request.receive)
         try:
             result = await self._registry.register(body, production=self._ui.mode == "production", client=client)

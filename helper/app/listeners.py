@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -41,7 +42,6 @@ from helper.observability.status_feed import StatusFeed
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.application import create_app
 from helper.server.http_server import GROUP_MODE, base_url, bind_tcp, control_limits, create_server, listen_unix
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.events import events_route, overview_routes
 from helper.server.routes.gateway import Gateway, GatewayLimits
 from helper.server.routes.health import CheckRunner, health_routes
@@ -76,13 +76,7 @@ class Listeners:
     def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._limiter = RefusalLimiter(
-            clock,
-            burst=config.helper.refused_burst,
-            per_second=config.helper.refused_per_second,
-            by_address=config.server.limit_by_address,
-            trusted_networks=config.trusted_networks,
-        )
+        self._refusals: Counter[int] = Counter()  # by status
         self._read_only_pool = ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)
         self._audits = _create_audit_results(config, clock)
         self._admin = _create_admin(config, node_pool, self._read_only_pool, clock, self._get_audit)
@@ -93,7 +87,7 @@ class Listeners:
         self._stats = Stats()
         self._read_figures: Callable[[], Awaitable[QueueFigures]] = self._read_refusals
         self._feed: StatusFeed | None = None
-        self._wallet_app = create_app(None, limiter=self._limiter, more_routes=self._common_routes())
+        self._wallet_app = create_app(None, refusals=self._refusals, more_routes=self._common_routes())
         self._operator_app: ASGIApp | None = None
 
     def add_queue(
@@ -119,7 +113,7 @@ class Listeners:
             more_operator_routes: additional routes of the operator API.
         """
         self._run_checks = run_checks
-        observer = QueueObserver(store, round_registry, read_status, refusals=self._limiter.refusals, clock=self._clock)
+        observer = QueueObserver(store, round_registry, read_status, refusals=self._refusals, clock=self._clock)
         self._read_figures, self._stats = observer.read_figures, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
         operator_token = self._config.operator.token
@@ -127,7 +121,7 @@ class Listeners:
             view,
             api_token=self._config.helper.api_token,
             expose_queue_status=self._config.helper.expose_queue_status,
-            limiter=self._limiter,
+            refusals=self._refusals,
             more_routes=[events_route(self._feed, operator_token, self._clock), *self._common_routes()],
             operator_token=operator_token,
         )
@@ -175,7 +169,10 @@ class Listeners:
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
             wallets = stack.enter_context(self._open_wallet_listener(wallet_socket))
-            servers = [(create_server(self._wallet_app, limiter=self._limiter), wallets)]
+            server = create_server(
+                self._wallet_app, refusals=self._refusals, trusted_networks=self._config.trusted_networks
+            )
+            servers = [(server, wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
                 servers.append((create_server(self._operator_app, control_limits()), control))
@@ -230,7 +227,7 @@ class Listeners:
         from helper.server.routes.metrics import create_metrics_server  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_figures, clock=self._clock)
-        return create_metrics_server(metrics, self._run_checks, self._clock)
+        return create_metrics_server(metrics, self._run_checks)
 
     def _bind_metrics_listener(self) -> contextlib.closing[socket.socket]:
         settings = self._config.metrics
@@ -240,12 +237,12 @@ class Listeners:
 
     async def _read_refusals(self) -> QueueFigures:
         """Metrics of a host without a queue."""
-        return QueueFigures(now=self._clock.now(), refusals=self._limiter.refusals)
+        return QueueFigures(now=self._clock.now(), refusals=self._refusals)
 
     def _create_gateway(self, node_pool: NodePool) -> Gateway:
         limits, timeout = GatewayLimits(), self._config.chain.timeout_seconds
         proxy = GatewayProxy(node_pool, timeout=timeout, connections=limits.max_connections)
-        return Gateway(proxy, identify_client=self._limiter.identify_request, limits=limits)
+        return Gateway(proxy, limits=limits)
 
 
 def published_addresses(config: Config) -> tuple[str, str]:

@@ -76,26 +76,11 @@ class HelperSection(Section):
         description="Serve the share counts of a round at /shielded-vote/v1/queue-summary/{round}, without a token, "
         "for the page that monitors queues: hourly, in hundreds, and without due times of waiting shares.",
     )
-    refused_burst: IntegerField = Field(
-        800,
-        ge=1,
-        le=10**9,
-        description="Rate limit with [server] limit_by_address: refused requests (400, 401, 404 and similar) that one "
-        "client may send in a burst before it gets 429. Accepted requests do not count, except that a share larger "
-        "than 16 KiB counts as one refused request per additional 16 KiB.",
-    )
-    refused_per_second: Number = Field(
-        50,
-        ge=0.01,
-        le=10**9,
-        description="Refill rate of each client's allowance of refused requests, per second.",
-    )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
         description="Addresses or networks of your reverse proxies. Their idle connections are not closed when the "
         "connection limit is reached. Only requests from these proxies can set the client address by X-Forwarded-For "
-        "or Forwarded. It is used only for registrations of validators and with [server] limit_by_address, and is "
-        "kept only in memory.",
+        "or Forwarded. It is used only for registrations of validators, and is kept only in memory.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,
@@ -155,13 +140,6 @@ class ServerSection(Section):
     tor_socks: SocksAddress = Field(
         "unix:/run/tor/socks",
         description="SOCKS port of tor for this check: unix:PATH or HOST:PORT.",
-    )
-    limit_by_address: Switch = Field(
-        False,
-        description="Limit connections and refused requests per client address, for a helper that is exposed to the "
-        "Internet without a proxy. One address can then use at most a quarter of all connections. Disadvantages: "
-        "wallets that share an address, as behind a Tor exit or in a mobile network, share its limits, and addresses "
-        "are kept in memory. By default, limits apply to each connection separately.",
     )
     pending_status: Literal[200, 202] = Field(
         202,

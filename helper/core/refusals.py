@@ -40,9 +40,7 @@ class Situation(Enum):
     TOO_MANY_WAITING = _OVERLOADED, "too many shares are waiting for the chain; retry later"
     TOO_MANY_CHAIN_REQUESTS = _OVERLOADED, "too many concurrent requests to the chain; retry later"
     TOO_MANY_SLOW_REQUESTS = _OVERLOADED, "too many slow requests; retry later"
-    TOO_MANY_REFUSALS = _OVERLOADED, "too many refused requests; retry in {} s"
     TOO_MANY_CONNECTIONS = _OVERLOADED, "too many connections; retry later"
-    TOO_MANY_CONNECTIONS_OF_CLIENT = _OVERLOADED, "too many connections from this client; retry later"
     SLOW_HEAD = _PAUSED, "request headers timed out after {:g} s"
     SLOW_BODY = _RECEIPT, "body: was not received in time"
     PAUSED = _PAUSED, "shares cannot be accepted now: {}"
@@ -97,22 +95,18 @@ class TemporaryRefusal(HelperError):
         self.headers = headers
 
 
-def find_refusal(situation: Situation, *details: object, names_attempt: bool, wait_seconds: int = 0) -> Refusal:
+def find_refusal(situation: Situation, *details: object, names_attempt: bool) -> Refusal:
     """Look up the response to a request.
 
     Args:
         situation: why the request is refused.
         details: values for the placeholders of the situation's text.
         names_attempt: whether the request has an `attempt_token`.
-        wait_seconds: how long the client has to wait, if that is known.
     """
     status, text = situation.value
     if not names_attempt:
         status = _PAUSED
-    retry_after = retry_after_of(status)
-    if status is _OVERLOADED:
-        retry_after = wait_seconds or retry_after
-    return Refusal(status, text.format(*details), retry_after)
+    return Refusal(status, text.format(*details), retry_after_of(status))
 
 
 def retry_after_of(status: int) -> int | None:

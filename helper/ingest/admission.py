@@ -59,54 +59,7 @@ _GROWING_STATUSES: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 """Statuses of rounds whose tree may get new leaves."""
 
 
-class FairLimiter:
-    """A limited number of slots, divided fairly between clients.
-
-    A client can acquire a slot while it holds fewer slots than are free, so one client gets at most half of the slots
-    and two clients a third each. A client without slots can therefore always acquire one.
-
-    Args:
-        capacity: total number of slots.
-        situation: why a client is refused.
-    """
-
-    def __init__(self, capacity: int, situation: Situation) -> None:
-        self._capacity = capacity
-        self._situation = situation
-        self._in_use = 0
-        self._in_use_by_client: dict[bytes, int] = {}
-
-    def acquire(self, client: bytes | None) -> None:
-        """Acquire a slot until `release`.
-
-        A client of None is limited only by the total.
-
-        Raises:
-            TemporaryRefusal: no slot is free for this client.
-        """
-        if not self.has_slot(client):
-            raise TemporaryRefusal(self._situation)
-        self._in_use += 1
-        if client is not None:
-            self._in_use_by_client[client] = self._in_use_by_client.get(client, 0) + 1
-
-    def has_slot(self, client: bytes | None, *, released: int = 0) -> bool:
-        """Whether this client can acquire a slot once `released` slots of other clients are released."""
-        free = self._capacity - self._in_use + released
-        return free > 0 and (client is None or self._in_use_by_client.get(client, 0) < free)
-
-    def release(self, client: bytes | None) -> None:
-        """Release a slot of this client."""
-        self._in_use -= 1
-        if client is not None:
-            left = self._in_use_by_client[client] - 1
-            if left:
-                self._in_use_by_client[client] = left
-            else:
-                del self._in_use_by_client[client]
-
-
-class WaitingShares(FairLimiter):
+class WaitingShares:
     """Slots of shares that wait for the chain.
 
     When no slot is free, the share that has waited longest of those that name their attempt is given up for a share
@@ -114,29 +67,31 @@ class WaitingShares(FairLimiter):
     """
 
     def __init__(self, capacity: int) -> None:
-        super().__init__(capacity, Situation.TOO_MANY_WAITING)
-        self._attempts: dict[anyio.CancelScope, bytes | None] = {}  # those that can be given up, with their clients
+        self._free = capacity
+        self._attempts: dict[anyio.CancelScope, None] = {}  # those that can be given up, in order
 
     @contextmanager
-    def hold(self, client: bytes | None, *, names_attempt: bool) -> Iterator[None]:
+    def hold(self, *, names_attempt: bool) -> Iterator[None]:
         """Hold a slot.
 
         Raises:
-            TemporaryRefusal: no slot is free for this client, or its slot was given to another.
+            TemporaryRefusal: no slot is free, or the slot was given to another share.
         """
-        if not names_attempt and not self.has_slot(client) and self.has_slot(client, released=1):
+        if not self._free and not names_attempt:
             self._give_up_attempt()
-        self.acquire(client)
+        if not self._free:
+            raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
+        self._free -= 1
         scope = anyio.CancelScope()
         if names_attempt:
-            self._attempts[scope] = client
+            self._attempts[scope] = None
         try:
             with scope:
                 yield
         finally:
             if not names_attempt or scope in self._attempts:
                 self._attempts.pop(scope, None)
-                self.release(client)
+                self._free += 1
         if scope.cancelled_caught:
             raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
 
@@ -144,7 +99,8 @@ class WaitingShares(FairLimiter):
         """End the wait of the attempt that has waited longest, and release its slot."""
         scope = next(iter(self._attempts), None)
         if scope is not None:
-            self.release(self._attempts.pop(scope))
+            del self._attempts[scope]
+            self._free += 1
             scope.cancel()
 
 
@@ -184,14 +140,13 @@ class AdmissionController:
         self._get_round_pause_reason = get_round_pause_reason
         self._is_pause_current = False
         self._pause_reason: PauseReason | None = None
-        self._in_flight = FairLimiter(MAX_IN_FLIGHT, Situation.TOO_MANY_REQUESTS)
+        self._in_flight = 0
         self._waiting = WaitingShares(MAX_WAITING)
         self._first_arrivals = FirstArrivals()
 
     async def admit(
         self,
         body: bytes,
-        client: bytes | None = None,
         *,
         names_attempt: bool = False,
         has_left: Callable[[], bool] = lambda: False,
@@ -200,7 +155,6 @@ class AdmissionController:
 
         Args:
             body: the request's JSON body.
-            client: the client, for its limit of slots; None for no such limit.
             names_attempt: whether the request has an attempt token (`helper.core.refusals`): it may wait longer.
             has_left: whether the client has disconnected; its body is then not validated.
 
@@ -213,17 +167,17 @@ class AdmissionController:
             TemporaryRefusal: the share may be accepted later.
             ClientLeft: the client disconnected.
         """
-        self._in_flight.acquire(client)
+        if self._in_flight >= MAX_IN_FLIGHT:
+            raise TemporaryRefusal(Situation.TOO_MANY_REQUESTS)
+        self._in_flight += 1
         try:
             arrived_at = self._clock.now()
             checked = await self._validator.validate_body(body, has_left)
-            return await self._admit(checked, arrived_at, client, names_attempt=names_attempt)
+            return await self._admit(checked, arrived_at, names_attempt=names_attempt)
         finally:
-            self._in_flight.release(client)
+            self._in_flight -= 1
 
-    async def _admit(
-        self, checked: CheckedShare, arrived_at: float, client: bytes | None, *, names_attempt: bool
-    ) -> EnqueueResult:
+    async def _admit(self, checked: CheckedShare, arrived_at: float, *, names_attempt: bool) -> EnqueueResult:
         share, vote_commitment = checked.share, checked.vote_commitment
         try:
             chain_round, leaf = self._find_round_and_leaf(share)
@@ -232,9 +186,7 @@ class AdmissionController:
                     return EnqueueResult.DUPLICATE
                 chain_round, leaf = self._find_round_and_leaf(share)
             if chain_round is None or _can_change(chain_round, leaf):
-                chain_round, leaf = await self._wait_for_chain(
-                    share, vote_commitment, client, names_attempt=names_attempt
-                )
+                chain_round, leaf = await self._wait_for_chain(share, vote_commitment, names_attempt=names_attempt)
             self._validate_leaf(share, chain_round, leaf, vote_commitment)
             refusal = self._find_refusal(share, chain_round, arrived_at)
             if refusal is not None:
@@ -323,12 +275,12 @@ class AdmissionController:
             raise ShareRefused(400, "has a different vote commitment", field="tree_position")
 
     async def _wait_for_chain(
-        self, share: Share, vote_commitment: bytes, client: bytes | None, *, names_attempt: bool
+        self, share: Share, vote_commitment: bytes, *, names_attempt: bool
     ) -> tuple[Round, bytes | None]:
         """Wait until the share's round and leaf are known or proven missing; return them."""
         self._refuse_when_paused(share)
         deadline = self._clock.monotonic() + (MAX_ATTEMPT_WAIT_SECONDS if names_attempt else MAX_WAIT_SECONDS)
-        with self._waiting.hold(client, names_attempt=names_attempt):
+        with self._waiting.hold(names_attempt=names_attempt):
             key = ArrivalKey(share.round_id, share.tree_position, vote_commitment)
             arrival = self._first_arrivals.get_or_add(key, self._trees.create_arrival(), self._clock.monotonic())
             while not self._trees.was_absent(share.round_id, arrival):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from starlette.routing import BaseRoute
@@ -10,7 +11,6 @@ from starlette.types import ASGIApp
 from helper.server.body_reader import BodyReader
 from helper.server.fast_path import FastPath
 from helper.server.middleware import CorsMiddleware, ErrorMiddleware, json_application
-from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter
 from helper.server.request_ids import RequestIdMiddleware
 from helper.server.routes.docs import add_docs_routes
 from helper.server.routes.wallet import ShareSubmission, WalletView, wallet_routes
@@ -22,7 +22,7 @@ def create_app(
     api_token: str = "",
     expose_queue_status: bool = False,
     body_reader: BodyReader | None = None,
-    limiter: RefusalLimiter | None = None,
+    refusals: Counter[int] | None = None,
     more_routes: Sequence[BaseRoute] = (),
     operator_token: str = "",
 ) -> ASGIApp:
@@ -33,21 +33,18 @@ def create_app(
         api_token: token that wallets must send in X-Helper-Token; empty for none.
         expose_queue_status: whether `/queue-status` is served.
         body_reader: reads request bodies within limits.
-        limiter: limits refused requests of each client; None for no limit.
+        refusals: counts the responses by status, from 400 on; None to count none.
         more_routes: routes of other packages, matched after the wallet routes.
         operator_token: token of operators for `more_routes`; empty disables these routes.
     """
     if view is None:
-        return add_middleware(add_docs_routes([], more_routes, operator_token=operator_token), limiter)
-    submission = ShareSubmission(view, api_token=api_token, body_reader=body_reader or BodyReader(), limiter=limiter)
+        return add_middleware(add_docs_routes([], more_routes, operator_token=operator_token), refusals)
+    submission = ShareSubmission(view, api_token=api_token, body_reader=body_reader or BodyReader())
     wallets = wallet_routes(view, submission, api_token=api_token, expose_queue_status=expose_queue_status)
     routes = add_docs_routes(wallets, more_routes, api_token=api_token, operator_token=operator_token)
-    return FastPath(add_middleware(routes, limiter), submission, limiter)
+    return FastPath(add_middleware(routes, refusals), submission)
 
 
-def add_middleware(routes: Sequence[BaseRoute], limiter: RefusalLimiter | None = None) -> ASGIApp:
+def add_middleware(routes: Sequence[BaseRoute], refusals: Counter[int] | None = None) -> ASGIApp:
     """An application of these routes with error handlers and middleware."""
-    app = json_application(routes)
-    return RequestIdMiddleware(
-        ErrorMiddleware(CorsMiddleware(app if limiter is None else RateLimitMiddleware(app, limiter)))
-    )
+    return RequestIdMiddleware(ErrorMiddleware(CorsMiddleware(json_application(routes)), refusals))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -33,8 +32,6 @@ MIN_GROWTH_BYTES: Final = 512
 GROWTH_DIVISOR: Final = 16
 MAX_BUFFERED_BYTES: Final = 64 << 20
 """Maximum bytes of all bodies in memory together, without the first `SMALL_BODY_BYTES` of each."""
-MAX_BUFFERED_BYTES_PER_CLIENT: Final = MAX_BUFFERED_BYTES // 4
-"""The same for the bodies of one client, if the client is known."""
 COMPLETE_BODY_KEY: Final = "complete body"
 """Key of the body in the request state, if the connection receives all of it before the request is served.
 
@@ -66,8 +63,7 @@ class BodyReader:
         max_bytes: maximum bytes of a body.
         timeout_seconds: maximum time to receive a body. One that grows too slowly is refused sooner.
         budget: maximum bytes of all bodies in memory together, without the first `uncounted_bytes` of each.
-        client_budget: the same for the bodies of one client.
-        uncounted_bytes: bytes of a body that do not count towards the budgets, so that clients with large bodies do
+        uncounted_bytes: bytes of a body that do not count towards the budget, so that clients with large bodies do
             not block others. The number of connections limits them.
     """
 
@@ -77,25 +73,22 @@ class BodyReader:
         timeout_seconds: float = BODY_TIMEOUT_SECONDS,
         budget: int = MAX_BUFFERED_BYTES,
         uncounted_bytes: int = SMALL_BODY_BYTES,
-        client_budget: int = MAX_BUFFERED_BYTES_PER_CLIENT,
     ) -> None:
         self._max_bytes = max_bytes
         self._uncounted_bytes = uncounted_bytes
         self._timeout_seconds = timeout_seconds
         self._budget = budget
-        self._client_budget = client_budget
         self._buffered = 0
-        self._buffered_by_client: Counter[bytes] = Counter()
 
-    async def read(self, scope: Scope, receive: Receive, client: bytes | None = None) -> bytes:
-        """Read a body for brief use: it no longer counts towards the budgets on return. See `buffer_body`."""
-        async with self.buffer_body(scope, receive, client) as body:
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Read a body for brief use: it no longer counts towards the budget on return. See `buffer_body`."""
+        async with self.buffer_body(scope, receive) as body:
             return body
 
     def take_received(self, scope: Scope) -> bytes | None:
         """Return a small body that the connection has already received completely, as for almost every share.
 
-        Returns None for any other body; read it with `buffer_body`. A small body does not count towards the budgets.
+        Returns None for any other body; read it with `buffer_body`. A small body does not count towards the budget.
         """
         body: bytearray | None = scope.get("state", {}).get(COMPLETE_BODY_KEY)
         if body is None or len(body) > min(self._uncounted_bytes, self._max_bytes):
@@ -105,16 +98,15 @@ class BodyReader:
         return complete_body
 
     @asynccontextmanager
-    async def buffer_body(self, scope: Scope, receive: Receive, client: bytes | None = None) -> AsyncIterator[bytes]:
-        """Read the body of a request; `receive` must not have been called. It counts towards the budgets until exit.
+    async def buffer_body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """Read the body of a request; `receive` must not have been called. It counts towards the budget until exit.
 
         Args:
             scope: ASGI scope of the request.
             receive: ASGI receive function of the request.
-            client: the client; None for no limit per client.
 
         Raises:
-            TemporaryRefusal: the body is too slow, or a budget is exhausted. No part of the request was processed.
+            TemporaryRefusal: the body is too slow, or the budget is exhausted. No part of the request was processed.
             HTTPException: 413, the body is too large.
             ClientDisconnect: the client disconnected.
         """
@@ -136,10 +128,10 @@ class BodyReader:
                     while more:
                         chunk, more = await _receive_chunk(receive)
                         previous_size, size = size, size + len(chunk)
-                        self._add_buffered(client, self._counted_bytes(size) - self._counted_bytes(previous_size))
+                        self._buffered += self._counted_bytes(size) - self._counted_bytes(previous_size)
                         if size > self._max_bytes:
                             raise await self._drain_and_refuse(scope, receive)
-                        if size > self._uncounted_bytes and self._is_over_budget(client):
+                        if size > self._uncounted_bytes and self._buffered > self._budget:
                             raise TemporaryRefusal(Situation.TOO_MANY_REQUESTS, headers=CLOSE_HEADERS)
                         chunks.append(chunk)
                         if size >= expected_size:
@@ -154,7 +146,7 @@ class BodyReader:
             chunks.clear()
             yield body
         finally:
-            self._add_buffered(client, -self._counted_bytes(size))
+            self._buffered -= self._counted_bytes(size)
 
     def _next_target(self, size: int) -> tuple[int, float]:
         """Return the next size that the body must reach, and the seconds allowed for it."""
@@ -162,20 +154,8 @@ class BodyReader:
             return size + MIN_GROWTH_BYTES, SMALL_BODY_STALL_SECONDS
         return size + max(MIN_GROWTH_BYTES, size // GROWTH_DIVISOR), LARGE_BODY_STALL_SECONDS
 
-    def _add_buffered(self, client: bytes | None, added: int) -> None:
-        self._buffered += added
-        if client is not None and added:
-            self._buffered_by_client[client] += added
-            if not self._buffered_by_client[client]:
-                del self._buffered_by_client[client]
-
-    def _is_over_budget(self, client: bytes | None) -> bool:
-        return self._buffered > self._budget or (
-            client is not None and self._buffered_by_client[client] > self._client_budget
-        )
-
     def _counted_bytes(self, size: int) -> int:
-        """The bytes of a body that count towards the budgets."""
+        """The bytes of a body that count towards the budget."""
         return max(0, size - self._uncounted_bytes)
 
     async def _drain_and_refuse(self, scope: Scope, receive: Receive) -> HTTPException:

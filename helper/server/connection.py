@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -30,6 +30,7 @@ from helper.server.body_reader import (
     DRAIN_SECONDS,
     HAS_LEFT_KEY,
 )
+from helper.server.client_address import Network, is_trusted_proxy
 from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
 from helper.server.connection_limits import (
@@ -37,14 +38,12 @@ from helper.server.connection_limits import (
     MAX_BODY_PIECES,
     MAX_PIPELINED,
     MAX_UNSENT_BYTES,
-    MAX_UNSENT_BYTES_PER_CLIENT,
     MIN_PIECE_BYTES,
     SEND_BUFFER_BYTES,
     ConnectionLimits,
 )
 from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import CorsMiddleware, refusal_response
-from helper.server.rate_limits import RefusalLimiter, costs_token
 from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
@@ -68,10 +67,9 @@ class BoundedProtocol(HttpConnection):
 
     Args:
         limits: limits of connections.
-        limiter: identifies clients and charges them for refused requests; None for no limits per client.
-        clients: open connections of the listener by client, if clients are identified by address; clients without
-            connections are removed.
-        evictor: closes the slowest connections under pressure; only used with a limiter.
+        refusals: counts the connection's own refusals by status; None to count none.
+        trusted_networks: networks of proxies, whose idle connections are not closed.
+        evictor: closes the slowest connections under pressure; only used with `refusals`.
         turns: starts the requests of all connections of the listener.
         arguments: for uvicorn's protocol.
         options: for uvicorn's protocol.
@@ -80,8 +78,8 @@ class BoundedProtocol(HttpConnection):
     def __init__(
         self,
         limits: ConnectionLimits,
-        limiter: RefusalLimiter | None,
-        clients: defaultdict[bytes, set[BoundedProtocol]],
+        refusals: Counter[int] | None,
+        trusted_networks: Sequence[Network],
         evictor: ConnectionEvictor,
         turns: RequestTurns,
         *arguments: Any,
@@ -89,11 +87,10 @@ class BoundedProtocol(HttpConnection):
     ) -> None:
         super().__init__(*arguments, **options)
         self.limits = limits
-        self._limiter = limiter
-        self._clients = clients
+        self._refusals = refusals
+        self._trusted_networks = trusted_networks
         self._evictor = evictor
         self._turns = turns
-        self._client: bytes | None = None
         self._progress = ConnectionProgress(self._is_evictable, self._evict)
         # deadline of the current request, or of the wait for the first request
         self._request_deadline = Deadline(self.loop, self._on_request_deadline)
@@ -133,26 +130,14 @@ class BoundedProtocol(HttpConnection):
                 CLOSE_AFTER_BODY_KEY: weakref.WeakMethod(self.close_after_body),
             }
         )
-        own_count = 0 if self._limiter is None else self._identify_client(self._limiter)
-        if own_count > self.limits.max_connections_per_client:
-            self._refuse(Situation.TOO_MANY_CONNECTIONS_OF_CLIENT)
-        elif (excess := self.open_connections - self.limits.max_connections) > 0 and not self._evictor.make_room(
-            excess, self.loop.time()
-        ):
+        self._progress.is_kept_idle = is_trusted_proxy(self.peer_address, self._trusted_networks)
+        excess = self.open_connections - self.limits.max_connections
+        if excess > 0 and not self._evictor.make_room(excess, self.loop.time()):
             self._refuse(Situation.TOO_MANY_CONNECTIONS)
         else:
             self._start_request_deadline()
-            if self._limiter is not None:
+            if self._refusals is not None:
                 self._evictor.add(self._progress, self.loop.time())
-
-    def _identify_client(self, limiter: RefusalLimiter) -> int:
-        """Identify the client; return how many connections it has, or 0 if they are not limited."""
-        self._progress.is_kept_idle = limiter.is_trusted_proxy(self.peer_address)
-        self._client = limiter.identify_connection(self.peer_address)
-        if self._client is None:
-            return 0
-        self._clients[self._client].add(self)
-        return len(self._clients[self._client])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers and release the connection."""
@@ -162,10 +147,6 @@ class BoundedProtocol(HttpConnection):
         self._stalled_since = self._held_start = None
         self._unparsed = b""
         self._evictor.discard(self._progress)
-        if self._client is not None:
-            self._clients[self._client].discard(self)
-            if not self._clients[self._client]:
-                del self._clients[self._client]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -206,8 +187,6 @@ class BoundedProtocol(HttpConnection):
         super().pause_writing()
         self._stall_timer.start(self.transport)
         self._stalled_since = self.loop.time()
-        if self._client is not None:
-            _limit_unsent(self._clients[self._client], MAX_UNSENT_BYTES_PER_CLIENT)
         _limit_unsent(cast("set[BoundedProtocol]", self.all_connections), MAX_UNSENT_BYTES)
 
     def resume_writing(self) -> None:
@@ -527,12 +506,8 @@ class BoundedProtocol(HttpConnection):
         return head.encode() + body
 
     def _count_refusal(self, status: int) -> None:
-        """Count a refusal and charge the client for it."""
-        if self._limiter is None:
-            return
-        self._limiter.count_refusal(status)
-        if self._client is not None and costs_token(status):
-            self._limiter.charge(self._client)
+        if self._refusals is not None:
+            self._refusals[int(status)] += 1
 
     def _send_last_response(self, response: bytes) -> None:
         """Send a response, then discard input until the client closes; at most `DRAIN_BYTES` and `DRAIN_SECONDS`.

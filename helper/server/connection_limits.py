@@ -21,8 +21,6 @@ READ_BYTES: Final = 16 << 10
 
 MAX_UNSENT_BYTES: Final = 32 << 20
 """Bytes of responses that all clients together may leave unread. Above it the longest-stalled connection is aborted."""
-MAX_UNSENT_BYTES_PER_CLIENT: Final = 8 << 20
-"""The same for one client, if clients are identified by address."""
 
 SEND_BUFFER_BYTES: Final = 64 << 10
 """Size of the kernel's send buffer of a connection, which the kernel doubles.
@@ -52,7 +50,6 @@ class ConnectionLimits:
         max_head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
         max_headers: number of headers and trailers of one request.
         max_connections: concurrent connections. For one more, the server closes the slowest, or refuses the new one.
-        max_connections_per_client: concurrent connections of one client, if clients are identified by address.
         eviction_seconds: a connection whose request, or the wait for it, began within this time is not closed for a new
             one. Allows for a wallet over Tor that sends nothing at first.
     """
@@ -64,5 +61,4 @@ class ConnectionLimits:
     max_head_bytes: int = 64 << 10
     max_headers: int = 100
     max_connections: int = 4096
-    max_connections_per_client: int = 1024
     eviction_seconds: float = 4.0

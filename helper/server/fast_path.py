@@ -2,15 +2,16 @@
 
 It calls the same validation functions as the regular route and sends a precomputed response. Refused shares and other
 paths fall through to the application. For a refused share the application raises the same exception without reading or
-enqueuing anything a second time (`ShareSubmission`). It responds, logs and charges as usual.
+enqueuing anything a second time (`ShareSubmission`). It responds and logs as usual.
 """
 
 from __future__ import annotations
 
+import contextlib
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.server.middleware import CORS_HEADERS
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_ids import REQUEST_ID_HEADER_BYTES, generate_request_ids
 from helper.server.routes.wallet import SHARES_PATH, ShareSubmission, accepted_response
 from helper.store.models import EnqueueResult
@@ -22,13 +23,11 @@ class FastPath:
     Args:
         app: the regular application: the wallet routes with their middleware.
         submission: accepts shares, as in the regular route.
-        limiter: limits refused requests of each client; None for no limit.
     """
 
-    def __init__(self, app: ASGIApp, submission: ShareSubmission, limiter: RefusalLimiter | None) -> None:
+    def __init__(self, app: ASGIApp, submission: ShareSubmission) -> None:
         self._app = app
         self._submission = submission
-        self._limiter = limiter
         self._request_ids = generate_request_ids()
         self._queued = accepted_response(EnqueueResult.QUEUED)
         self._duplicate = accepted_response(EnqueueResult.DUPLICATE)
@@ -37,11 +36,8 @@ class FastPath:
         """Serve one request."""
         outcome: EnqueueResult | None = None
         if scope["type"] == "http" and scope["path"] == SHARES_PATH and scope["method"] == "POST":
-            try:
-                if self._limiter is None or self._limiter.admit_request(scope):
-                    outcome = await self._submission(scope, receive)
-            except Exception:  # noqa: S110 - the application raises it again and responds
-                pass
+            with contextlib.suppress(Exception):  # the application raises it again and responds
+                outcome = await self._submission(scope, receive)
         if outcome is None:
             await self._app(scope, receive, send)
             return

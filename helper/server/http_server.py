@@ -7,8 +7,8 @@ import os
 import resource
 import socket
 import stat
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from helper.errors import HelperError
+from helper.server.client_address import Network
 from helper.server.connection import BoundedProtocol
 from helper.server.connection_eviction import ConnectionEvictor
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import Server, ServerTimes
 
@@ -45,19 +45,24 @@ GROUP_MODE = 0o660
 
 
 def create_server(
-    app: ASGIApp, limits: ConnectionLimits | None = None, *, limiter: RefusalLimiter | None = None
+    app: ASGIApp,
+    limits: ConnectionLimits | None = None,
+    *,
+    refusals: Counter[int] | None = None,
+    trusted_networks: Sequence[Network] = (),
 ) -> Server:
     """Create a server for one app. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
 
     Args:
         app: the ASGI application.
         limits: limits of connections; default `connection_limits()`.
-        limiter: identifies clients and charges them for refused requests; None for no limits per client.
+        refusals: counts the refusals of connections by status. None for a server of operators: nothing is counted, and
+            no slow connection is closed.
+        trusted_networks: networks of proxies, whose idle connections are not closed.
     """
-    clients: defaultdict[bytes, set[BoundedProtocol]] = defaultdict(set)
     limits = limits or connection_limits()
     evictor = ConnectionEvictor(limits.eviction_seconds)
-    protocol = partial(BoundedProtocol, limits, limiter, clients, evictor, RequestTurns())
+    protocol = partial(BoundedProtocol, limits, refusals, trusted_networks, evictor, RequestTurns())
     times = ServerTimes(keep_alive=KEEP_ALIVE_SECONDS, stop_grace=STOP_GRACE_SECONDS, stop_flush=STOP_FLUSH_SECONDS)
     return Server(app, protocol, times=times, backlog=BACKLOG)
 
@@ -195,7 +200,7 @@ def _file_identity(path: Path) -> tuple[int, int]:
 
 
 def connection_limits() -> ConnectionLimits:
-    """Default limits, with fewer connections if the limit of open files requires it. One client gets a quarter of them.
+    """Default limits, with fewer connections if the limit of open files requires it.
 
     Raises the soft limit of open files as far as necessary and permitted.
     """
@@ -208,9 +213,7 @@ def connection_limits() -> ConnectionLimits:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS
     connections = max(MIN_CONNECTIONS, min(requested, available))
-    return ConnectionLimits(
-        max_connections=connections, max_connections_per_client=max(MIN_CONNECTIONS, connections // 4)
-    )
+    return ConnectionLimits(max_connections=connections)
 
 
 def control_limits() -> ConnectionLimits:

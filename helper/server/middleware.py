@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -71,11 +72,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 def refusal_response(
-    scope: Scope,
-    situation: Situation,
-    *details: object,
-    wait_seconds: int = 0,
-    headers: Mapping[str, str] | None = None,
+    scope: Scope, situation: Situation, *details: object, headers: Mapping[str, str] | None = None
 ) -> JsonResponse:
     """The response to a request that may pass later, from the table of refusals.
 
@@ -84,7 +81,7 @@ def refusal_response(
     attempt whose token it repeats. A wallet that gets no response cannot tell whether its share was accepted.
     """
     token = attempt_token(scope["headers"])
-    refusal = find_refusal(situation, *details, names_attempt=token is not None, wait_seconds=wait_seconds)
+    refusal = find_refusal(situation, *details, names_attempt=token is not None)
     if token is not None and refusal.is_receipt:
         return JsonResponse(ingress_receipt(token), refusal.status, {"Cache-Control": "no-store", **(headers or {})})
     retry_after = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
@@ -186,10 +183,16 @@ def check_token(scope: Scope, expected: str) -> None:
 
 
 class ErrorMiddleware:
-    """Logs unexpected exceptions and responds 500 without details."""
+    """Logs unexpected exceptions and responds 500 without details.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: the application.
+        refusals: counts the responses by status, from 400 on; None to count none.
+    """
+
+    def __init__(self, app: ASGIApp, refusals: Counter[int] | None = None) -> None:
         self._app = app
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -199,7 +202,10 @@ class ErrorMiddleware:
 
         async def send_and_track(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                started = True
+                if self._refusals is not None and message["status"] >= 400:
+                    self._refusals[int(message["status"])] += 1
             await send(message)
 
         try:
@@ -207,7 +213,7 @@ class ErrorMiddleware:
         except Exception:
             log.exception("request_failed", request_id=get_request_id(scope))
             if not started:
-                await error_response(500, "internal error")(scope, receive, send)
+                await error_response(500, "internal error")(scope, receive, send_and_track)
 
 
 class CorsMiddleware:

@@ -109,6 +109,7 @@ class HttpConnection(HttpToolsProtocol):
     Attributes:
         loop: the event loop.
         transport: the transport; set by `connection_made`.
+        headers: headers of the latest request; set when it begins.
         keep_alive_seconds: how long the connection may stay open between two requests.
         pipelined: parsed requests that wait for the response to an earlier one.
         is_upgrade: whether the head that has ended requests an upgrade; its body is yet to be read by a second parser.
@@ -116,6 +117,7 @@ class HttpConnection(HttpToolsProtocol):
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
+    headers: list[tuple[bytes, bytes]]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -10,9 +10,8 @@ Requirements. At most 10 % of the shares are refused at first, when the attack b
 within 30 s. The helper adds at most 2 s to the time of the link (99th percentile), and uses at most 300 MB. The 128
 shares get their responses within 1 s.
 
-Injected fault that it caught: `[server] limit_by_address = true`, with which the wallets share the limits of the
-hostile clients. With a bound of 1 % it printed "wallets, shares refused at first: 973 (≤
-10.24)".
+Injected fault that it caught: limits by address, with which the wallets share the limits of the hostile clients. With a
+bound of 1 % it printed "wallets, shares refused at first: 973 (≤ 10.24)".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SHARES_PATH = "/shielded-vote/v1/shares"
@@ -140,29 +140,6 @@ async def hold_slow_connections(port: int, source: str, connections: int, second
 # Floods
 
 
-@dataclass(slots=True)
-class FloodResult:
-    """Result of a flood.
-
-    Attributes:
-        statuses: number of responses by status; 0 for no response.
-        other_refusals: refusals other than 429.
-        invalid_retry_after: number of 429s without a Retry-After that is a number of at least 1.
-        last_retry_after: the last Retry-After, in seconds.
-        seconds: duration of the flood.
-    """
-
-    statuses: Counter[int] = field(default_factory=Counter)
-    invalid_retry_after: int = 0
-    last_retry_after: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def other_refusals(self) -> int:
-        """Number of requests refused for their content, not for their rate."""
-        return sum(count for status, count in self.statuses.items() if 400 <= status < 500 and status != 429)
-
-
 INVALID_REQUESTS: Sequence[RawRequest] = (
     RawRequest("POST", SHARES_PATH, b"{"),
     RawRequest("POST", SHARES_PATH, b'{"shares_hash": 1}'),
@@ -175,30 +152,22 @@ INVALID_REQUESTS: Sequence[RawRequest] = (
 
 
 async def flood(
-    port: int, source: str, connections: int, extra_headers: Sequence[dict[str, str]], wanted_rate_limited: int
-) -> FloodResult:
-    """Send refused requests with these headers in turn until enough 429s arrived; at most 60 s."""
-    result = FloodResult()
-    end = time.monotonic() + 60
-    requests: Iterator[tuple[RawRequest, dict[str, str]]] = zip(
-        itertools.cycle(INVALID_REQUESTS), itertools.cycle(extra_headers), strict=False
+    port: int, source: str, connections: int, extra_headers: Sequence[dict[str, str]], count: int
+) -> Counter[int]:
+    """Send this many refused requests with these headers in turn; return responses by status, 0 for none."""
+    statuses = Counter[int]()
+    requests = itertools.islice(
+        zip(itertools.cycle(INVALID_REQUESTS), itertools.cycle(extra_headers), strict=False), count
     )
 
-    async def send_repeatedly() -> None:
+    async def send_requests() -> None:
         connection = ReusedConnection(port, source)
-        while time.monotonic() < end and result.statuses[429] < wanted_rate_limited:
-            request, headers = next(requests)
+        for request, headers in requests:
             response = await connection.send(
                 RawRequest(request.method, request.path, request.body, {**request.headers, **headers})
             )
-            result.statuses[response.status if response else 0] += 1
-            if response is not None and response.status == 429:
-                wait = response.headers.get("retry-after", "")
-                result.invalid_retry_after += not wait.isdecimal() or int(wait) < 1
-                result.last_retry_after = float(wait) if wait.isdecimal() else 0.0
+            statuses[response.status if response else 0] += 1
         connection.close()
 
-    started_at = time.monotonic()
-    await asyncio.gather(*(send_repeatedly() for _ in range(connections)))
-    result.seconds = time.monotonic() - started_at
-    return result
+    await asyncio.gather(*(send_requests() for _ in range(connections)))
+    return statuses

@@ -1,26 +1,22 @@
 """Hostile HTTP: slow clients, floods, malformed payloads, and shares that are in no tree.
 
-Method. One helper limits clients by address, as the floods need it; the other attacks are on a helper with the default
-limits, by progress. A few hundred connections send nothing, or drip their heads or bodies at a byte per second. Floods
-of refused requests of every kind come from one address, with changing forwarded addresses, some of them an honest
-wallet's, and through a trusted proxy. Schemathesis sends everything that the API description allows, and much that it
-does not. A million malformed payloads are parsed, thousands of them over HTTP. Then well-formed shares without a vote
-commitment are posted: at another vote's leaf, past the end of the tree, in no round. Honest wallets post throughout, 16
-at a time. `hostile_connections` attacks single connections.
+Method. One helper serves the honest wallets, a second one with a token gets the payloads and shares that it must not
+store. A few hundred connections send nothing, or drip their heads or bodies at a byte per second. A flood sends refused
+requests of every kind. Schemathesis sends everything that the API description allows, and much that it does not. A
+million malformed payloads are parsed, thousands of them over HTTP. Then well-formed shares without a vote commitment
+are posted: at another vote's leaf, past the end of the tree, in no round. Honest wallets post throughout, 16 at a time.
+`hostile_connections` attacks single connections.
 
 Requirements. Each slow connection is closed within 32 s: the head has 8.5 s (the attack uses 7), a body must grow by
-512 bytes within 20 s, and after the response its rest is discarded for 3 s. Honest POSTs stay fast. A flooder gets 429
-after its burst, with a correct Retry-After. Forwarded addresses are accepted from a trusted proxy only. No request of
-an honest wallet is refused, including duplicates. Hostile requests cause no 5xx, no undocumented response, no row and
-no proof. No honest share is lost, early or counted twice.
+512 bytes within 20 s, and after the response its rest is discarded for 3 s. Honest POSTs stay fast. A flood gets only
+4xx. No request of an honest wallet is refused, including duplicates. Hostile requests cause no 5xx, no undocumented
+response, no row and no proof. No honest share is lost, early or counted twice.
 
-Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107
-(≤ 3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported, when bodies had
-8 s: "slow connections, longest until closed s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a
-400 costs a token, non-ASCII base64 is not caught, the leaf is not compared. Reported: "flood, refusals that were not
-429: 2330 (≤ 1183.86)", "errors of the parser: 35 (= 0)", "rows of hostile shares: 81 (= 0)", "proofs of hostile
-shares: 46 (= 0)". Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (=
-0)".
+Injected fault: no timeout between the end of the head and the end of the body. Reported, when bodies had 8 s: "slow
+connections, longest until closed s: 15.1905 (≤ 10)"; this was an original bug. Injected together: non-ASCII base64 is
+not caught, the leaf is not compared. Reported: "errors of the parser: 35 (= 0)", "rows of hostile shares: 81 (= 0)",
+"proofs of hostile shares: 46 (= 0)". Injected fault: an undocumented response of share-status. Reported:
+"schemathesis, failures: 1 (= 0)".
 """
 
 from __future__ import annotations
@@ -50,7 +46,6 @@ from helper.observability.stats import percentile
 from tests.campaign import connection_floods, promise_check
 from tests.campaign.attack_clients import (
     SHARES_PATH,
-    FloodResult,
     RawRequest,
     RawResponse,
     ReusedConnection,
@@ -70,24 +65,21 @@ from tests.support.harness import HelperProcess, run_helper
 RECORDED_SHARES = Path(__file__).parents[1] / "recorded" / "round" / "shares.jsonl"
 SLOW_ADDRESS, PROXY_ADDRESS, FLOODER_ADDRESS = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 FORWARDED_ADDRESS = "203.0.113.9"
-HONEST_ADDRESS = "127.0.0.1"
-RATE_LIMIT_BURST, RATE_LIMIT_PER_SECOND = 800, 50
 CONNECTIONS = 8
 TOKEN = "of a closed deployment"
 MAX_SLOW_SECONDS = 32
-LIFTED_LIMITS = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token": TOKEN}
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A helper that limits by address, with honest wallets, and a helper without rate limits."""
+    """A helper with honest wallets, and a closed one with a token, whose queue must stay empty."""
 
     setting: CampaignRun
     findings: Findings
     chain: DevChain
     round_id: bytes
-    limiting_helper: HelperProcess
-    unlimited_helper: HelperProcess
+    wallets_helper: HelperProcess
+    closed_helper: HelperProcess
     wallets: WalletGroup
 
 
@@ -96,25 +88,25 @@ async def run(setting: CampaignRun) -> Findings:
     findings = Findings()
     async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as env:
         cast = await env.wallets.cast_votes(env.round_id, setting.scale(40, 6))
-        for helper in (env.limiting_helper, env.unlimited_helper):
+        for helper in (env.wallets_helper, env.closed_helper):
             await helper.wait_for_leaf(env.round_id, max(position for _, position in cast))
         if setting.is_quick:
             await asyncio.gather(
                 _run_slow_clients(env, cast),
-                check_described_operations(findings, setting, env.unlimited_helper.url, TOKEN),
+                check_described_operations(findings, setting, env.closed_helper.url, TOKEN),
             )
         else:
             await _run_slow_clients(env, cast)
-            await check_described_operations(findings, setting, env.unlimited_helper.url, TOKEN)
+            await check_described_operations(findings, setting, env.closed_helper.url, TOKEN)
         await _run_floods(env, cast)
         await _run_connection_floods(env, cast)
-        await attack_connections(setting, findings, env.unlimited_helper, _port_of(env.unlimited_helper))
+        await attack_connections(setting, findings, env.closed_helper, _port_of(env.closed_helper))
         uncast = await _create_uncast_votes(env)
         _parse_mutations(env)
         await _post_mutations(env, uncast)
         await _post_unknown_leaves(env, uncast, cast[0][1])
         await attack_gateway(setting, findings, env.chain, http)
-        await attack_with_slow_urls(setting, findings, _port_of(env.limiting_helper), PROXY_ADDRESS, env.wallets, cast)
+        await attack_with_slow_urls(setting, findings, _port_of(env.wallets_helper), PROXY_ADDRESS, env.wallets, cast)
         await attack_registration(setting, findings, env.chain, http)
         await promise_check.wait_until_drained(env.chain, env.wallets.ledger, 60)
         await _check_promises(env)
@@ -125,7 +117,7 @@ async def run(setting: CampaignRun) -> Findings:
 async def _create_environment(
     setting: CampaignRun, findings: Findings, http: httpx.AsyncClient
 ) -> AsyncIterator[Environment]:
-    directories = [setting.directory / name for name in ("usual", "lifted")]
+    directories = [setting.directory / name for name in ("usual", "closed")]
     for directory in directories:
         directory.mkdir()
     chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
@@ -135,17 +127,17 @@ async def _create_environment(
         await chain.post("/devnet/voting-config", {"version": 1, "vote_servers": []})
         async with contextlib.AsyncExitStack() as stack:
             kinds: list[dict[str, Any]] = [
-                {"helper": {"trusted_proxies": [PROXY_ADDRESS]}, "server": {"limit_by_address": True}}
+                {"helper": {"trusted_proxies": [PROXY_ADDRESS]}},
+                {"helper": {"api_token": TOKEN}, **_all_features_config(chain)},
             ]
-            kinds.append({"helper": LIFTED_LIMITS, **_all_features_config(chain)})
-            default, unlimited = await asyncio.gather(
+            default, closed = await asyncio.gather(
                 *(
                     stack.enter_async_context(run_helper(directory, http, chain, cluster=setting.cluster, **sections))
                     for directory, sections in zip(directories, kinds, strict=True)
                 )
             )
             wallets = WalletGroup(chain, lambda: [default.url], setting.seeded_random("votes"))
-            yield Environment(setting, findings, chain, round_id, default, unlimited, wallets)
+            yield Environment(setting, findings, chain, round_id, default, closed, wallets)
     finally:
         await chain.kill()
 
@@ -174,7 +166,7 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
     before = len(env.wallets.ledger.response_seconds)
     pause = max(seconds, 20.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
     durations, _ = await asyncio.gather(
-        hold_slow_connections(_port_of(env.limiting_helper), SLOW_ADDRESS, connections, seconds),
+        hold_slow_connections(_port_of(env.wallets_helper), SLOW_ADDRESS, connections, seconds),
         env.wallets.post_shares(cast, lambda: 0, pause_seconds=pause),
     )
     waits = env.wallets.ledger.response_seconds[before:]
@@ -193,58 +185,30 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
 
 
 async def _run_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
-    """Run two floods while honest wallets repeat their posts."""
-    findings, port = env.findings, _port_of(env.limiting_helper)
-    rng, wanted = env.setting.seeded_random("disguises"), env.setting.scale(10_000, 300)
-    varying_headers = [{"X-Forwarded-For": f"198.51.100.{rng.randrange(256)}"} for _ in range(100)]
-    forged_headers = [{}, {"X-Forwarded-For": HONEST_ADDRESS, "Forwarded": f"for={HONEST_ADDRESS}"}, *varying_headers]
-    proxy_headers = [
-        {"X-Forwarded-For": f"{HONEST_ADDRESS}, {FORWARDED_ADDRESS}"},
-        {"X-Forwarded-For": FORWARDED_ADDRESS},
-    ]
-    waits = len(env.wallets.ledger.response_seconds)
+    """Flood with refused requests while honest wallets repeat their posts."""
+    findings, waits = env.findings, len(env.wallets.ledger.response_seconds)
+    headers = [{}, {"X-Forwarded-For": FORWARDED_ADDRESS}]
     finished = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(_repost_until(env, cast, finished))
-        direct, proxied = await asyncio.gather(
-            flood(port, FLOODER_ADDRESS, CONNECTIONS, forged_headers, wanted),
-            flood(port, PROXY_ADDRESS, CONNECTIONS, proxy_headers, wanted),
+        statuses = await flood(
+            _port_of(env.wallets_helper), FLOODER_ADDRESS, CONNECTIONS, headers, env.setting.scale(20_000, 1_000)
         )
         finished.set()
-    for name, result in (("flood", direct), ("flood through a proxy", proxied)):
-        _check_flood(findings, name, result)
+    findings.record_figure("flood, requests", statuses.total())
+    not_refused = sum(count for status, count in statuses.items() if not 400 <= status < 500)
+    findings.require_equal("flood, responses other than 4xx", not_refused, 0)
     findings.record_figure(
         "honest POST p99 in a flood s", percentile(env.wallets.ledger.response_seconds[waits:], 0.99) or 0.0
     )
-    connection = ReusedConnection(port, FLOODER_ADDRESS)
-    await asyncio.sleep(direct.last_retry_after)
-    after = await connection.send(RawRequest("POST", SHARES_PATH, b"{"))
-    connection.close()
-    findings.require_equal("request of a flooder after Retry-After, status", after.status if after else 0, 400)
-    other = ReusedConnection(port, PROXY_ADDRESS)
-    response = await other.send(
-        RawRequest("GET", "/shielded-vote/v1/status", headers={"X-Forwarded-For": "203.0.113.10"})
-    )
-    other.close()
-    findings.require_equal("another client of the flooded proxy, status", response.status if response else 0, 200)
     refused = sum(count for status, count in env.wallets.status_counts.items() if status != 200)
     findings.record_figure("honest POSTs", env.wallets.status_counts.total())
     findings.require_equal("honest POSTs refused", refused, 0)
 
 
-def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
-    most = RATE_LIMIT_BURST + RATE_LIMIT_PER_SECOND * result.seconds + CONNECTIONS
-    findings.record_figure(f"{name}, requests", result.statuses.total())
-    findings.require_at_most(f"{name}, refusals that were not 429", result.other_refusals, most)
-    findings.require_at_least(f"{name}, refusals that were not 429, at least", result.other_refusals, RATE_LIMIT_BURST)
-    findings.require_at_least(f"{name}, 429", result.statuses[429], 1)
-    findings.require_equal(f"{name}, 429 without a number in Retry-After", result.invalid_retry_after, 0)
-    findings.require_equal(f"{name}, 5xx", sum(result.statuses[status] for status in range(500, 600)), 0)
-
-
 async def _run_connection_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """Run each flood in a separate process while honest wallets repeat their posts on new connections."""
-    port, seconds = _port_of(env.limiting_helper), env.setting.scale(30.0, 3.0)
+    port, seconds = _port_of(env.wallets_helper), env.setting.scale(30.0, 3.0)
     for kind in connection_floods.FLOODS:
         await env.wallets.post_shares(cast, lambda: 0)  # wait until the connections of the flood before are accepted
         waits = len(env.wallets.ledger.response_seconds)
@@ -344,7 +308,7 @@ async def _post_bodies(env: Environment, bodies: Iterable[bytes], connections: i
     statuses, waiting = Counter[int](), iter(bodies)
 
     async def post_waiting() -> None:
-        connection = ReusedConnection(_port_of(env.unlimited_helper))
+        connection = ReusedConnection(_port_of(env.closed_helper))
         for body in waiting:
             response: RawResponse | None = await connection.send(
                 RawRequest("POST", SHARES_PATH, body, {"X-Helper-Token": TOKEN})
@@ -365,16 +329,16 @@ async def _check_promises(env: Environment) -> None:
         await promise_check.find_broadcasts(env.chain, env.wallets.ledger),
     )
     findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(own), 0)
-    counts = await env.unlimited_helper.service_counts()
+    counts = await env.closed_helper.service_counts()
     findings.require_equal("proofs of hostile shares", counts.get("proven", 0) + counts.get("failures", 0), 0)
     rows = sum(
-        env.unlimited_helper.query_rows(f"SELECT count(*) FROM {table}")[0][0]
+        env.closed_helper.query_rows(f"SELECT count(*) FROM {table}")[0][0]
         for table in ("shares", "tombstones", "history")
     )
     findings.require_equal("rows of hostile shares", rows, 0)
     findings.require_equal("honest shares permanently refused", len(env.wallets.refused), 0)
-    written = env.limiting_helper.log.read_bytes() + env.limiting_helper.bytes_on_disk()
-    addresses = (SLOW_ADDRESS, FLOODER_ADDRESS, FORWARDED_ADDRESS, "198.51.100.")
+    written = env.wallets_helper.log.read_bytes() + env.wallets_helper.bytes_on_disk()
+    addresses = (SLOW_ADDRESS, FLOODER_ADDRESS, FORWARDED_ADDRESS)
     findings.require_equal(
         "client addresses in log and files", sum(written.count(address.encode()) for address in addresses), 0
     )

@@ -137,7 +137,7 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
         attack = [
             group.create_task(_repeat_slow_connections(port, source, number))
             for source in ATTACKER_ADDRESSES
-            for number in range(2 * GATEWAY_LIMITS.max_concurrent_per_client)
+            for number in range(GATEWAY_LIMITS.max_concurrent)
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10):

@@ -28,7 +28,6 @@ from helper.clock import SystemClock
 from helper.server.application import add_middleware
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import base_url, bind_tcp, create_server
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.devnet import BOTH_ERAS, DevChain
 from tests.support.harness import HelperProcess, run_helper, unix_time_in
@@ -97,14 +96,12 @@ async def run_gateway(
         endpoint.health.record_probe(
             BlockHead("test", 7, clock.now()), is_syncing=False, now=clock.now(), started_at=clock.monotonic()
         )
-    refusals = RefusalLimiter(clock)
     gateway = Gateway(
         GatewayProxy(endpoints, timeout=timeout, limit=limit),
-        identify_client=refusals.identify_request,
         body_reader=bodies,
         limits=GatewayLimits(**limits),
     )
-    server = create_server(add_middleware(gateway.routes(), refusals))
+    server = create_server(add_middleware(gateway.routes()))
     listener = bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -424,10 +421,10 @@ UNREAD_REQUEST = f"GET {UNREAD} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 TWO_CLIENTS = ("127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3")
 
 
-async def test_gateway_slow_bodies_from_two_clients_leave_slots_for_others(http: httpx.AsyncClient) -> None:
+async def test_gateway_slow_bodies_leave_slots_for_others(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, max_concurrent=4, max_concurrent_per_client=2) as (base, gateway),
+        run_gateway(node.url, max_concurrent=4) as (base, gateway),
         open_unfinished_requests(base, SLOW_BODY, *TWO_CLIENTS),
     ):
         # The server reads connections in order: after this response it has read the others too.
@@ -438,22 +435,8 @@ async def test_gateway_slow_bodies_from_two_clients_leave_slots_for_others(http:
         assert len(node.requests) == 2
 
 
-async def test_gateway_large_slow_bodies_of_one_client_leave_memory_for_others(http: httpx.AsyncClient) -> None:
-    unfinished = (
-        f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode() + b"[" * 50_000
-    )
-    bodies = BodyReader(budget=100_000, client_budget=40_000, uncounted_bytes=16_000)
-    async with (
-        run_node(write_small) as node,
-        run_gateway(node.url, bodies=bodies) as (base, _),
-        open_unfinished_requests(base, unfinished, *["127.0.0.2"] * 4),
-    ):
-        assert (await http.get(f"{base}{API_PREFIX}/nothing")).status_code == 404
-        assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=b"[" * 50_000)).status_code == 200
-
-
 async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.AsyncClient) -> None:
-    bodies = BodyReader(budget=100_000, client_budget=40_000, uncounted_bytes=16_000)
+    bodies = BodyReader(budget=40_000, uncounted_bytes=16_000)
     vote = b"[" * 50_000
     sent = f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: {len(vote)}\r\n\r\n".encode() + vote
     async with run_node(write_nothing) as node, run_gateway(node.url, timeout=60, bodies=bodies) as (base, gateway):
@@ -506,7 +489,6 @@ async def test_gateway_length_of_chunked_response_is_ignored(http: httpx.AsyncCl
 async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:
     limits: dict[str, Any] = {
         "max_concurrent": 4,
-        "max_concurrent_per_client": 2,
         "max_streams": 4,
         "chunk_seconds": 60,
     }
@@ -583,24 +565,11 @@ async def test_gateway_waiting_pages_of_leaves_leave_room_for_other_requests(htt
         await wait_until(lambda: gateway.active_count == 0)
 
 
-async def test_gateway_full_of_pending_reads_frees_the_oldest_for_another_client(http: httpx.AsyncClient) -> None:
-    async with (
-        run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, gateway),
-    ):
-        node.writers_by_path[UNREAD] = write_nothing
-        async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
-            await wait_until(lambda: len(node.requests) == 4)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            await wait_until(lambda: gateway.active_count == 3)
-        await wait_until(lambda: gateway.active_count == 0)
-
-
 async def test_gateway_full_of_pending_posts_refuses_another_client_and_cuts_none(http: httpx.AsyncClient) -> None:
     post = f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, gateway),
+        run_gateway(node.url, timeout=60, max_concurrent=4, slow_seconds=0) as (base, gateway),
     ):
         node.writers_by_path[f"{API_PREFIX}/cast-vote"] = write_nothing
         async with open_unfinished_requests(base, post, *TWO_CLIENTS):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -37,7 +36,6 @@ from helper.server.body_reader import BodyReader
 from helper.server.connection import ABORT_KEY
 from helper.server.middleware import refusal_response, route_error_response
 from helper.server.openapi import ApiRoute, Operation
-from helper.server.rate_limits import exempt_from_charge
 
 log = structlog.get_logger("helper.server")
 
@@ -96,8 +94,7 @@ class GatewayLimits:
     """Limits of the gateway.
 
     Attributes:
-        max_concurrent: maximum concurrent requests to nodes, of all clients.
-        max_concurrent_per_client: maximum concurrent requests to nodes, of one client.
+        max_concurrent: maximum concurrent requests to nodes.
         post_seconds: until a node responds to a POST. It may check a proof for 120 s, and wallets wait 150 s.
         leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
@@ -109,7 +106,6 @@ class GatewayLimits:
     """
 
     max_concurrent: int = 128
-    max_concurrent_per_client: int = 64
     post_seconds: float = 150.0
     leaves_seconds: float = 60.0
     response_seconds: float = 300.0
@@ -129,7 +125,6 @@ class Gateway:
 
     Args:
         proxy: sends requests to the nodes.
-        identify_client: identifies the client of a request; None for no limits.
         body_reader: reads bodies within limits.
         limits: concurrency and time limits.
     """
@@ -138,15 +133,13 @@ class Gateway:
         self,
         proxy: GatewayProxy,
         *,
-        identify_client: Callable[[Scope], bytes | None],
         body_reader: BodyReader | None = None,
         limits: GatewayLimits | None = None,
     ) -> None:
         self._proxy = proxy
-        self._identify_client = identify_client
         self._body_reader = body_reader or BodyReader(timeout_seconds=BODY_SECONDS)
         self._limits = limits or GatewayLimits()
-        self._active: defaultdict[bytes | None, set[_ForwardedRequest]] = defaultdict(set)  # by client
+        self._active: set[_ForwardedRequest] = set()
 
     def routes(self) -> Sequence[Route]:
         """The forwarded paths, to be matched after the helper's own routes."""
@@ -161,17 +154,16 @@ class Gateway:
     @property
     def active_count(self) -> int:
         """Number of requests in progress."""
-        return sum(map(len, self._active.values()))
+        return len(self._active)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request to a listed path."""
-        client = self._identify_client(scope)
         async with contextlib.AsyncExitStack() as stack:
             body = None
             if scope["method"] == "POST":
-                body = await stack.enter_async_context(self._body_reader.buffer_body(scope, receive, client))
+                body = await stack.enter_async_context(self._body_reader.buffer_body(scope, receive))
             forwarding = _ForwardedRequest(scope, receive, send, self._limits)
-            stack.enter_context(self._acquire_slot(client, forwarding))
+            stack.enter_context(self._acquire_slot(forwarding))
             await forwarding.run(self._proxy, self._create_request(scope, body))
 
     def _create_request(self, scope: Scope, body: bytes | None) -> ProxyRequest:
@@ -184,87 +176,61 @@ class Gateway:
         return ProxyRequest(method, target, timeout=self._limits.leaves_seconds if _is_leaves(scope) else None)
 
     @contextlib.contextmanager
-    def _acquire_slot(self, client: bytes | None, forwarding: _ForwardedRequest) -> Iterator[None]:
+    def _acquire_slot(self, forwarding: _ForwardedRequest) -> Iterator[None]:
         """Hold a slot for a request.
 
         Raises:
-            TemporaryRefusal: this client is at its limit, or no slot is free and none can be freed.
+            TemporaryRefusal: no slot is free and none can be freed.
         """
-        if client is not None and self._count_slots(client) >= self._limits.max_concurrent_per_client:
-            raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._abort_slowest_stream()
         if forwarding.is_leaves:
             self._limit_leaves()
-        if self._count_busy() >= self._limits.max_concurrent and not (
-            self._free_slot(client) or self._abort_slow_read()
-        ):
+        if self._count_busy() >= self._limits.max_concurrent and not self._abort_slow_read():
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
-        self._active[client].add(forwarding)
+        self._active.add(forwarding)
         try:
             yield
         finally:
-            self._release_slot(client, forwarding)
+            self._active.discard(forwarding)
+
+    def _abort(self, forwarding: _ForwardedRequest) -> None:
+        """Abort a request, and release its slot immediately: its task ends only after the connection."""
+        forwarding.abort()
+        self._active.discard(forwarding)
 
     def _limit_leaves(self) -> None:
-        """Abort the oldest requests for pages of leaves that hold slots, so that there is room for another one."""
-        leaves = [(client, each) for client, requests in self._active.items() for each in requests if each.is_leaves]
-        waiting = [pair for pair in leaves if not pair[1].is_streamed]
+        """Abort the oldest request for a page of leaves that holds a slot, so that there is room for another one."""
+        waiting = [each for each in self._active if each.is_leaves and not each.is_streamed]
         if len(waiting) >= self._limits.max_leaves:
             self._abort_oldest_read(waiting)
 
-    def _release_slot(self, client: bytes | None, forwarding: _ForwardedRequest) -> None:
-        self._active[client].discard(forwarding)
-        if not self._active[client]:
-            del self._active[client]
-
     def _abort_slowest_stream(self) -> None:
         """If too many responses are streamed, abort the one that has waited longest for its client, or the oldest."""
-        streams = [(client, each) for client, requests in self._active.items() for each in requests if each.is_streamed]
+        streams = [each for each in self._active if each.is_streamed]
         if len(streams) >= self._limits.max_streams:
-            client, worst = min(
-                streams, key=lambda pair: (pair[1].stalled_since is None, pair[1].stalled_since or pair[1].started_at)
+            self._abort(
+                min(streams, key=lambda each: (each.stalled_since is None, each.stalled_since or each.started_at))
             )
-            worst.abort()
-            self._release_slot(client, worst)  # immediately, because the task ends only after the connection
-
-    def _free_slot(self, client: bytes | None) -> bool:
-        """Free a slot for a request of `client`; return whether that was possible.
-
-        Aborts the oldest GET of the client with the most slots. Aborts none if `client` would then hold as many slots.
-        A POST is never aborted, because its sender could not tell whether the transaction was sent.
-        """
-        # None is not one client: clients are not identified, or it is a trusted proxy or a unix socket.
-        busiest = max((other for other in self._active if other is not None), key=self._count_slots, default=None)
-        if busiest is None or self._count_slots(busiest) <= self._count_slots(client) + 1:
-            return False
-        return self._abort_oldest_read([(busiest, each) for each in self._active[busiest]])
 
     def _abort_slow_read(self) -> bool:
-        """Abort the oldest GET whose node has not responded for `slow_seconds`; return whether there was one."""
-        started_until = anyio.current_time() - self._limits.slow_seconds
-        return self._abort_oldest_read(
-            (client, each)
-            for client, requests in self._active.items()
-            for each in requests
-            if each.started_at <= started_until
-        )
+        """Abort the oldest GET whose node has not responded for `slow_seconds`; return whether there was one.
 
-    def _abort_oldest_read(self, requests: Iterable[tuple[bytes | None, _ForwardedRequest]]) -> bool:
+        A POST is never aborted, because its sender could not tell whether the transaction was sent.
+        """
+        started_until = anyio.current_time() - self._limits.slow_seconds
+        return self._abort_oldest_read(each for each in self._active if each.started_at <= started_until)
+
+    def _abort_oldest_read(self, requests: Iterable[_ForwardedRequest]) -> bool:
         """Abort the oldest GET that holds a slot; return whether there was one."""
-        reads = [(client, each) for client, each in requests if each.method == "GET" and not each.is_streamed]
+        reads = [each for each in requests if each.method == "GET" and not each.is_streamed]
         if not reads:
             return False
-        client, oldest = min(reads, key=lambda pair: pair[1].started_at)
-        oldest.abort()
-        self._release_slot(client, oldest)
+        self._abort(min(reads, key=lambda each: each.started_at))
         return True
 
     def _count_busy(self) -> int:
         """Number of requests that hold a slot: those whose nodes have not responded yet, and all POSTs."""
-        return sum(not each.is_streamed for requests in self._active.values() for each in requests)
-
-    def _count_slots(self, client: bytes | None) -> int:
-        return sum(not each.is_streamed for each in self._active.get(client, ()))
+        return sum(not each.is_streamed for each in self._active)
 
 
 class _GatewayRoute(ApiRoute):
@@ -341,8 +307,6 @@ class _ForwardedRequest:
 
     async def _stream(self, response: StreamedResponse) -> None:
         """Send a node's response to the client."""
-        if response.status == 404:
-            exempt_from_charge(self._scope)  # clients poll for transactions that are not in a block yet
         if response.status == HTTPStatus.NO_CONTENT:
             await self._send_head(response.status, [])  # ignore the node's length and type: there is no body
             await self._send_chunk(b"", more=False)

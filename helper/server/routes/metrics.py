@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -12,18 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helper.clock import Clock
 from helper.core.addresses import is_loopback
 from helper.observability.metrics import Metrics
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import create_server
 from helper.server.middleware import error_response, internal_application
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.health import CheckRunner, health_routes
 from helper.server.uvicorn_adapter import Server
 
 PATH: Final = "/metrics"
-LIMITS: Final = ConnectionLimits(max_connections=32, max_connections_per_client=32, eviction_seconds=0.5)
+LIMITS: Final = ConnectionLimits(max_connections=32, eviction_seconds=0.5)
 """Limits of the listener: sufficient for a few scrapers, and leaves file descriptors to wallets.
 
 A scraper sends its request at once, so a slower connection may be closed for a new one soon.
@@ -75,7 +74,6 @@ def create_metrics_app(metrics: Metrics, run_checks: CheckRunner) -> ASGIApp:
     )
 
 
-def create_metrics_server(metrics: Metrics, run_checks: CheckRunner, clock: Clock) -> Server:
+def create_metrics_server(metrics: Metrics, run_checks: CheckRunner) -> Server:
     """Create the server of the metrics listener. At its limit of connections, it closes the slowest ones."""
-    limiter = RefusalLimiter(clock, by_address=False)
-    return create_server(create_metrics_app(metrics, run_checks), LIMITS, limiter=limiter)
+    return create_server(create_metrics_app(metrics, run_checks), LIMITS, refusals=Counter())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -22,13 +21,11 @@ from helper.core.refusals import Situation, TemporaryRefusal, attempt_token, fin
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
-from helper.ingest.payload import SMALL_BODY_BYTES
 from helper.ingest.schema import HexField, PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server.body_reader import HAS_LEFT_KEY, BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response, refusal_response
 from helper.server.openapi import ApiRoute, Operation
-from helper.server.rate_limits import RefusalLimiter
 from helper.store.models import EnqueueResult
 from helper.store.store import Store
 
@@ -116,16 +113,12 @@ class ShareSubmission:
         view: accepts the share and counts.
         api_token: token required in X-Helper-Token; empty for none.
         body_reader: reads the request's body.
-        limiter: identifies clients and charges them for large bodies; None for no limits.
     """
 
-    def __init__(
-        self, view: WalletView, *, api_token: str, body_reader: BodyReader, limiter: RefusalLimiter | None = None
-    ) -> None:
+    def __init__(self, view: WalletView, *, api_token: str, body_reader: BodyReader) -> None:
         self._view = view
         self._token = api_token
         self._body_reader = body_reader
-        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive) -> EnqueueResult:
         """Accept the share of a request, or raise.
@@ -141,16 +134,14 @@ class ShareSubmission:
         try:
             if self._token:
                 check_token(scope, self._token)
-            client = None if self._limiter is None else self._limiter.identify_request(scope)
             names_attempt = attempt_token(scope["headers"]) is not None
             has_left = scope.get("state", {}).get(HAS_LEFT_KEY, _never)
-            admit = partial(self._view.admission.admit, client=client, names_attempt=names_attempt, has_left=has_left)
+            admit = partial(self._view.admission.admit, names_attempt=names_attempt, has_left=has_left)
             body = self._body_reader.take_received(scope)
             if body is not None:
                 outcome = await admit(body)
             else:
-                async with self._body_reader.buffer_body(scope, receive, client) as body:
-                    self._charge(client, len(body))
+                async with self._body_reader.buffer_body(scope, receive) as body:
                     outcome = await admit(body)
         except Exception as error:
             self._view.count_outcome(f"post_{_classify_error(error)}")
@@ -158,11 +149,6 @@ class ShareSubmission:
             raise
         self._view.count_outcome("post_duplicate" if outcome is EnqueueResult.DUPLICATE else "post_queued")
         return outcome
-
-    def _charge(self, client: bytes | None, size: int) -> None:
-        """Charge a client for a body larger than any real share, even if it is accepted."""
-        if size > SMALL_BODY_BYTES and client is not None and self._limiter is not None:
-            self._limiter.charge(client, tokens=ceil(size / SMALL_BODY_BYTES) - 1)
 
 
 def accepted_response(outcome: EnqueueResult) -> JsonResponse:

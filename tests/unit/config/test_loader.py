@@ -287,6 +287,15 @@ level.x = 1
     assert len(messages) == 17
 
 
+def test_load_reports_removed_setting_without_a_suggestion(tmp_path: Path) -> None:
+    env = {"SVOTE_HELPER_HELPER_REFUSED_BURST": "1"}
+    problems = load_problems(tmp_path, "[server]\nlimit_by_address = false\n", env)
+    assert [str(problem).partition(": ")[2] for problem in problems] == [
+        "server.limit_by_address: was removed, delete it",
+        "was removed, delete it",
+    ]
+
+
 def test_load_reports_each_invalid_address_of_list(tmp_path: Path) -> None:
     text = '[chain]\nendpoints = ["ftp://x", 4, "http://ok:1", "http://x?y=1", "http://[", "http://x:99999"]'
     entries = [problem.message.partition(":")[0] for problem in load_problems(tmp_path, text)]
@@ -330,8 +339,6 @@ def test_load_missing_or_binary_file_is_reported(tmp_path: Path) -> None:
         "purge_after_hours = -1",
         "purge_after_hours = inf",
         'sentry_dsn = "x"',
-        "refused_burst = 0",
-        "refused_per_second = 0",
         'trusted_proxies = ["proxy.example"]',
         'trusted_proxies = ["10.0.0.1/8"]',
     ],

@@ -8,14 +8,14 @@ from helper.core.refusals import RETRYABLE_STATUSES, Situation, attempt_token, f
 
 TOKEN = "0123456789abcdef" * 4
 HEADER = b"x-vote-ingress-attempt-v1"
-DETAILS = {Situation.TOO_MANY_REFUSALS: (7,), Situation.SLOW_HEAD: (8.5,), Situation.PAUSED: ("starting",)}
+DETAILS = {Situation.SLOW_HEAD: (8.5,), Situation.PAUSED: ("starting",)}
 
 
 @pytest.mark.rule("W4", "W5")
 @pytest.mark.parametrize("situation", Situation)
 def test_refusal_that_may_pass_is_final_to_no_wallet(situation: Situation) -> None:
     details = DETAILS.get(situation, ())
-    other = find_refusal(situation, *details, names_attempt=False, wait_seconds=9)
+    other = find_refusal(situation, *details, names_attempt=False)
     assert (other.status, other.retry_after) == (503, 2), "429 and 4xx end the delivery of several wallets"
     attempt = find_refusal(situation, *details, names_attempt=True)
     assert attempt.status in RETRYABLE_STATUSES
@@ -23,10 +23,6 @@ def test_refusal_that_may_pass_is_final_to_no_wallet(situation: Situation) -> No
     assert attempt.retry_after == (None if attempt.is_receipt else 2)
     assert other.text == attempt.text != ""
     assert "{" not in other.text
-
-
-def test_known_wait_is_sent_to_attempts() -> None:
-    assert find_refusal(Situation.TOO_MANY_REFUSALS, 7, names_attempt=True, wait_seconds=7).retry_after == 7
 
 
 @pytest.mark.parametrize(

@@ -457,17 +457,21 @@ async def test_admission_held_shares_are_limited_and_attempts_are_given_up_first
         gate.opened.set()
     async with anyio.create_task_group() as group:
         gate.opened = anyio.Event()
-        assert await gate.hold_shares(harness, group, 4, beyond, b"client") == 2, "half of the slots, all of them free"
+        assert await gate.hold_shares(harness, group, 4, beyond) == 3, "all slots are free"
         gate.opened.set()
 
 
 async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 0)
-    assert await Harness().expect_temporary(make_share()) is Situation.TOO_MANY_REQUESTS
-    monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 1)
-    harness = Harness()
-    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
-    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
+    monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 3)
+    harness, gate = Harness(), SyncGate()
+    with monkeypatch.context() as blocked:
+        blocked.setattr(harness.store, "enqueue", lambda *_, **__: gate.wait())
+        async with anyio.create_task_group() as group:
+            assert await gate.hold_shares(harness, group, 5, create_body()) == 3
+            assert await harness.expect_temporary(make_share()) is Situation.TOO_MANY_REQUESTS
+            gate.opened.set()
+    for _ in range(4):
+        await harness.intake.admit(share_body(make_share()))
 
 
 class SyncGate:
@@ -482,14 +486,14 @@ class SyncGate:
         await self.opened.wait()
         return False
 
-    async def hold_shares(self, harness: Harness, group: TaskGroup, count: int, posted: bytes, client: bytes) -> int:
-        """Post shares from a client; return how many of them wait."""
+    async def hold_shares(self, harness: Harness, group: TaskGroup, count: int, posted: bytes) -> int:
+        """Post shares; return how many of them wait."""
         before, refused = self.waiting, 0
 
         async def post() -> None:
             nonlocal refused
             try:
-                await harness.intake.admit(posted, client)
+                await harness.intake.admit(posted)
             except TemporaryRefusal:
                 refused += 1
 
@@ -498,33 +502,6 @@ class SyncGate:
         while self.waiting - before + refused < count:
             await anyio.sleep(0.001)
         return self.waiting - before
-
-
-async def test_admission_two_clients_holding_shares_leave_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_WAITING", 30)
-    harness, gate = Harness(), SyncGate()
-    monkeypatch.setattr(harness.chain, "wait_next_sync", gate.wait)
-    beyond = create_body(tree_position=9)
-    async with anyio.create_task_group() as group:
-        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "half of the slots"
-        assert await gate.hold_shares(harness, group, 100, beyond, b"two") == 8, "half of the remaining slots"
-        assert await gate.hold_shares(harness, group, 1, beyond, b"honest") == 1
-        gate.opened.set()
-    gate.opened = anyio.Event()
-    async with anyio.create_task_group() as group:
-        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "the slots are released"
-        gate.opened.set()
-
-
-async def test_admission_two_clients_under_check_leave_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 30)
-    harness, gate = Harness(), SyncGate()
-    monkeypatch.setattr(harness.store, "enqueue", lambda *_, **__: gate.wait())
-    async with anyio.create_task_group() as group:
-        assert await gate.hold_shares(harness, group, 100, create_body(), b"one") == 15
-        assert await gate.hold_shares(harness, group, 100, create_body(), b"two") == 8
-        assert await gate.hold_shares(harness, group, 1, create_body(), b"honest") == 1
-        gate.opened.set()
 
 
 async def test_admission_log_contains_no_share_data(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

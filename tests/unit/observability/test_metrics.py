@@ -324,7 +324,7 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
     async def count() -> QueueFigures:
         return figures()
 
-    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list, FakeClock())
+    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list)
     listener = bind_tcp(host, 0, section="metrics")
     port = listener.getsockname()[1]
     url = f"http://[{reached}]:{port}/metrics" if ":" in reached else f"http://{reached}:{port}/metrics"
@@ -348,7 +348,7 @@ async def test_metrics_held_connections_do_not_lock_out_a_scraper(
         return figures()
 
     monkeypatch.setattr("helper.server.routes.metrics.LIMITS", replace(LIMITS, eviction_seconds=0))
-    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list, FakeClock())
+    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list)
     listener = bind_tcp("127.0.0.1", 0, section="metrics")
     address = listener.getsockname()
     with contextlib.ExitStack() as held:

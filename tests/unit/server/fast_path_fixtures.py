@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 from helper.server.application import add_middleware, create_app
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import bind_tcp, create_server
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.wallet import ShareSubmission, wallet_routes
 from helper.server.uvicorn_adapter import Server
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
@@ -80,7 +79,6 @@ class ScenarioResult:
         is_open: whether the connection was open at the end.
         counts: outcomes of the posts.
         refusals: number of responses with each status.
-        retry_after: seconds until this client may retry.
         logs: the log lines, without the request ids.
         store_calls: the calls of the store, in order.
         stored_count: number of stored shares.
@@ -91,7 +89,6 @@ class ScenarioResult:
     is_open: bool
     counts: Counter[str]
     refusals: Counter[int]
-    retry_after: float
     logs: list[dict[str, object]]
     store_calls: list[str]
     stored_count: int
@@ -107,21 +104,19 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     """Run a scenario and record the result."""
     wallets, counts = WalletApp(), Counter[str]()
     scenario.prepare(wallets)
-    settings = {"token": "", "burst": 800, "trusted": (), "budget": 64 << 20, **scenario.settings}
-    limits = RefusalLimiter(
-        wallets.clock, burst=settings["burst"], per_second=0.01, trusted_networks=settings["trusted"]
-    )
+    settings = {"token": "", "budget": 64 << 20, **scenario.settings}
+    refusals = Counter[int]()
     view = replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome]))
     token = settings["token"]
     bodies = BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=0.3, budget=settings["budget"])
     if use_fast_path:
-        app = create_app(view, api_token=token, body_reader=bodies, limiter=limits)
+        app = create_app(view, api_token=token, body_reader=bodies, refusals=refusals)
     else:
-        submission = ShareSubmission(view, api_token=token, body_reader=bodies, limiter=limits)
+        submission = ShareSubmission(view, api_token=token, body_reader=bodies)
         routes = wallet_routes(view, submission, api_token=token, expose_queue_status=False)
-        app = add_middleware(routes, limits)
+        app = add_middleware(routes, refusals)
     with capture_logs() as logs:
-        server = create_server(app, limiter=limits)
+        server = create_server(app, refusals=refusals)
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
             raw, is_open = await send_segments(scenario, port)
     names = [name.decode() for response in raw for name in _REQUEST_IDS.findall(response)]
@@ -129,13 +124,11 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     lines = [dict(line) for line in logs]
     for line in lines:
         assert line.pop("request_id", names[0] if names else None) in names or scenario.disconnects
-    client = limits.identify_connection("127.0.0.1")
     return ScenarioResult(
         responses=[_VARIABLE_HEADERS.sub(b"...", response) for response in raw],
         is_open=is_open,
         counts=counts,
-        refusals=limits.refusals,
-        retry_after=limits.wait_seconds(client) if client is not None else 0.0,
+        refusals=refusals,
         logs=lines,
         store_calls=wallets.store.calls,
         stored_count=len(wallets.store.shares),

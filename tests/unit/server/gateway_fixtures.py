@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ import httpx
 
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.server.body_reader import BodyReader
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
@@ -20,19 +20,18 @@ from tests.unit.server.wallet_fixtures import WalletApp
 class GatewayHarness:
     """A helper with a gateway to two nodes, first and second."""
 
-    def __init__(self, *, burst: int = 100, body_reader: BodyReader | None = None, **limits: Any) -> None:
+    def __init__(self, *, body_reader: BodyReader | None = None, **limits: Any) -> None:
         self.clock = FakeClock()
         self.first, self.second = FakeNode(self.clock), FakeNode(self.clock)
         self.network = FakeNetwork(first=self.first, second=self.second)
         self.endpoints = self.network.create_node_pool(self.clock)
-        self.limits = RefusalLimiter(self.clock, burst=burst)
+        self.refusals: Counter[int] = Counter()
         self.gateway = Gateway(
             GatewayProxy(self.endpoints, timeout=0.3, limit=1 << 16, transport=self.network),
-            identify_client=self.limits.identify_request,
             body_reader=body_reader,
             limits=GatewayLimits(**limits),
         )
-        self.wallets = WalletApp(limiter=self.limits, body_reader=body_reader, more_routes=self.gateway.routes())
+        self.wallets = WalletApp(refusals=self.refusals, body_reader=body_reader, more_routes=self.gateway.routes())
 
     def requested_paths(self) -> list[list[str]]:
         """Requests to each node since the last call."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -13,9 +14,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from helper.server.application import add_middleware
+from helper.server.client_address import Network
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.uvicorn_adapter import Server
 
 PATIENCE_SECONDS = 20.0
@@ -80,7 +81,10 @@ class EndlessRoutes:
 
 @contextlib.asynccontextmanager
 async def run_server(
-    limits: ConnectionLimits, limiter: RefusalLimiter | None = None, endless: EndlessRoutes | None = None
+    limits: ConnectionLimits,
+    refusals: Counter[int] | None = None,
+    endless: EndlessRoutes | None = None,
+    proxies: Sequence[Network] = (),
 ) -> AsyncIterator[int]:
     """Run a server with these limits; yields its port."""
     endless = endless or EndlessRoutes()
@@ -97,7 +101,7 @@ async def run_server(
             Route("/pause/{seconds}", pause),
         ]
     )
-    server: Server = create_server(app, limits, limiter=limiter)
+    server: Server = create_server(app, limits, refusals=refusals, trusted_networks=proxies)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -16,11 +16,10 @@ from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest import payload
 from helper.server import body_reader as body_module
 from helper.server.body_reader import BodyReader
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.gateway import BODY_SECONDS
 from helper.store.models import EnqueueResult
 from tests.simulation.virtual_loop import SimLoop
-from tests.unit.ingest.admission_fixtures import FakeClock, create_body
+from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
 
 pytestmark = pytest.mark.anyio
@@ -180,45 +179,22 @@ async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
     assert len(await reader.read(*create_request(b" " * 110))) == 110, "an abandoned reservation is released"
 
 
-async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read() -> None:
-    reader = BodyReader(budget=100, client_budget=40, uncounted_bytes=10)
-    scope, _ = create_request()
-    received = anyio.Event()
-
-    async def receive() -> Message:
-        if received.is_set():
-            await anyio.sleep_forever()
-        received.set()
-        return {"type": "http.request", "body": b"x" * 50, "more_body": True}
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(reader.read, scope, receive, b"first")
-        await received.wait()
-        with pytest.raises(TemporaryRefusal) as refused:
-            await reader.read(*create_request(b"x" * 11), b"first")
-        assert refused.value.situation is Situation.TOO_MANY_REQUESTS
-        assert await reader.read(*create_request(b"x" * 10), b"first") == b"x" * 10
-        assert await reader.read(*create_request(b"x" * 50), b"second") == b"x" * 50
-        group.cancel_scope.cancel()
-    assert await reader.read(*create_request(b"x" * 50), b"first") == b"x" * 50
-
-
 async def test_body_reader_body_counts_until_exit() -> None:
-    reader = BodyReader(budget=100, client_budget=40, uncounted_bytes=10)
-    async with reader.buffer_body(*create_request(b"x" * 50), b"first") as body_of_first:
-        assert body_of_first == b"x" * 50
+    reader = BodyReader(budget=40, uncounted_bytes=10)
+    async with reader.buffer_body(*create_request(b"x" * 50)) as body:
+        assert body == b"x" * 50
         with pytest.raises(TemporaryRefusal) as refused:
-            await reader.read(*create_request(b"x" * 11), b"first")
+            await reader.read(*create_request(b"x" * 11))
         assert refused.value.situation is Situation.TOO_MANY_REQUESTS
-        assert await reader.read(*create_request(b"x" * 50), b"second") == b"x" * 50
+        assert await reader.read(*create_request(b"x" * 10)) == b"x" * 10
     with pytest.raises(ZeroDivisionError):
-        async with reader.buffer_body(*create_request(b"x" * 50), b"first"):
+        async with reader.buffer_body(*create_request(b"x" * 50)):
             raise ZeroDivisionError
-    assert await reader.read(*create_request(b"x" * 50), b"first") == b"x" * 50
+    assert await reader.read(*create_request(b"x" * 50)) == b"x" * 50
 
 
-async def test_shares_large_bodies_of_client_count_until_response() -> None:
-    wallets = WalletApp(body_reader=BodyReader(client_budget=30_000), limiter=RefusalLimiter(FakeClock()))
+async def test_shares_large_bodies_count_until_response() -> None:
+    wallets = WalletApp(body_reader=BodyReader(budget=30_000))
     entered, gate = anyio.Event(), anyio.Event()
     large = create_body()[:-1] + b" " * 40_000 + b"}"
     enqueue = wallets.store.enqueue

@@ -11,7 +11,6 @@ import pytest
 
 from helper.chain.node_http import SHORT_BODY_BYTES
 from helper.core.refusals import ATTEMPT_HEADER
-from helper.server.client_address import identify_client
 from helper.server.routes.gateway import GET_PATHS, POST_PATHS, GatewayLimits
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded
 from tests.unit.server.gateway_fixtures import running_gateway
@@ -460,25 +459,9 @@ async def test_gateway_response_with_large_content_length_is_refused() -> None:
         assert (await client.get(f"{API}/rounds")).status_code == 502
 
 
-async def test_gateway_refusals_are_charged_except_polling_404() -> None:
-    async with running_gateway(burst=3) as (harness, client):
-        for _ in range(10):
-            assert (await client.get(f"{API}/tx/{'AB' * 32}")).status_code == 404
-        harness.set_response("/cast-vote", lambda _: json_response(422, {"code": 1, "log": "no"}))
-        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).status_code == 422
-        assert (await client.get(f"{API}/round/%2e%2e")).status_code == 404
-        assert (await client.put(f"{API}/rounds")).status_code == 405
-        harness.requested_paths()
-        assert (await client.get(f"{API}/rounds")).status_code == 503
-        assert harness.requested_paths() == [[], []]
-
-
 @pytest.mark.rule("N8")
-async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
-    async with running_gateway(max_concurrent=3, max_concurrent_per_client=2, response_seconds=0.5) as (
-        harness,
-        client,
-    ):
+async def test_gateway_concurrency_is_limited() -> None:
+    async with running_gateway(max_concurrent=2, response_seconds=0.5) as (harness, client):
         harness.first.hangs = harness.second.hangs = True
         async with anyio.create_task_group() as group:
             for _ in range(2):
@@ -488,12 +471,6 @@ async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
             named = await client.post(f"{API}/cast-vote", json=VOTE_BODY, headers={ATTEMPT_HEADER: "0f" * 32})
             assert (named.status_code, named.headers["retry-after"]) == (429, "2")
-            other = httpx.ASGITransport(app=harness.wallets.app, client=("203.0.113.9", 1))
-            async with httpx.AsyncClient(transport=other, base_url="http://helper") as another:
-                group.start_soon(another.get, f"{API}/rounds")
-                await wait_until(lambda: harness.gateway.active_count == 3)
-                full = await another.get(f"{API}/rounds")
-                assert (full.status_code, full.headers["retry-after"]) == (503, "2")
         assert harness.gateway.active_count == 0
 
 
@@ -506,4 +483,3 @@ async def wait_until(holds: Callable[[], bool]) -> None:
 def test_gateway_lists_have_no_duplicates_and_no_reveal() -> None:
     assert len({*GET_PATHS, *POST_PATHS}) == len(GET_PATHS) + len(POST_PATHS)
     assert not [path for path in (*GET_PATHS, *POST_PATHS) if "reveal" in path or "share" in path]
-    assert identify_client("127.0.0.1", (), ()) is not None

@@ -11,9 +11,11 @@ import re
 import resource
 import socket
 import stat
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +32,12 @@ from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgr
 from helper.server.connection_limits import SEND_BUFFER_BYTES, ConnectionLimits
 from helper.server.http_server import (
     GROUP_MODE,
-    MIN_CONNECTIONS,
     RESERVED_FILE_DESCRIPTORS,
     bind_tcp,
     connection_limits,
     create_server,
     listen_unix,
 )
-from helper.server.rate_limits import RefusalLimiter
-from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
     PATIENCE_SECONDS,
@@ -119,25 +118,6 @@ async def test_connection_slow_body_that_is_not_limited_by_the_application_times
         assert await client.read_rest() == b""
 
 
-async def test_connections_of_one_client_are_limited() -> None:
-    limits = ConnectionLimits(head_seconds=60, max_connections=5, max_connections_per_client=2)
-    async with run_server(limits, RefusalLimiter(FakeClock())) as port:
-        own_clients = [await RawClient.connect(port) for _ in range(2)]
-        for client in own_clients:
-            assert await client.request() == b"hello"
-        response = await (await RawClient.connect(port)).read_rest()
-        assert parse_error(response)[0] == 503
-        assert b"retry-after: 2\r\n" in response
-        other = await RawClient.connect(port, source="127.0.0.2")
-        assert await other.request() == b"hello"
-        own_clients.pop().writer.close()
-        assert await own_clients[0].request() == b"hello"
-        reconnected = await RawClient.connect(port)
-        assert await reconnected.request() == b"hello", "a closed connection frees its slot"
-        for client in (*own_clients, other, reconnected):
-            client.writer.close()
-
-
 @pytest.fixture
 def received_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Number of bytes that the server has received of incomplete requests."""
@@ -171,7 +151,7 @@ PARTIAL_HEAD = b"GET /hello HTTP/1.1\r\nX: " + b"x" * 600
 async def test_connections_full_closes_slowest(
     slow: bytes, statuses: list[int], received_bytes: Callable[[], int]
 ) -> None:
-    async with run_server(FEW_CONNECTIONS, RefusalLimiter(FakeClock(), by_address=False)) as port:
+    async with run_server(FEW_CONNECTIONS, Counter()) as port:
         slowest = await RawClient.connect(port, slow)
         faster = await RawClient.connect(port, PARTIAL_HEAD)
         await wait_until(lambda: received_bytes() == len(slow) + len(PARTIAL_HEAD))
@@ -185,7 +165,7 @@ async def test_connections_full_closes_slowest(
 
 
 async def test_connections_full_closes_idle_before_slow() -> None:
-    async with run_server(FEW_CONNECTIONS, RefusalLimiter(FakeClock(), by_address=False)) as port:
+    async with run_server(FEW_CONNECTIONS, Counter()) as port:
         slow = await RawClient.connect(port, PARTIAL_BODY)
         idle = await RawClient.connect(port)
         assert await idle.request() == b"hello"
@@ -197,9 +177,23 @@ async def test_connections_full_closes_idle_before_slow() -> None:
             client.writer.close()
 
 
+async def test_connections_full_keeps_idle_connection_of_proxy() -> None:
+    async with run_server(FEW_CONNECTIONS, Counter(), proxies=[ip_network("127.0.0.2/32")]) as port:
+        proxy = await RawClient.connect(port, source="127.0.0.2")
+        assert await proxy.request() == b"hello"
+        idle = await RawClient.connect(port)
+        assert await idle.request() == b"hello"
+        newest = await RawClient.connect(port)
+        assert await newest.request() == b"hello"
+        assert await idle.read_rest() == b""
+        assert await proxy.request() == b"hello"
+        for client in (proxy, newest):
+            client.writer.close()
+
+
 async def test_connections_full_of_recent_requests_refuses_new_connection() -> None:
     limits = replace(FEW_CONNECTIONS, eviction_seconds=60)
-    async with run_server(limits, RefusalLimiter(FakeClock(), by_address=False)) as port:
+    async with run_server(limits, Counter()) as port:
         clients = [await RawClient.connect(port, PARTIAL_HEAD) for _ in range(2)]
         refusal = await (await RawClient.connect(port)).read_rest()
         assert parse_error(refusal)[0] == 503
@@ -210,7 +204,7 @@ async def test_connections_full_of_recent_requests_refuses_new_connection() -> N
 
 
 async def test_connection_refused_for_its_head_is_not_evicted(received_bytes: Callable[[], int]) -> None:
-    async with run_server(FEW_CONNECTIONS, RefusalLimiter(FakeClock(), by_address=False)) as port:
+    async with run_server(FEW_CONNECTIONS, Counter()) as port:
         refused = await RawClient.connect(port, b"no HTTP\r\n\r\n")  # stays open for a second after its response
         slow = await RawClient.connect(port, PARTIAL_BODY)
         await wait_until(lambda: received_bytes() == len(PARTIAL_BODY))
@@ -237,18 +231,14 @@ async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeyp
         client.close()
 
 
-async def test_connection_refused_before_request_is_charged_and_counted() -> None:
-    limiter = RefusalLimiter(FakeClock(), burst=1, per_second=1)
-    async with run_server(SHORT_TIMEOUTS, limiter) as port:
+async def test_connection_refused_before_request_is_counted() -> None:
+    refusals = Counter[int]()
+    async with run_server(SHORT_TIMEOUTS, refusals) as port:
         for prefix in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
             parse_error(await (await RawClient.connect(port, prefix)).read_rest())
-        known = limiter.identify_connection("127.0.0.1")
-        assert known is not None
-        assert limiter.wait_seconds(known) == 2, "each final refusal was charged"
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
-        assert limiter.wait_seconds(known) == 2, "a connection without data, or to a full server, costs no token"
-        assert limiter.refusals == {503: 2, 400: 1, 431: 1}, "each one is counted"
+        assert refusals == {503: 2, 400: 1, 431: 1}, "each one is counted"
 
 
 @pytest.mark.parametrize("expect", ["100-continue", "other,\t100-Continue", "100-continue\r\nExpect: other"])
@@ -481,7 +471,6 @@ def test_connection_limit_fits_open_files() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
         limits = connection_limits()
-        assert limits.max_connections_per_client == max(MIN_CONNECTIONS, limits.max_connections // 4)
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert limits.max_connections == min(4096, now - RESERVED_FILE_DESCRIPTORS)
         assert now == 4096 + RESERVED_FILE_DESCRIPTORS or now == hard
@@ -553,9 +542,7 @@ def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "requests"), [(8 << 20, 1), (53_000, 8)])
-async def test_unread_responses_of_one_client_are_limited(
-    size: int, requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unread_responses_are_limited(size: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lost, most_unsent = asyncio.Event(), 0
     connection_lost, start_ready = BoundedProtocol.connection_lost, BoundedProtocol._start
 
@@ -572,9 +559,9 @@ async def test_unread_responses_of_one_client_are_limited(
     monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
     monkeypatch.setattr(BoundedProtocol, "_start", note_start)
     monkeypatch.setattr("tests.unit.server.server_fixtures.MEDIUM_BYTES", size)
-    monkeypatch.setattr("helper.server.connection.MAX_UNSENT_BYTES_PER_CLIENT", size)
+    monkeypatch.setattr("helper.server.connection.MAX_UNSENT_BYTES", size)
     limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)
-    async with contextlib.AsyncExitStack() as closing, run_server(limits, RefusalLimiter(FakeClock())) as port:
+    async with contextlib.AsyncExitStack() as closing, run_server(limits) as port:
         stalled = [await connect_stalled(port, requests) for _ in range(12)]
         for connection in stalled:
             closing.callback(connection.close)

@@ -12,9 +12,7 @@ from structlog.testing import capture_logs
 
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import create_server
-from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.gateway import POST_PATHS
-from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import json_response
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.fast_path_fixtures import build_head, build_post, count_served
@@ -69,7 +67,7 @@ async def test_slow_body_of_attempt_gets_its_receipt(path: str) -> None:
         assert TOKEN not in str(response.headers)
         assert harness.requested_paths() == [[], []]
         assert harness.wallets.store.calls == []
-        assert harness.limits.refusals == {408: 1}, "no label contains the token"
+        assert harness.refusals == {408: 1}, "no label contains the token"
     assert logs == []
 
 
@@ -152,7 +150,7 @@ async def test_connection_after_a_receipt_is_closed_if_the_body_stalls(monkeypat
 
 @pytest.mark.rule("N6", "N9", "W1")
 async def test_status_is_fast_while_a_wallet_posts_128_shares_slowly() -> None:
-    wallets = WalletApp(limiter=RefusalLimiter(FakeClock()))
+    wallets = WalletApp()
     share = build_post(create_body(), f"{HEADER}: {TOKEN}")
     async with count_served(create_server(wallets.app)) as port:
         clients = [await RawClient.connect(port, share[:-1000]) for _ in range(128)]

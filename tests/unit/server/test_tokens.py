@@ -56,7 +56,7 @@ async def test_tokens_guarded_routes_use_compare_digest(
                 response = await client.request(method, url, content=create_body(), headers=headers)
                 if "security" in operation:
                     request_count += 1
-                    assert response.status_code == (200 if verdict else 401)
+                    assert response.status_code in ((200, 202) if verdict else (401,))
                 else:
                     assert response.status_code == 200
     assert request_count == 3

@@ -461,9 +461,7 @@ async def test_shares_refusal_without_field_is_plain_text(wallets: WalletApp, mo
     async def refuse(_share: object) -> None:
         raise TemporaryRefusal(Situation.PAUSED, "no fresh node")
 
-    monkeypatch.setattr(
-        "helper.ingest.admission.AdmissionController.admit", lambda _self, body, _client, **_: refuse(body)
-    )
+    monkeypatch.setattr("helper.ingest.admission.AdmissionController.admit", lambda _self, body, **_: refuse(body))
     async with wallets.create_client() as client:
         response = await client.post(SHARES_PATH, content=create_body())
     assert response.status_code == 503
