@@ -11,6 +11,7 @@ import pyrage
 import pytest
 
 from helper.cli import db as db_module
+from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run_command
@@ -121,6 +122,16 @@ def test_db_migrate_with_incomplete_options_changes_nothing(
     assert (
         run_command("db", "migrate", *([] if "--db" in arguments else ["--db", str(old_database)]), *arguments) == code
     )
+    assert old_database.read_bytes() == before
+
+
+def test_db_migrate_with_running_helper_is_refused(old_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = FileLock(old_database)
+    lock.acquire()
+    before = old_database.read_bytes()
+    assert run_command("db", "migrate", "--db", str(old_database), "--no-backup", "--yes") == 1
+    assert "another helper has this database open" in capsys.readouterr().err
+    lock.release(clean=True)
     assert old_database.read_bytes() == before
 
 
