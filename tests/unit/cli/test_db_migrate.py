@@ -10,7 +10,6 @@ from typing import Any
 import pyrage
 import pytest
 
-from helper.cli import db as db_module
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
@@ -19,15 +18,6 @@ from tests.unit.store.test_schema_upgrade import add_migration, fill, read_schem
 
 OLD = latest_version()
 NEW = OLD + 1
-
-
-@pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
-    # Hardening is irreversible; do not apply it to the test process.
-    monkeypatch.setattr(db_module, "harden_process", list)
 
 
 @pytest.fixture
