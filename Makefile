@@ -35,8 +35,8 @@ DIST := dist
 # Listed individually, so that secret files next to the compose files are not copied.
 DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile container/compose.cluster.yaml \
   container/compose.yaml grafana/svote-helper.json nginx/svote-helper.conf prometheus/alerts.yaml \
-  systemd/svote-helper-onion.socket systemd/svote-helper.service systemd/svote-helper.socket \
-  systemd/svote-helper.sysusers tor/torrc)
+  prometheus/original_names.yaml systemd/svote-helper-onion.socket systemd/svote-helper.service \
+  systemd/svote-helper.socket systemd/svote-helper.sysusers tor/torrc)
 
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 

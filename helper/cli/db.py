@@ -191,8 +191,8 @@ def migrate(
 ) -> None:
     """Upgrade the schema of an older database. The helper must not be running.
 
-    The next start of the helper does the same, without a backup. The migration first runs on a copy in memory;
-    --dry-run shows its result and changes nothing.
+    The next start of the helper does the same, without a backup. The migration is one transaction: if it fails,
+    nothing has changed.
     """
     if not dry_run and (backup is None) != no_backup:
         fail("use --backup FILE or --no-backup, or --dry-run for a preview", ExitCode.USAGE)
@@ -200,36 +200,41 @@ def migrate(
     harden_process()
     database = database_file(config, db)
     # imported here, so that the help loads no native code
-    from helper.store.sqlite import schema_upgrade  # noqa: PLC0415
+    from helper.store.sqlite.file_lock import refuse_locked  # noqa: PLC0415
+    from helper.store.sqlite.opening import open_database  # noqa: PLC0415
+    from helper.store.sqlite.schema import latest_version  # noqa: PLC0415
+    from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         with acting_as_owner(database):
             if not dry_run:
-                schema_upgrade.refuse_running(database)
-            trial = schema_upgrade.try_migration(database, SystemClock(), encryption)
+                refuse_locked(database)
+            snapshot = take_snapshot(database, SystemClock(), encryption)
+        before, target = snapshot.contents, latest_version()
+        is_needed = before.schema < target
         result: dict[str, Any] = {
             "database": str(database),
-            "schema": trial.before.schema,
-            "target": trial.target,
-            "live": trial.before.live,
-            "confirmed": trial.before.confirmed,
-            "damaged": trial.before.damaged,
+            "schema": before.schema,
+            "target": target,
+            "live": before.live,
+            "confirmed": before.confirmed,
+            "damaged": before.damaged,
             "backup": None,
             "migrated": False,
         }
-        if trial.is_needed and not dry_run:
-            confirm_or_exit(f"Migrate {database} from schema {trial.before.schema} to {trial.target}?", yes=yes)
+        if is_needed and not dry_run:
+            confirm_or_exit(f"Migrate {database} from schema {before.schema} to {target}?", yes=yes)
             if backup is not None:
-                _back_up(trial.image, backup, recipient or [], passphrase_file)
+                _back_up(snapshot.image, backup, recipient or [], passphrase_file)
                 result["backup"] = str(backup)
             with acting_as_owner(database):
-                schema_upgrade.upgrade_file(database, SystemClock(), encryption)
+                open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
             result["migrated"] = True
     if json:
         emit_json(result)
     else:
-        typer.echo(_summarize_migration(result, needed=trial.is_needed))
+        typer.echo(_summarize_migration(result, needed=is_needed))
 
 
 app.command()(encrypt)

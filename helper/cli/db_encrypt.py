@@ -66,7 +66,7 @@ def _rewrite(
     # imported here, so that the help loads no native code
     from helper.store.db_copy.file_encryption import rewrite_file  # noqa: PLC0415
     from helper.store.factory import read_file_encryption  # noqa: PLC0415
-    from helper.store.sqlite.schema_upgrade import refuse_running  # noqa: PLC0415
+    from helper.store.sqlite.file_lock import refuse_locked  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
@@ -74,7 +74,7 @@ def _rewrite(
         assert encryption is not None
         with acting_as_owner(database):
             if not dry_run:
-                refuse_running(database)
+                refuse_locked(database)
             before = take_snapshot(database, SystemClock(), encryption).contents
         if not encrypt and not before.encrypted:
             raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import proofs
-from helper.conformance.checks import Check, CheckList
+from helper.conformance.checks import CheckList
 from helper.conformance.dev_chain import ChainRound
 from helper.conformance.http_client import Reply
 from helper.conformance.refusals import Reason, refused
@@ -142,15 +142,8 @@ _MISMATCHES: Final = (
     ),
 )
 for _mismatch in _MISMATCHES:
-    checks.add(
-        Check(
-            f"HASH-{_mismatch.number:03}",
-            f"refuses a share with {_mismatch.name}",
-            _R13,
-            "must",
-            _mismatch,
-            needs_shares=True,
-        )
+    checks.must(f"HASH-{_mismatch.number:03}", f"refuses a share with {_mismatch.name}", _R13, needs_shares=True)(
+        _mismatch
     )
 
 
@@ -183,17 +176,13 @@ _AMBIGUITIES: Final = (
     _Ambiguous(6, "c1 and c2 exchanged", _swap_points),
 )
 for _ambiguity in _AMBIGUITIES:
-    checks.add(
-        Check(
-            f"KEY-{_ambiguity.number:03}",
-            f"refuses the key of a known share with {_ambiguity.name}",
-            _KEY,
-            "must",
-            _ambiguity,
-            shares=1,
-            needs_shares=True,
-        )
-    )
+    checks.must(
+        f"KEY-{_ambiguity.number:03}",
+        f"refuses the key of a known share with {_ambiguity.name}",
+        _KEY,
+        shares=1,
+        needs_shares=True,
+    )(_ambiguity)
 
 
 @checks.must("KEY-007", "a refused share does not block its key", _KEY, shares=1, needs_shares=True)
@@ -363,16 +352,7 @@ class _LateTime:
 
 
 for _late in (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after the end", 31_536_000)):
-    checks.add(
-        Check(
-            f"TIME-{_late.number:03}",
-            f"refuses submit_at {_late.name}",
-            _R3,
-            "must",
-            _late,
-            needs_shares=True,
-        )
-    )
+    checks.must(f"TIME-{_late.number:03}", f"refuses submit_at {_late.name}", _R3, needs_shares=True)(_late)
 
 
 @checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, needs_shares=True)

@@ -80,23 +80,19 @@ class CheckList:
         """All checks."""
         return iter(self._checks)
 
-    def add(self, check: Check) -> None:
-        """Add a check that is not a decorated function."""
-        self._checks.append(check)
-
     def must(self, check_id: str, name: str, source: str, **needs: object) -> Callable[[Run], Run]:
         """Decorate the function of a check whose failure fails the run. `needs` are other attributes of `Check`."""
-        return self._decorate(check_id, name, source, "must", needs)
+        return self.add("must", check_id, name, source, **needs)
 
     def should(self, check_id: str, name: str, source: str, **needs: object) -> Callable[[Run], Run]:
         """Decorate the function of a check whose failure is only shown."""
-        return self._decorate(check_id, name, source, "should", needs)
+        return self.add("should", check_id, name, source, **needs)
 
-    def _decorate(
-        self, check_id: str, name: str, source: str, level: Level, needs: dict[str, object]
-    ) -> Callable[[Run], Run]:
+    def add(self, level: Level, check_id: str, name: str, source: str, **needs: object) -> Callable[[Run], Run]:
+        """Decorate the function of a check of this level."""
+
         def register(run: Run) -> Run:
-            self.add(Check(check_id, name, source, level, run, **needs))  # type: ignore[arg-type]
+            self._checks.append(Check(check_id, name, source, level, run, **needs))  # type: ignore[arg-type]
             return run
 
         return register

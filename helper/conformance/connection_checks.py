@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList, Level
+from helper.conformance.checks import CheckList, Level
 from helper.conformance.http_client import JSON_TYPE, PREFIX, Reply
 from helper.conformance.raw_http import RawConnection, encode_chunks, open_raw
 from helper.conformance.refusals import Reason, refused
@@ -162,16 +162,13 @@ _FRAMINGS: Final = (
 )
 for _framing in _FRAMINGS:
     checks.add(
-        Check(
-            f"CONN-{_framing.number:03}",
-            f"accepts a share {_framing.name}",
-            _framing.source,
-            _framing.level,
-            _framing,
-            shares=1,
-            needs_shares=True,
-        )
-    )
+        _framing.level,
+        f"CONN-{_framing.number:03}",
+        f"accepts a share {_framing.name}",
+        _framing.source,
+        shares=1,
+        needs_shares=True,
+    )(_framing)
 
 
 @checks.must("CONN-020", "Expect: 100-continue does not hang", "RFC 9110 §10.1.1", shares=1, needs_shares=True)
@@ -308,14 +305,11 @@ _SMUGGLED: Final = (
 )
 for _smuggled in _SMUGGLED:
     checks.add(
-        Check(
-            f"SMUGGLE-{_smuggled.number:03}",
-            f"gets one response at most: {_smuggled.name}",
-            f"{_HTTP} §6.3, §11.2",
-            _smuggled.level,
-            _smuggled,
-        )
-    )
+        _smuggled.level,
+        f"SMUGGLE-{_smuggled.number:03}",
+        f"gets one response at most: {_smuggled.name}",
+        f"{_HTTP} §6.3, §11.2",
+    )(_smuggled)
 
 
 @checks.should("SMUGGLE-020", "a request without Host is refused", f"{_HTTP} §3.2")

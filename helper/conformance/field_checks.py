@@ -7,11 +7,11 @@ helper can read the unaltered value, the share is another one than that of all o
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from helper.conformance.checks import Check, CheckList, Level
+from helper.conformance.checks import CheckList, Level
 from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
 from helper.conformance.shares import Body, TestShare, decode32, encode32
@@ -218,16 +218,12 @@ FIELDS: Final = (
     _Field(1200, ("tree_position",), _POSITION),
     _Field(1300, ("submit_at",), _TIME),
 )
-
-
-def _list_checks() -> Iterator[Check]:
-    for field in FIELDS:
-        for fault in field.faults:
-            name = f"refuses {field.name} {fault.name}"
-            run = _FieldCheck(field, fault)
-            number = f"FIELD-{field.number + fault.number:04}"
-            yield Check(number, name, fault.source, fault.level, run, needs_shares=True)
-
-
-for _check in _list_checks():
-    checks.add(_check)
+for _field in FIELDS:
+    for _fault in _field.faults:
+        checks.add(
+            _fault.level,
+            f"FIELD-{_field.number + _fault.number:04}",
+            f"refuses {_field.name} {_fault.name}",
+            _fault.source,
+            needs_shares=True,
+        )(_FieldCheck(_field, _fault))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList, Level
+from helper.conformance.checks import CheckList, Level
 from helper.conformance.http_client import SHARES_PATH, Headers, Reply
 from helper.conformance.raw_http import ConnectionEnded, RawConnection, encode_chunks, open_raw
 from helper.conformance.refusals import Reason, refused
@@ -199,16 +199,13 @@ _TOLERATED: Final = (
 )
 for _body in (*_BODIES, *_TOLERATED):
     checks.add(
-        Check(
-            f"JSON-{_body.number:03}",
-            f"{'gets a definite response' if _body.can_be_accepted else 'refuses'}: {_body.name}",
-            _body.source,
-            _body.level,
-            _body,
-            shares=1 if _body.can_be_accepted else 0,
-            needs_shares=_body.needs_shares,
-        )
-    )
+        _body.level,
+        f"JSON-{_body.number:03}",
+        f"{'gets a definite response' if _body.can_be_accepted else 'refuses'}: {_body.name}",
+        _body.source,
+        shares=1 if _body.can_be_accepted else 0,
+        needs_shares=_body.needs_shares,
+    )(_body)
 
 
 @checks.must("SIZE-001", "chunks of more than 1 MiB are refused", _LIMIT)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import proofs
 from devnet.leak_check import SensitiveValue, find_leaks
-from helper.conformance.checks import Check, CheckList, Phase
+from helper.conformance.checks import CheckList, Phase
 from helper.conformance.http_client import JSON_TYPE, SHARES_PATH, Reply
 from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
@@ -176,19 +176,15 @@ for _kind in (
     _NoRequest(6, "share-status of a waiting share", _status_of_waiting, 1),
     _NoRequest(7, "share-status of an unknown share", _status_of_unknown),
 ):
-    checks.add(
-        Check(
-            f"LEAK-{_kind.number:03}",
-            f"no request to the node is caused by {_kind.name}",
-            _ROW,
-            "must",
-            _kind,
-            Phase.QUIET,
-            shares=_kind.shares,
-            needs_shares=True,
-            needs_chain=True,
-        )
-    )
+    checks.must(
+        f"LEAK-{_kind.number:03}",
+        f"no request to the node is caused by {_kind.name}",
+        _ROW,
+        phase=Phase.QUIET,
+        shares=_kind.shares,
+        needs_shares=True,
+        needs_chain=True,
+    )(_kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +251,12 @@ for _data in (
     _NoData(24, "hash", "a shares_hash or share commitment"),
     _NoData(25, "blind", "a blind"),
 ):
-    checks.add(
-        Check(
-            f"LEAK-{_data.number:03}",
-            f"no request contains {_data.name}",
-            _ROW,
-            "must",
-            _data,
-            Phase.END,
-            shares=_LAST_SHARES,
-            needs_shares=True,
-            needs_chain=True,
-        )
-    )
+    checks.must(
+        f"LEAK-{_data.number:03}",
+        f"no request contains {_data.name}",
+        _ROW,
+        phase=Phase.END,
+        shares=_LAST_SHARES,
+        needs_shares=True,
+        needs_chain=True,
+    )(_data)

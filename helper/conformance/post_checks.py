@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList, Level
+from helper.conformance.checks import CheckList, Level
 from helper.conformance.http_client import (
     ATTEMPT_HEADER,
     JSON_TYPE,
@@ -180,16 +180,13 @@ _VARIANTS: Final = (
 )
 for _variant in _VARIANTS:
     checks.add(
-        Check(
-            f"POST-{_variant.number:03}",
-            f"accepts: {_variant.name}",
-            _variant.source,
-            _variant.level,
-            _variant,
-            shares=1,
-            needs_shares=True,
-        )
-    )
+        _variant.level,
+        f"POST-{_variant.number:03}",
+        f"accepts: {_variant.name}",
+        _variant.source,
+        shares=1,
+        needs_shares=True,
+    )(_variant)
 
 
 @checks.must(
@@ -286,16 +283,13 @@ _REPEATS: Final = (
 )
 for _repeat in _REPEATS:
     checks.add(
-        Check(
-            f"DUP-{_repeat.number:03}",
-            f"a repeat is `duplicate`: {_repeat.name}",
-            _R10,
-            _repeat.level,
-            _repeat,
-            shares=1,
-            needs_shares=True,
-        )
-    )
+        _repeat.level,
+        f"DUP-{_repeat.number:03}",
+        f"a repeat is `duplicate`: {_repeat.name}",
+        _R10,
+        shares=1,
+        needs_shares=True,
+    )(_repeat)
 
 
 @checks.must("DUP-010", "of 10 posts at once, one is queued", _R10, shares=1, needs_shares=True)

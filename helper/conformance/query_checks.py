@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import proofs
-from helper.conformance.checks import Check, CheckList, Level
+from helper.conformance.checks import CheckList, Level
 from helper.conformance.http_client import JSON_TYPE, PREFIX, Reply
 from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session, describe_many
@@ -113,14 +113,8 @@ for _malformed in (
     _Malformed(17, "a nullifier in base64", _ID, "EhISEhISEhISEhISEhISEhISEhISEhISEhISEhISEhI="),
 ):
     checks.add(
-        Check(
-            f"SHARE-{_malformed.number:03}",
-            f"refuses {_malformed.name}",
-            "protocol §2: malformed 400",
-            _malformed.level,
-            _malformed,
-        )
-    )
+        _malformed.level, f"SHARE-{_malformed.number:03}", f"refuses {_malformed.name}", "protocol §2: malformed 400"
+    )(_malformed)
 
 
 @checks.must("SHARE-018", "upper-case hex gets a definite response", "protocol-now §3a: upper-case hex accepted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList
+from helper.conformance.checks import CheckList
 from helper.conformance.http_client import JSON_TYPE, PREFIX, SHARES_PATH, Reply
 from helper.conformance.refusals import Reason, refused
 from helper.conformance.session import Session
@@ -65,7 +65,7 @@ _ROUTES: Final = (
     _Route(16, "the prefix alone is 404", "GET", f"{PREFIX}/"),
 )
 for _route in _ROUTES:
-    checks.add(Check(f"ROUTE-{_route.number:03}", _route.name, _ROW_5, "should", _route))
+    checks.should(f"ROUTE-{_route.number:03}", _route.name, _ROW_5)(_route)
 
 
 @checks.must("ERROR-001", "the response to a refused body is JSON", _ROW_5)

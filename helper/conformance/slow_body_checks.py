@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from helper.conformance.checks import Check, CheckList, Phase
+from helper.conformance.checks import CheckList, Phase
 from helper.conformance.http_client import ATTEMPT_HEADER, JSON_TYPE, Reply
 from helper.conformance.raw_http import ConnectionEnded, RawConnection, open_raw
 from helper.conformance.refusals import Reason, refused
@@ -211,16 +211,12 @@ for _case in (
     _NoReceipt(17, "an empty token", ("",)),
     _NoReceipt(18, "two tokens in one header", (f"{_LOWER},{_LOWER}",)),
 ):
-    checks.add(
-        Check(
-            f"SLOW-{_case.number:03}",
-            f"half a body with {_case.name} gets no receipt",
-            "protocol-now §2: token missing, twice, upper case, short",
-            "must",
-            _case,
-            Phase.SLOW,
-        )
-    )
+    checks.must(
+        f"SLOW-{_case.number:03}",
+        f"half a body with {_case.name} gets no receipt",
+        "protocol-now §2: token missing, twice, upper case, short",
+        phase=Phase.SLOW,
+    )(_case)
 
 
 @checks.must("SLOW-020", "a body with one byte missing is 408", _ROW_3, phase=Phase.SLOW, shares=1, needs_shares=True)
@@ -268,18 +264,14 @@ for _after in (
     _AfterRefusal(21, "after a receipt the share is not known"),
     _AfterRefusal(26, "the missing byte after a receipt stores nothing", b" "),
 ):
-    checks.add(
-        Check(
-            f"SLOW-{_after.number:03}",
-            _after.name,
-            "protocol-now §2: meaning of the receipt",
-            "must",
-            _after,
-            Phase.SLOW,
-            shares=1,
-            needs_shares=True,
-        )
-    )
+    checks.must(
+        f"SLOW-{_after.number:03}",
+        _after.name,
+        "protocol-now §2: meaning of the receipt",
+        phase=Phase.SLOW,
+        shares=1,
+        needs_shares=True,
+    )(_after)
 
 
 @checks.must("SLOW-022", "a slow body in chunks gets its receipt", _ROW_3, phase=Phase.SLOW)
@@ -374,15 +366,11 @@ for _disconnect in (
     _Disconnect(25, "the last byte", _without_last_byte),
     _Disconnect(27, "the last chunk", _without_last_chunk),
 ):
-    checks.add(
-        Check(
-            f"SLOW-{_disconnect.number:03}",
-            f"a disconnect before {_disconnect.name} stores nothing",
-            "RFC 9112 §8",
-            "should",
-            _disconnect,
-            Phase.SLOW,
-            shares=1,
-            needs_shares=True,
-        )
-    )
+    checks.should(
+        f"SLOW-{_disconnect.number:03}",
+        f"a disconnect before {_disconnect.name} stores nothing",
+        "RFC 9112 §8",
+        phase=Phase.SLOW,
+        shares=1,
+        needs_shares=True,
+    )(_disconnect)

@@ -23,7 +23,6 @@ from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.observability.backlog_forecast import Counts, count_unproven, forecast_rounds, measured_rate
 from helper.observability.log_config import count_dropped_fields
-from helper.observability.metric_aliases import collect_aliases
 from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, LABELLED_STATUSES
 from helper.observability.queue_observer import QueueFigures
 from helper.observability.service_state import ServiceState
@@ -83,8 +82,6 @@ class Metrics(Collector):
             yield from _lease_and_archive_metrics(self._figures.service_status)
             yield from _node_metrics(self._figures.service_status)
         yield from _queue_metrics(self._figures)
-        status = self._figures.service_status
-        yield from collect_aliases(self._stats, None if status is None else status["in_hand"])
 
     def _counters(self) -> Iterator[Metric]:
         for counter in COUNTERS:

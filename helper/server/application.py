@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from helper.server.body_reader import BodyReader
 from helper.server.fast_path import FastPath
-from helper.server.middleware import CorsMiddleware, ErrorMiddleware, json_application
+from helper.server.middleware import CorsMiddleware, ErrorMiddleware, JsonResponse, json_application
+from helper.server.openapi import ApiRoute, Operation, TokenHolder, generate_document
 from helper.server.request_ids import RequestIdMiddleware
-from helper.server.routes.docs import add_docs_routes
 from helper.server.routes.wallet import ShareSubmission, WalletView, wallet_routes
+
+DOCUMENT: Final = Operation("OpenAPI document of this API.", dict[str, Any])
 
 
 def create_app(
@@ -38,11 +44,35 @@ def create_app(
         operator_token: token of operators for `more_routes`; empty disables these routes.
     """
     if view is None:
-        return add_middleware(add_docs_routes([], more_routes, operator_token=operator_token), refusals)
+        return add_middleware(add_document_route([], more_routes, operator_token=operator_token), refusals)
     submission = ShareSubmission(view, api_token=api_token, body_reader=body_reader or BodyReader())
     wallets = wallet_routes(view, submission, api_token=api_token, expose_queue_status=expose_queue_status)
-    routes = add_docs_routes(wallets, more_routes, api_token=api_token, operator_token=operator_token)
+    routes = add_document_route(wallets, more_routes, api_token=api_token, operator_token=operator_token)
     return FastPath(add_middleware(routes, refusals), submission)
+
+
+def add_document_route(
+    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
+) -> list[BaseRoute]:
+    """Add the route of the OpenAPI document, which describes all routes.
+
+    Args:
+        routes: matched first.
+        more_routes: matched last; one of them may match every path.
+        api_token: token of the wallet API; empty for none.
+        operator_token: token of the operator API; empty for none.
+    """
+    tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
+
+    @cache
+    def get_document() -> dict[str, Any]:
+        return generate_document(all_routes, authorized_roles=[holder for holder, token in tokens.items() if token])
+
+    async def document(_request: Request) -> Response:
+        return JsonResponse(get_document())
+
+    all_routes = [*routes, ApiRoute("/openapi.json", document, "GET", DOCUMENT), *more_routes]
+    return all_routes
 
 
 def add_middleware(routes: Sequence[BaseRoute], refusals: Counter[int] | None = None) -> ASGIApp:

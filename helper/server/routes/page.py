@@ -17,7 +17,7 @@ from helper.errors import ConfigError
 from helper.server.openapi import ApiRoute, Operation
 
 INDEX: Final = "index.html"
-RESERVED: Final = ("api", "shielded-vote", "cosmos", "devnet", "openapi.json", "docs", "livez", "readyz", "metrics")
+RESERVED: Final = ("api", "shielded-vote", "cosmos", "devnet", "openapi.json", "livez", "readyz", "metrics")
 """First segments of the API's paths, which the page never serves, even if no route matches."""
 
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"

@@ -130,6 +130,13 @@ class FileLock:
         self._database_fd = self._fd = -1
 
 
+def refuse_locked(database: Path) -> None:
+    """Raise StoreLocked if a helper has the file open."""
+    lock = FileLock(database)
+    lock.acquire()
+    lock.release(clean=False)
+
+
 def temporary_path(path: Path) -> Path:
     """Return the path at which this process writes a file before it renames it to `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")

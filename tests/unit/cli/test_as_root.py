@@ -31,12 +31,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 
 
 @pytest.fixture(autouse=True)
-def _skip_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+def _passphrase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    for module in ("db", "db_copy", "queue", "queue_transfer"):
-        monkeypatch.setattr(f"helper.cli.{module}.harden_process", list)
 
 
 @pytest.fixture

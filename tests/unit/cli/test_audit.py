@@ -59,10 +59,8 @@ def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTranspor
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedNodes]:
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedNodes]:
     """Two nodes that serve the recorded threshold round, in the settings of an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
     monkeypatch.setattr("helper.audit.nodes._HEAD_SECONDS", 0.0)
     recorded = RecordedNodes(threshold_round())

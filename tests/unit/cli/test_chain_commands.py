@@ -32,10 +32,8 @@ NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 
 
 @pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a temporary directory and settings whose only node is unreachable."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+def _files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use settings whose only node is unreachable."""
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
     Path("helper.toml").write_text('[chain]\nendpoints = ["http://127.0.0.1:9"]\n')
     Path("good.zip").write_bytes(BUNDLE)

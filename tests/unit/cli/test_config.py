@@ -15,13 +15,6 @@ from helper.doctor.chain import NodeReport
 from tests.unit.cli.test_main import run_command
 
 
-@pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a temporary working directory and no settings from outside."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-
-
 def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
     """The only line on standard output."""
     out = capsys.readouterr().out

@@ -11,22 +11,12 @@ import anyio
 import pyrage
 import pytest
 
-from helper.cli import db as db_module
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run_command
 from tests.unit.store.fixtures import enqueue_shares
 
 PASSPHRASE = "correct horse battery"
-
-
-@pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
-    # Hardening is irreversible; do not apply it to the test process.
-    monkeypatch.setattr(db_module, "harden_process", list)
 
 
 @pytest.fixture
@@ -96,7 +86,6 @@ def test_restore_counts_moved_shares_apart(
 ) -> None:
     """A backup from before the shares came back: both machines hold them as moved, and nobody reveals them."""
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    monkeypatch.setattr("helper.cli.queue_transfer.harden_process", list)
     flags = ("--db", str(database))
     assert run_command("queue", "export", "--output", "moved.age", "--move", "--yes", *flags) == 0
     assert run_command("db", "backup", "--output", "b.age", *flags) == 0

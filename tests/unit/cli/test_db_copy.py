@@ -77,10 +77,7 @@ class CopySetup:
 
 
 @pytest.fixture
-def copy_setup(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CopySetup:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.setattr(db_copy, "harden_process", list)  # irreversible; not in the test process
+def copy_setup(cluster: Cluster, tmp_path: Path) -> CopySetup:
     return CopySetup(tmp_path, cluster.url)
 
 

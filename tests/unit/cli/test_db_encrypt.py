@@ -9,8 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from helper.cli import db as db_module
-from helper.cli import db_copy, db_encrypt, queue, queue_transfer
 from helper.config import load
 from helper.errors import StoreKeyError
 from helper.observability import log_config
@@ -23,14 +21,9 @@ from tests.unit.store.fixtures import query_rows
 
 
 @pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
-    for module in (queue, queue_transfer, db_module, db_encrypt, db_copy):  # irreversible; not in the test process
-        monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    monkeypatch.setattr("os.nice", lambda increment: increment)
 
 
 @pytest.fixture

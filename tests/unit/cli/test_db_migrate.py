@@ -10,7 +10,7 @@ from typing import Any
 import pyrage
 import pytest
 
-from helper.cli import db as db_module
+from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run_command
@@ -18,15 +18,6 @@ from tests.unit.store.test_schema_upgrade import add_migration, fill, read_schem
 
 OLD = latest_version()
 NEW = OLD + 1
-
-
-@pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
-    # Hardening is irreversible; do not apply it to the test process.
-    monkeypatch.setattr(db_module, "harden_process", list)
 
 
 @pytest.fixture
@@ -121,6 +112,16 @@ def test_db_migrate_with_incomplete_options_changes_nothing(
     assert (
         run_command("db", "migrate", *([] if "--db" in arguments else ["--db", str(old_database)]), *arguments) == code
     )
+    assert old_database.read_bytes() == before
+
+
+def test_db_migrate_with_running_helper_is_refused(old_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = FileLock(old_database)
+    lock.acquire()
+    before = old_database.read_bytes()
+    assert run_command("db", "migrate", "--db", str(old_database), "--no-backup", "--yes") == 1
+    assert "another helper has this database open" in capsys.readouterr().err
+    lock.release(clean=True)
     assert old_database.read_bytes() == before
 
 

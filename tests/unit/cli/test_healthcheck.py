@@ -24,10 +24,7 @@ DEGRADED_STATUS = (503, format_checks([Check("store"), Check("chain", "no node")
 
 
 @pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a temporary working directory and an unused port."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+def _unused_port(tmp_path: Path) -> None:
     (tmp_path / "helper.toml").write_text(f"[helper]\nport = {find_free_port()}\n")
 
 

@@ -14,8 +14,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.lookups import IncludedTx
-from helper.cli import db as db_module
-from helper.cli import db_encrypt, queue, queue_transfer
 from helper.cli.proof import SearchSource
 from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
@@ -46,18 +44,11 @@ SECRETS = [secret for index in (0, 1, 2, 3, 9) for secret in secrets_of(index)]
 
 
 @pytest.fixture
-def run_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., dict[str, Any]]:
+def run_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
     """Run a command with `--json` and return its output; asserts the documented shape."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
-    for module in (queue, queue_transfer, db_module, db_encrypt):  # irreversible; not in the test process
-        monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
-    monkeypatch.setattr("os.nice", lambda increment: increment)
 
     def run_json(name: str, *arguments: str, code: int = 0) -> dict[str, Any]:
         capsys.readouterr()

@@ -34,12 +34,8 @@ def deny_access(path: object, mode: int) -> bool:
     ],
 )
 def test_permission_denied_exits_4(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.setattr("helper.cli.queue.harden_process", list)
-    monkeypatch.setattr("helper.cli.db.harden_process", list)
     monkeypatch.setattr("os.access", deny_access)
     (name,) = (name for name in ("helper.toml", "queue.db") if name in command)
     Path(name).touch()

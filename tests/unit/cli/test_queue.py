@@ -34,13 +34,6 @@ from tests.unit.ingest.admission_fixtures import (
 from tests.unit.server.test_operator_routes import STORY, make_entry
 
 
-@pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a temporary working directory, which contains the default paths."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-
-
 def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
     out = capsys.readouterr().out
     assert out.count("\n") == 1

@@ -15,7 +15,6 @@ import pyrage
 import pytest
 from structlog.testing import capture_logs
 
-from helper.cli import queue, queue_transfer
 from helper.cli.operator_api import OperatorApi
 from helper.core.share import ShareState
 from helper.observability import log_config
@@ -32,15 +31,9 @@ DATABASE = Path("svote-helper.db")
 
 
 @pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+def _captured_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    # Hardening is irreversible; do not apply it to the test process.
-    for module in (queue, queue_transfer):
-        monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    monkeypatch.setattr(os, "nice", lambda increment: increment)
     with capture_logs():
         yield
 

@@ -25,9 +25,7 @@ LAST = FIRST + 19
 
 
 @pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+def _captured_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     with capture_logs():
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import stat
 import sys
@@ -19,7 +18,6 @@ import typer
 from structlog.testing import capture_logs
 
 from devnet.ballot import seal_ballot
-from helper.cli import queue, queue_transfer
 from helper.observability import log_config
 from tests.support.schemas import assert_conforms
 from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
@@ -33,13 +31,8 @@ IMPORT = ("queue", "import", "--from-svoted")
 
 
 @pytest.fixture(autouse=True)
-def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    for module in (queue, queue_transfer):
-        monkeypatch.setattr(module, "harden_process", list)
+def _captured_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    monkeypatch.setattr(os, "nice", lambda increment: increment)
     with capture_logs():
         yield
 

@@ -23,8 +23,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(12):
         (directory / "helper" / f"module{number:02}.py").write_text(f"NUMBER = {number}\n")
     monkeypatch.setattr(release_files, "packages_directory", lambda: directory)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     return directory
 
 

@@ -231,9 +231,7 @@ class FakeFeed:
 
 
 @pytest.fixture
-def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFeed]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+def feed(tmp_path: Path) -> Iterator[FakeFeed]:
     serving = FakeFeed(tmp_path / "helper.sock")
     serving.thread.start()
     yield serving

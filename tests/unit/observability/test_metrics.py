@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import promql_parser
 import pytest
+import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -20,8 +24,7 @@ from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.observability.metric_aliases import ATTEMPTS, SUBMISSIONS
-from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, POST_OUTCOMES, RETRY_STAGES
+from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, POST_OUTCOMES
 from helper.observability.metrics import REUSE_SECONDS, Metrics
 from helper.observability.queue_observer import QueueFigures, QueueObserver
 from helper.observability.readiness_text import Check
@@ -36,6 +39,7 @@ from tests.support.service_state import partial_state
 
 pytestmark = pytest.mark.anyio
 
+RECORDING_RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "original_names.yaml"
 ROUND, LATER_ROUND = b"\x01" * 32, b"\x02" * 32
 FACTS: dict[str, Any] = {
     "ready": True,
@@ -193,7 +197,7 @@ async def test_metrics_without_store_or_queue_export_remaining_series() -> None:
 async def test_metric_labels_name_no_round_share_or_client() -> None:
     samples = await scrape(figures())
     labels = {name for _, pairs in samples for name, _ in pairs}
-    known = {"le", "result", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
+    known = {"le", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
     assert labels == known | {"version", "python"}
     assert ROUND.hex() not in repr(samples)
     assert len(samples) < 300
@@ -201,7 +205,7 @@ async def test_metric_labels_name_no_round_share_or_client() -> None:
 
 async def test_metric_names_follow_conventions() -> None:
     for name, _ in await scrape(figures()):
-        assert re.fullmatch(r"(helper|process|svote_helper)_[a-z_]+", name)
+        assert re.fullmatch(r"(helper|process)_[a-z_]+", name)
     for family in (*COUNTERS, *HISTOGRAMS):
         assert family.name.startswith("helper_")
         assert family.help_text.endswith(".")
@@ -214,38 +218,36 @@ async def test_metric_names_follow_conventions() -> None:
 
 
 @pytest.mark.rule("N28")
-async def test_metrics_export_aliases_of_the_original_names() -> None:
-    stats = Stats()
-    counts = {"post_queued": 5, "post_too_large": 1, "post_broken_off": 2, "confirmed": 3, "retry_proof": 1}
-    for name, number in {**counts, "retry_prover": 2}.items():
-        stats.count(name, number)
-    stats.proof_seconds.add_sample(1.5)
-    samples = await scrape(figures(), stats)
-    posts, attempts = (
-        "svote_helper_share_submission_requests_total",
-        "svote_helper_share_processing_attempts_total",
-    )
-    assert samples[posts, (("outcome", "accepted"), ("reason", "queued"))] == 5
-    assert samples[posts, (("outcome", "rejected"), ("reason", "invalid_json"))] == 3
-    assert samples[attempts, (("outcome", "confirmed"), ("stage", "chain_broadcast"))] == 3
-    assert samples[attempts, (("outcome", "retry"), ("stage", "proof_generation"))] == 3
-    assert samples["svote_helper_share_processing_in_flight", ()] == 3
-    durations, labels = (
-        "svote_helper_share_processing_stage_duration_seconds",
-        (("result", "success"), ("stage", "proof_generation")),
-    )
-    assert samples[f"{durations}_count", labels] == 1
-    assert samples[f"{durations}_sum", labels] == 1.5
-    bare = await scrape(QueueFigures(now=1.0), stats)
-    assert ("svote_helper_share_processing_in_flight", ()) not in bare
+async def test_recording_rules_read_every_source_once_under_the_original_names() -> None:
+    samples = await scrape(figures())
+    assert not [name for name, _ in samples if name.startswith("svote_")], "only the rules give these names"
+    reads: dict[tuple[str, ...], set[str]] = {}
+    sources: Counter[str] = Counter()
+    for rule in yaml.safe_load(RECORDING_RULES.read_text())["groups"][0]["rules"]:
+        expression: Any = promql_parser.parse(rule["expr"])
+        selector = getattr(expression, "expr", expression)
+        read = {
+            " ".join((name, *dict(labels).values())) for name, labels in samples if _selects(selector, name, labels)
+        }
+        is_sum = selector is not expression and expression.prettify().startswith("sum without")
+        assert len(read) == 1 or is_sum or rule["record"].endswith("_bucket"), rule
+        reads[rule["record"], *rule.get("labels", {}).values()] = read
+        sources.update(read)
+    assert set(sources.values()) == {1}
+    counted = {"posts", "retries", "confirmed", "failed", "expired"}
+    for name, labels in samples:
+        if name.removeprefix("helper_share_").removeprefix("helper_").removesuffix("_total") in counted:
+            assert sources[" ".join((name, *dict(labels).values()))] == 1
+    posts, attempts = "svote_helper_share_submission_requests_total", "svote_helper_share_processing_attempts_total"
+    of_posts = {f"helper_share_posts_total {outcome}" for outcome in ("too_large", "broken_off")}
+    assert reads[posts, "rejected", "invalid_json"] == of_posts
+    assert reads[attempts, "retry", "proof_generation"] == {f"helper_retries_total {x}" for x in ("proof", "prover")}
+    assert reads["svote_helper_share_processing_in_flight",] == {"helper_shares_in_hand"}
 
 
-@pytest.mark.rule("N28")
-def test_metric_aliases_count_every_source_once() -> None:
-    submissions = [source for sources in SUBMISSIONS.values() for source in sources]
-    attempts = [source for sources in ATTEMPTS.values() for source in sources]
-    assert sorted(submissions) == sorted(f"post_{outcome}" for outcome in POST_OUTCOMES)
-    assert sorted(attempts) == sorted([*(f"retry_{stage}" for stage in RETRY_STAGES), "confirmed", "failed", "expired"])
+def _selects(selector: Any, name: str, labels: tuple[tuple[str, str], ...]) -> bool:
+    matchers = selector.matchers.matchers
+    return name == selector.name and all(re.fullmatch(each.value, dict(labels)[each.name]) for each in matchers)
 
 
 def test_metrics_count_every_post_outcome() -> None:

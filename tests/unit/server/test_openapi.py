@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,10 +23,9 @@ from helper.chain.round_registry import RoundRegistry
 from helper.config import Config
 from helper.observability.readiness_text import Check
 from helper.observability.stats import Stats
+from helper.server.application import add_document_route
 from helper.server.body_reader import BodyReader
-from helper.server.docs_html import render_page
 from helper.server.openapi import ApiRoute, Operation, generate_document
-from helper.server.routes.docs import add_docs_routes
 from helper.server.routes.wallet import ShareSubmission, wallet_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -70,7 +68,7 @@ async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
     wallets = WalletApp()
     submission = ShareSubmission(wallets.view, api_token="", body_reader=BodyReader())
     own = wallet_routes(wallets.view, submission, api_token="", expose_queue_status=expose)
-    routes = add_docs_routes(own, [more])
+    routes = add_document_route(own, [more])
     assert all(isinstance(route, Route) for route in routes)
     kinds = [route for route in routes if isinstance(route, Route)]
     served = {(route.path, method) for route in kinds for method in route.methods or () if method != "HEAD"}
@@ -200,8 +198,6 @@ async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
         "/api/pending-validators",
         "/livez",
         "/readyz",
-        "/docs",
-        "/docs/style.css",
         "/openapi.json",
         "/{path}",
     } <= paths
@@ -251,7 +247,6 @@ async def test_openapi_without_queue_describes_other_routes(tmp_path: Path) -> N
     document = (await read_document_of(listeners)).json()
     assert "/api/rounds" in document["paths"]
     assert "/shielded-vote/v1/shares" not in document["paths"]
-    assert (await read_document_of(listeners, "/docs")).status_code == 200
 
 
 async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
@@ -262,73 +257,3 @@ async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
     kinds = responses(document, "/readyz")
     assert set(kinds["200"]["content"]) == {"text/plain"}
     assert set(kinds["503"]["content"]) == {"text/plain", "application/json"}
-
-
-# The documentation page
-
-
-async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
-    listeners = create_complete_routes(tmp_path)
-    document = (await read_document_of(listeners)).json()
-    response = await read_document_of(listeners, "/docs")
-    assert response.headers["content-type"] == "text/html; charset=utf-8"
-    policy = response.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; style-src 'self'")
-    assert "unsafe" not in policy
-    page = ParsedPage()
-    page.feed(response.text)
-    assert page.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
-    assert "style" not in page.attributes
-    assert not {name for name in page.attributes if name.startswith("on")}
-    assert {link for link in page.links if "://" in link} == set(), "no resource from another origin"
-    targets = {link.removeprefix("#") for link in page.links if link.startswith("#")}
-    assert targets <= page.ids
-    for path in document["paths"]:
-        assert path in page.text
-    assert "primary_blind" in page.text
-    style = await read_document_of(listeners, "/docs/style.css")
-    assert (style.status_code, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
-    assert "url(" not in style.text
-    assert "@import" not in style.text
-
-
-def test_docs_page_escapes_text() -> None:
-    injected = "<script>alert(1)</script>"
-    response = {"description": injected, "content": {injected: {"schema": {"type": "string", "description": injected}}}}
-    operation = {
-        "summary": injected,
-        "parameters": [{"name": injected, "in": "query", "schema": {"enum": [injected]}}],
-        "responses": {"200": response},
-    }
-    schema = {"description": injected, "properties": {injected: {"const": injected}}}
-    document_ = {
-        "info": {"title": injected, "version": injected, "description": injected},
-        "paths": {f"/{injected}": {"get": operation}},
-        "components": {"schemas": {injected: schema}},
-    }
-    assert "<script" not in render_page(document_, style="/docs/style.css")
-
-
-class ParsedPage(HTMLParser):
-    """The tags and text of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.links: set[str] = set()
-        self.ids: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, value in attrs:
-            self.attributes.add(name)
-            if name in {"href", "src"}:
-                self.links.add(value or "")
-            if name == "id":
-                assert value not in self.ids, "each operation has its own id"
-                self.ids.add(value or "")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data

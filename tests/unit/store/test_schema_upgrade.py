@@ -1,4 +1,4 @@
-"""Upgrades of an older database: by the helper, or by an operator after a dry run."""
+"""Upgrades of an older database: nothing is lost, and a failure changes nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.errors import StoreError
 from helper.store.sqlite.opening import open_database
-from helper.store.sqlite.schema import compare_schema, latest_version, migrations
-from helper.store.sqlite.schema_upgrade import refuse_running, try_migration, upgrade_file
+from helper.store.sqlite.schema import latest_version, migrations
+from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import (
     NOW,
@@ -23,7 +23,6 @@ from tests.unit.store.fixtures import (
     make_posted_share,
     open_closed_database,
     query_rows,
-    read_database_files,
     retry_as_operator,
 )
 
@@ -108,67 +107,15 @@ async def test_start_upgrades_the_schema_and_keeps_the_shares(
     assert query_rows(old_database, "SELECT * FROM more") == []
 
 
-async def test_dry_run_changes_nothing_and_migration_loses_nothing(
-    old_database: Path, open_sqlite_store: StoreOpener
-) -> None:
-    before = old_database.read_bytes()
-    result = try_migration(old_database, SystemClock())
-    assert (result.is_needed, result.target) == (True, latest_version())
-    contents = result.before
-    assert (contents.schema, contents.live, contents.confirmed, contents.damaged) == (latest_version() - 1, 4, 1, 0)
-    assert old_database.read_bytes() == before
-
-    upgrade_file(old_database, SystemClock())
-    with open_closed_database(old_database) as conn:
-        compare_schema(conn, str(old_database))
-    assert not try_migration(old_database, SystemClock()).is_needed
-    assert await (await open_sqlite_store(old_database)).count_shares() == {ROUND: OLD_STATE_COUNTS}
-
-
-async def test_backup_before_migration_is_the_old_database(old_database: Path, tmp_path: Path) -> None:
-    image = try_migration(old_database, SystemClock()).image
-    copy = tmp_path / "copy.db"
-    copy.write_bytes(image)
-    assert read_schema_version(copy) == latest_version() - 1
-
-
-def test_new_database_needs_no_migration(path: Path) -> None:
+async def test_failed_upgrade_changes_nothing(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failed_id
+    before = query_rows(path, "SELECT * FROM shares")
+    with monkeypatch.context() as newer:
+        add_migration(newer, f"{NEXT} DELETE FROM shares; INSERT INTO nowhere VALUES (1);")
+        with pytest.raises(StoreError, match="nowhere"):
+            open_database(path, SystemClock())
     open_database(path, SystemClock()).close()
-    result = try_migration(path, SystemClock())
-    assert (result.is_needed, result.before.schema) == (False, latest_version())
-
-
-async def test_migration_with_running_helper_is_refused(store: SqliteStore, path: Path) -> None:
-    with pytest.raises(StoreLocked):
-        refuse_running(path)
-    with pytest.raises(StoreLocked):
-        upgrade_file(path, SystemClock())
-    await enqueue_shares(store, 1)
-
-
-async def test_impossible_migration_is_reported_before_any_change(
-    path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert failed_id
-    add_migration(monkeypatch, f"{NEXT} INSERT INTO nowhere VALUES (1);")
-    before = read_database_files(path)
-    with pytest.raises(StoreError, match="nowhere"):
-        try_migration(path, SystemClock())
-    assert read_database_files(path)[path.name] == before[path.name]
-
-
-async def test_migration_losing_a_share_is_refused(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert failed_id
-    add_migration(monkeypatch, "DELETE FROM shares WHERE state = 0;")
-    with pytest.raises(StoreCorrupt, match="would have different contents after the migration: live"):
-        try_migration(path, SystemClock())
-
-
-def test_migration_of_other_files_is_refused(path: Path) -> None:
-    with open_closed_database(path) as conn:
-        conn.execute("CREATE TABLE songs (title TEXT)")
-    with pytest.raises(StoreForeign):
-        try_migration(path, SystemClock())
+    assert query_rows(path, "SELECT * FROM shares") == before
 
 
 async def test_damaged_row_stays_damaged_and_is_reported(old_database: Path) -> None:
@@ -177,7 +124,6 @@ async def test_damaged_row_stays_damaged_and_is_reported(old_database: Path) -> 
             "UPDATE shares SET submit_at = submit_at + 1 WHERE tree_position = ?",
             (make_posted_share(1).share.tree_position,),
         )
-    result = try_migration(old_database, SystemClock())
-    assert result.before.damaged == 1
-    upgrade_file(old_database, SystemClock())
-    assert try_migration(old_database, SystemClock()).before.damaged == 1
+    assert take_snapshot(old_database, SystemClock()).contents.damaged == 1
+    open_database(old_database, SystemClock()).close()
+    assert take_snapshot(old_database, SystemClock()).contents.damaged == 1
