@@ -81,8 +81,8 @@ class HelperSection(Section):
         ge=1,
         le=10**9,
         description="Rate limit with [server] limit_by_address: refused requests (400, 401, 404 and similar) that one "
-        "client may send in a burst before it gets 429. Accepted requests do not count, except that a share larger "
-        "than 16 KiB counts as one refused request per additional 16 KiB.",
+        "client may send in a burst before it is refused with 503, or 429 if it names its attempt. Accepted requests "
+        "do not count, except that a share larger than 16 KiB counts as one refused request per additional 16 KiB.",
     )
     refused_per_second: Number = Field(
         50,
