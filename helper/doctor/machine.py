@@ -154,7 +154,7 @@ def evaluate_open_files(limits: list[int], needed: int, *, raised: bool) -> Chec
             "open files",
             f"the limit is {usable}, {needed} are needed for all connections",
             f"Set LimitNOFILE={needed} in the unit (or `ulimit -Hn {needed}`) and restart: wallets are"
-            " refused with 429 when connections run out.",
+            " refused with 503 when connections run out.",
             **measured,
         )
     return ok("open files", f"the limit is {'unlimited' if usable < 0 else usable}, {needed} are needed", **measured)

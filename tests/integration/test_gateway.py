@@ -414,7 +414,8 @@ async def open_unfinished_requests(base: str, request: bytes, *sources: str) -> 
 
 
 SLOW_BODY = f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n[".encode()
-UNREAD = f"{API_PREFIX}/commitment-tree/{'ab' * 32}/leaves"
+LEAVES = f"{API_PREFIX}/commitment-tree/{'ab' * 32}/leaves"
+UNREAD = f"{API_PREFIX}/tally-results/{'ab' * 32}"
 UNREAD_REQUEST = f"GET {UNREAD} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
 
@@ -552,16 +553,36 @@ async def test_gateway_full_of_slow_reads_aborts_one_for_another_request(
         await wait_until(lambda: gateway.active_count == 0)
 
 
-async def test_gateway_waiting_pages_of_leaves_leave_room_for_other_requests(http: httpx.AsyncClient) -> None:
-    async with (
-        run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, max_concurrent=4, slow_seconds=60, max_leaves=2) as (base, gateway),
-    ):
-        node.writers_by_path[UNREAD] = write_nothing
-        async with open_unfinished_requests(base, UNREAD_REQUEST, *(f"127.0.0.{number}" for number in range(2, 8))):
-            await wait_until(lambda: len(node.requests) == 6)
-            await wait_until(lambda: gateway.active_count == 2)
+async def test_gateway_pages_of_leaves_wait_for_their_turn_and_leave_room_for_others(http: httpx.AsyncClient) -> None:
+    answered = asyncio.Event()
+
+    async def write_late(writer: asyncio.StreamWriter) -> None:
+        await answered.wait()
+        await write_small(writer)
+
+    limits: dict[str, Any] = {"max_concurrent": 1, "max_leaves": 2, "max_waiting_leaves": 2}
+    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, **limits) as (base, gateway):
+        node.writers_by_path[LEAVES] = write_late
+        async with asyncio.TaskGroup() as group, contextlib.AsyncExitStack() as stack:
+            transports = [httpx.AsyncHTTPTransport(local_address=source) for source in TWO_CLIENTS]
+            clients = [await stack.enter_async_context(httpx.AsyncClient(transport=each)) for each in transports]
+            pages = [group.create_task(client.get(f"{base}{LEAVES}", timeout=30)) for client in clients]
+            await wait_until(lambda: gateway.active_count == 4 and len(node.requests) == 2)
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
+            one_more = await http.get(f"{base}{LEAVES}")
+            assert (one_more.status_code, one_more.headers["retry-after"]) == (503, "2")
+            answered.set()
+            assert [(await page).status_code for page in pages] == [200] * 4
+        await wait_until(lambda: gateway.active_count == 0)
+
+
+async def test_gateway_page_of_leaves_that_takes_long_is_aborted_for_another(http: httpx.AsyncClient) -> None:
+    limits: dict[str, Any] = {"max_leaves": 1, "slow_leaves_seconds": 0}
+    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, **limits) as (base, gateway):
+        node.writers_by_path[LEAVES] = write_nothing
+        async with open_unfinished_requests(base, f"GET {LEAVES} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), "127.0.0.2"):
+            await wait_until(lambda: len(node.requests) == 1)
+            assert (await http.get(f"{base}{LEAVES}?from_height=1")).status_code == 200
         await wait_until(lambda: gateway.active_count == 0)
 
 

@@ -8,8 +8,12 @@ and sends no requests of its own.
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
 the request has ended. Responses are streamed. A GET whose response has begun holds no slot. The number of these is
-limited too: the response that has waited longest for its client is aborted. Pages of leaves have a small limit of their
-own, and a GET that its node has not answered for a while is aborted for a new request.
+limited too: the response that has waited longest for its client is aborted. A GET that its node has not answered for a
+while is aborted for a new request.
+
+Pages of leaves, which nodes answer slowly, have a small number of slots of their own. Further requests for them wait
+for their turn. None is aborted for a new one before it had time for its response: otherwise a few clients that repeat
+their requests would end those of all others, and none would get a page.
 """
 
 from __future__ import annotations
@@ -101,8 +105,9 @@ class GatewayLimits:
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
         max_streams: maximum responses to GETs that are being streamed. They hold no slot.
         slow_seconds: a GET without a response for this long may be aborted for another request.
-        max_leaves: maximum concurrent requests for pages of leaves, which nodes answer slowly. One more aborts the
-            oldest.
+        max_leaves: maximum concurrent requests to nodes for pages of leaves, in addition to `max_concurrent`;.
+        max_waiting_leaves: maximum requests for pages of leaves that wait for one of these to get its response.
+        slow_leaves_seconds: a request for a page of leaves without a response for this long may be aborted for another.
     """
 
     max_concurrent: int = 128
@@ -113,11 +118,13 @@ class GatewayLimits:
     max_streams: int = 128
     slow_seconds: float = 2.0
     max_leaves: int = 16
+    max_waiting_leaves: int = 128
+    slow_leaves_seconds: float = 10.0
 
     @property
     def max_connections(self) -> int:
         """Maximum number of connections to each node."""
-        return self.max_concurrent + self.max_streams
+        return self.max_concurrent + self.max_leaves + self.max_streams
 
 
 class Gateway:
@@ -140,6 +147,7 @@ class Gateway:
         self._body_reader = body_reader or BodyReader(timeout_seconds=BODY_SECONDS)
         self._limits = limits or GatewayLimits()
         self._active: set[_ForwardedRequest] = set()
+        self._leaves_turns = anyio.CapacityLimiter(self._limits.max_leaves)
 
     def routes(self) -> Sequence[Route]:
         """The forwarded paths, to be matched after the helper's own routes."""
@@ -162,7 +170,8 @@ class Gateway:
             body = None
             if scope["method"] == "POST":
                 body = await stack.enter_async_context(self._body_reader.buffer_body(scope, receive))
-            forwarding = _ForwardedRequest(scope, receive, send, self._limits)
+            turns = self._leaves_turns if _is_leaves(scope) else None
+            forwarding = _ForwardedRequest(scope, receive, send, self._limits, turns)
             stack.enter_context(self._acquire_slot(forwarding))
             await forwarding.run(self._proxy, self._create_request(scope, body))
 
@@ -184,8 +193,8 @@ class Gateway:
         """
         self._abort_slowest_stream()
         if forwarding.is_leaves:
-            self._limit_leaves()
-        if self._count_busy() >= self._limits.max_concurrent and not self._abort_slow_read():
+            self._admit_leaves()
+        elif self._count_busy() >= self._limits.max_concurrent and not self._abort_slow_read():
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._active.add(forwarding)
         try:
@@ -198,11 +207,15 @@ class Gateway:
         forwarding.abort()
         self._active.discard(forwarding)
 
-    def _limit_leaves(self) -> None:
-        """Abort the oldest request for a page of leaves that holds a slot, so that there is room for another one."""
-        waiting = [each for each in self._active if each.is_leaves and not each.is_streamed]
-        if len(waiting) >= self._limits.max_leaves:
-            self._abort_oldest_read(waiting)
+    def _admit_leaves(self) -> None:
+        """Raise TemporaryRefusal unless one more page of leaves may be requested, or wait for its turn."""
+        limits = self._limits
+        pages = [each for each in self._active if each.is_leaves and not each.is_streamed]
+        if len(pages) >= limits.max_leaves:
+            sent_until = anyio.current_time() - limits.slow_leaves_seconds
+            slow = [each for each in pages if each.sent_at is not None and each.sent_at <= sent_until]
+            if not self._abort_oldest(slow) and len(pages) >= limits.max_leaves + limits.max_waiting_leaves:
+                raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
 
     def _abort_slowest_stream(self) -> None:
         """If too many responses are streamed, abort the one that has waited longest for its client, or the oldest."""
@@ -218,19 +231,23 @@ class Gateway:
         A POST is never aborted, because its sender could not tell whether the transaction was sent.
         """
         started_until = anyio.current_time() - self._limits.slow_seconds
-        return self._abort_oldest_read(each for each in self._active if each.started_at <= started_until)
+        return self._abort_oldest(
+            each
+            for each in self._active
+            if each.holds_slot and each.method == "GET" and each.started_at <= started_until
+        )
 
-    def _abort_oldest_read(self, requests: Iterable[_ForwardedRequest]) -> bool:
-        """Abort the oldest GET that holds a slot; return whether there was one."""
-        reads = [each for each in requests if each.method == "GET" and not each.is_streamed]
-        if not reads:
+    def _abort_oldest(self, requests: Iterable[_ForwardedRequest]) -> bool:
+        """Abort the oldest of these requests; return whether there was one."""
+        oldest = min(requests, key=lambda each: each.started_at, default=None)
+        if oldest is None:
             return False
-        self._abort(min(reads, key=lambda each: each.started_at))
+        self._abort(oldest)
         return True
 
     def _count_busy(self) -> int:
         """Number of requests that hold a slot: those whose nodes have not responded yet, and all POSTs."""
-        return sum(not each.is_streamed for each in self._active)
+        return sum(each.holds_slot for each in self._active)
 
 
 class _GatewayRoute(ApiRoute):
@@ -257,19 +274,29 @@ class _ForwardedRequest:
     Attributes:
         method: GET or POST.
         is_leaves: whether it requests a page of leaves.
-        started_at: when it took its slot, in event loop time.
+        started_at: when it took its slot, or began to wait for its turn, in event loop time.
+        sent_at: when its turn came; None before.
         stalled_since: when it began to wait for the client to read; None while it does not.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: GatewayLimits) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        limits: GatewayLimits,
+        turns: anyio.CapacityLimiter | None,
+    ) -> None:
+        self._turns = turns  # of pages of leaves
         self._scope = scope
         self._receive = receive
         self._send = send
         self._limits = limits
         self._has_response_started = False
         self.method: str = scope["method"]
-        self.is_leaves = _is_leaves(scope)
+        self.is_leaves = turns is not None
         self.started_at = anyio.current_time()
+        self.sent_at: float | None = None
         self.stalled_since: float | None = None
 
     @property
@@ -277,14 +304,18 @@ class _ForwardedRequest:
         """Whether the response to a GET has begun."""
         return self.method == "GET" and self._has_response_started
 
+    @property
+    def holds_slot(self) -> bool:
+        """Whether it counts towards `max_concurrent`."""
+        return not self.is_streamed and not self.is_leaves
+
     async def run(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
         """Forward until the response is complete, the client disconnects, or a time limit is reached."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._cancel_on_disconnect, group.cancel_scope)
             try:
                 with anyio.fail_after(self._limits.response_seconds):
-                    async with proxy.forward(request) as response:
-                        await self._stream(response)
+                    await self._forward(proxy, request)
             except PossiblySent:
                 text = "the node's response was lost; check for the transaction before sending it again"
                 await self._fail(self._error(502, text))
@@ -298,6 +329,14 @@ class _ForwardedRequest:
                 # Not logged: a client that does not read can cause any number of timeouts.
                 await self._fail(self._error(504, "request to the chain timed out"))
             group.cancel_scope.cancel()
+
+    async def _forward(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
+        """Send the request in its turn, which ends when the response begins, and stream the response."""
+        async with contextlib.AsyncExitStack() as stack:
+            async with self._turns or contextlib.nullcontext():
+                self.sent_at = anyio.current_time()
+                response = await stack.enter_async_context(proxy.forward(request))
+            await self._stream(response)
 
     async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
         """Cancel when the client disconnects. This also closes the connection to the node."""

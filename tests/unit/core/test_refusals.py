@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from helper.core.refusals import RETRYABLE_STATUSES, Situation, attempt_token, find_refusal
 
@@ -23,6 +27,20 @@ def test_refusal_that_may_pass_is_final_to_no_wallet(situation: Situation) -> No
     assert attempt.retry_after == (None if attempt.is_receipt else 2)
     assert other.text == attempt.text != ""
     assert "{" not in other.text
+
+
+def test_deployed_examples_use_the_statuses_of_overload() -> None:
+    deploy = Path(__file__).parents[3] / "deploy"
+    statuses = {
+        str(int(find_refusal(Situation.TOO_MANY_REQUESTS, names_attempt=named).status)) for named in (False, True)
+    }
+    rules = yaml.safe_load((deploy / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    (flood,) = [rule["expr"] for rule in rules if rule["alert"] == "SvoteHelperFlood"]
+    counted = re.search(r'status=~?"([0-9|]+)"', flood)
+    assert counted is not None
+    assert set(counted[1].split("|")) == statuses
+    proxy = (deploy / "nginx" / "svote-helper.conf").read_text()
+    assert set(re.findall(r"(?:limit_\w+_status|return) +(\d+)", proxy)) <= {"503"}
 
 
 @pytest.mark.parametrize(
