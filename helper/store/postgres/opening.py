@@ -14,8 +14,10 @@ from psycopg import sql
 from helper.errors import (
     NotFound,
     StoreCorrupt,
+    StoreDisplaced,
     StoreError,
     StoreForeign,
+    StoreKeyError,
     StoreLocked,
     StoreRefused,
     StoreUnreachable,
@@ -32,7 +34,7 @@ from helper.store.meta import (
     refuse_marked,
 )
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
-from helper.store.postgres.errors import translate
+from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
 from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
 from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements, read_migrations
@@ -224,6 +226,36 @@ def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:
     """
     marks = conn.execute(postgres_statements()["get_marks"]).fetchall()
     refuse_marked(marks, f"{settings.to_display_text()}, schema {settings.schema}")
+
+
+def require_same_queue(conn: Connection, settings: ConnectionSettings, keys: DatabaseKeys) -> None:
+    """Check after a lost connection that the database still contains the queue, because a missing one is created.
+
+    Raises:
+        StoreDisplaced: the schema is missing or contains another queue: it was dropped, or this is another server.
+    """
+    is_same = conn.execute("SELECT to_regclass('meta') IS NOT NULL").fetchone() == (True,)
+    if is_same:
+        is_same = conn.execute(postgres_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall() == [
+            make_meta_row(ROW_CHECK_KEY, keys.row_check.hex())
+        ]
+    if not is_same:
+        raise StoreDisplaced(
+            f"{settings.to_display_text()}, schema {settings.schema}, no longer contains the queue of this host",
+            advice="Restore the database, or start the server that has the queue; the helper then continues "
+            "automatically. Only if the queue is permanently lost, restart the helper to begin with this database.",
+        )
+
+
+def require_privileges(conn: Connection) -> None:
+    """Check that the role may use every table and sequence of the schema.
+
+    Raises:
+        StoreRefused: it may not.
+    """
+    refused = [row[0] for row in conn.execute(postgres_statements()["missing_privileges"])]
+    if refused:
+        raise StoreRefused(f"nothing was written: no privileges on {', '.join(refused)}", advice=PRIVILEGES_ADVICE)
 
 
 def require_ready(conn: Connection, settings: ConnectionSettings, encryption: RowEncryption) -> None:

@@ -25,6 +25,19 @@ FROM generate_series(1, 2048);
 -- name: drop_probe
 DELETE FROM meta WHERE key = 'probe ' || pg_backend_pid();
 
+-- Tables and sequences that the role may not use.
+
+-- name: missing_privileges
+SELECT relname FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND CASE relkind
+  WHEN 'S' THEN NOT has_sequence_privilege(oid, 'USAGE')
+  WHEN 'r' THEN NOT (
+    has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+    AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE')
+  )
+END
+ORDER BY relname;
+
 -- name: standby_names
 SELECT current_setting('synchronous_standby_names');
 

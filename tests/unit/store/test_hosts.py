@@ -21,7 +21,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from helper.core.share import ShareState
-from helper.errors import StoreError, StoreForeign, StoreKeyError, StoreLocked, StoreRefused, StoreUnconfirmed
+from helper.errors import (
+    StoreDisplaced,
+    StoreError,
+    StoreForeign,
+    StoreKeyError,
+    StoreLocked,
+    StoreRefused,
+    StoreUnconfirmed,
+)
 from helper.lease.database import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
@@ -668,7 +676,11 @@ FAULTS = {
         "SELECT pg_reload_conf()",
         "ALTER SYSTEM RESET default_transaction_read_only",
     ),
-    "no privilege": ("SELECT", "REVOKE INSERT ON shares FROM {role}", "GRANT INSERT ON shares TO {role}"),
+    "no privilege": (
+        "SELECT",
+        "REVOKE ALL ON SEQUENCE share_id FROM {role}",  # not used by the probe
+        "GRANT ALL ON SEQUENCE share_id TO {role}",
+    ),
     "name in use": (
         "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE objid = hashtext('host one')::oid",
         "SELECT pg_advisory_lock(hashtext(current_schema()), hashtext('host one'))",
@@ -679,7 +691,7 @@ FAULTS = {
 FAULT_TEXTS = {
     "full": ("nothing was written", "Free space"),
     "read-only": ("are read-only", "Free space"),
-    "no privilege": ("permission denied", "Grant"),
+    "no privilege": ("no privileges on share_id", "Grant"),
     "name in use": ("under the name 'one'", "different name"),
 }
 """A part of the error and of the advice."""
@@ -717,6 +729,32 @@ async def test_failed_writes_are_reported_until_one_is_committed(
     assert backend.query_rows("SELECT key FROM meta WHERE key LIKE 'probe%'") == []
     log = capsys.readouterr().out
     assert (log.count("database_write_failed"), log.count("database_write_recovered")) == (1, 1)
+
+
+async def test_lost_queue_is_not_replaced_by_an_empty_one(
+    join_host: JoinHost, backend: PostgresBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = await join_host("one")
+    await enqueue_shares(host, 1)
+    backend.execute(f"ALTER SCHEMA {backend.schema} RENAME TO {backend.schema}_lost")
+    backend.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'one'")
+
+    with pytest.raises(StoreDisplaced, match="no longer contains the queue"):
+        await enqueue_shares(host, 2)
+    await wait_until(lambda: "no longer contains" in str(host.write_error))
+    assert backend.query_rows(f"SELECT 1 FROM pg_namespace WHERE nspname = '{backend.schema}'") == []
+    other_keys = PostgresBackend(backend.address, backend.schema).create_store(FakeClock(), print, host="two")
+    await other_keys.open()
+    await other_keys.close()
+    with pytest.raises(StoreDisplaced, match="no longer contains the queue"):
+        await enqueue_shares(host, 2)
+
+    backend.execute(f"DROP SCHEMA {backend.schema} CASCADE")
+    backend.execute(f"ALTER SCHEMA {backend.schema}_lost RENAME TO {backend.schema}")
+    await wait_until(lambda: host.write_error is None)
+    await enqueue_shares(host, 2)
+    assert await host.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert capsys.readouterr().out.count("database_write_failed") == 1
 
 
 async def test_share_that_standby_may_lack_is_not_acknowledged(
