@@ -395,7 +395,7 @@ class Store(QueueReader, ABC):
     async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         """Record the nullifiers of a block as spent, confirm the shares among them, and advance the cursor to `height`.
 
-        Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
+        Idempotent; the cursor never moves back. Blocks between the cursor and `height` are recorded as unread. Returns the ids of the shares that this call confirmed.
         """
         return await self._run(blocks.apply_block, height, tuple(spent), int(now * 1000))
 
