@@ -17,7 +17,6 @@ from helper.errors import (
     StoreDisplaced,
     StoreError,
     StoreForeign,
-    StoreKeyError,
     StoreLocked,
     StoreRefused,
     StoreUnreachable,
