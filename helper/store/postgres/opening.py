@@ -17,6 +17,7 @@ from helper.errors import (
     StoreDisplaced,
     StoreError,
     StoreForeign,
+    StoreKeyError,
     StoreLocked,
     StoreRefused,
     StoreUnreachable,
@@ -290,6 +291,7 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: R
     Raises:
         StoreForeign: the schema belongs to another program or a newer version.
         StoreError: this host's key file differs from that of the others, or a running host lacks its first key.
+        StoreKeyError: rows are encrypted with a key that this host does not have.
         StoreCorrupt: a key is damaged.
     """
     keyring = encryption.keyring
@@ -301,6 +303,11 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: R
         keys = DatabaseKeys(_load_key(conn, ROW_CHECK_KEY), _load_key(conn, RANK_KEY))
         _check_keyring(conn, settings, keyring)
         encryption.missing_keys = _record_keys(conn, keyring)
+        for key in encryption.missing_keys:
+            if conn.execute(postgres_statements()["uses_key"], {"id": key}).fetchone() == (True,):
+                raise StoreKeyError(
+                    "the database has shares that are encrypted with a key that this host does not have"
+                )
     return keys
 
 

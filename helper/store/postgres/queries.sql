@@ -51,6 +51,11 @@ WITH here AS (
 SELECT pid FROM here WHERE objid = 3
 EXCEPT SELECT pid FROM here WHERE objid = hashtext('key ' || %(name)s)::oid;
 
+-- name: uses_key
+SELECT EXISTS (SELECT 1 FROM round_keys WHERE substr(mac_key, 1, 4) = %(id)s)
+  OR EXISTS (SELECT 1 FROM shares WHERE substr(witness, 1, 4) = %(id)s)
+  OR EXISTS (SELECT 1 FROM reveals WHERE substr(message, 1, 4) = %(id)s);
+
 -- name: new_ids
 SELECT nextval('share_id') FROM generate_series(1, %s);
 

@@ -838,19 +838,43 @@ async def test_row_with_flipped_key_id_is_quarantined(
     assert len(reported) == 1
 
 
-async def test_rows_with_missing_key_are_not_damaged(
+async def test_host_that_lacks_key_of_rows_is_refused(
     backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
 ) -> None:
     new = b"n" * 32
-    for keys in ([*SEALING_KEYS, new], [new, *SEALING_KEYS], [new]):
+    for keys in ([*SEALING_KEYS, new], [new, *SEALING_KEYS]):
         host = backend.create_store(clock, reported.append, sealing_keys=keys)
         await host.open()
-        if keys == [new]:
-            with pytest.raises(StoreKeyError):
-                await claim_all_due(host)
-        else:
-            await enqueue_shares(host, len(keys[0]))
+        await enqueue_shares(host, 1)
         await host.close()
+    late = backend.create_store(clock, reported.append, sealing_keys=[new])
+    with pytest.raises(StoreKeyError, match="a key that this host does not have"):
+        await late.open()
+    backend.execute("UPDATE shares SET witness = '\\xffffffff' || substr(witness, 5)")
+    with pytest.raises(StoreKeyError):  # the round
+        await late.open()
+    backend.execute("UPDATE round_keys SET mac_key = '\\xffffffff' || substr(mac_key, 5)")
+    await late.open()
+    await late.close()
+    assert reported == []
+
+
+async def test_rows_that_need_missing_key_later_are_not_damaged(
+    backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
+) -> None:
+    new = b"n" * 32
+    first = backend.create_store(clock, reported.append, host="one", sealing_keys=[*SEALING_KEYS, new])
+    second = backend.create_store(clock, reported.append, host="two", sealing_keys=[new, *SEALING_KEYS])
+    late = backend.create_store(clock, reported.append, host="three", sealing_keys=[new])
+    for host in (first, second, late):
+        await host.open()
+    try:
+        await enqueue_shares(first, 1)
+        with pytest.raises(StoreKeyError):
+            await claim_all_due(late)
+    finally:
+        for host in (first, second, late):
+            await host.close()
     assert reported == []
 
 
