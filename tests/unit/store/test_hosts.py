@@ -38,6 +38,7 @@ from helper.store.postgres import PostgresStore, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.opening import refuse_host_name_in_use
+from helper.store.postgres.reader import CONNECTIONS
 from helper.store.postgres.transaction import PostgresTransaction
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
@@ -625,6 +626,23 @@ async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: Joi
 
 
 # ---------------------------------------------------------------------- failures
+
+
+async def test_read_replaces_all_lost_connections(join_host: JoinHost, backend: PostgresBackend) -> None:
+    host = await join_host("one")
+    await enqueue_shares(host, 1)
+    pids = {
+        tuple(await read)
+        for read in [
+            asyncio.create_task(host._reader.run(b"SELECT pg_backend_pid(), pg_sleep(0.2)::text"))
+            for _ in range(CONNECTIONS)
+        ]
+    }
+    assert len(pids) == CONNECTIONS
+
+    backend.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'one'")
+
+    assert await host.is_known(make_posted_share(1).share.key)
 
 
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
