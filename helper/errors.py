@@ -12,6 +12,7 @@
     │   ├── StoreMoved          the queue was migrated to another database, or is not completely in this one yet
     │   ├── StoreKeyError       a key of an encrypted database is missing
     │   ├── StoreCopyDiffers    a copy differs from its source
+    │   ├── LeavesMissing       the stored leaves of a tree end before the new ones
     │   ├── StoreUnreachable    the shared database does not respond
     │   ├── StoreRefused        the shared database refuses writes, or its session is not as required
     │   └── StoreUnconfirmed    the shared database did not confirm a commit on its standby
@@ -139,6 +140,18 @@ class StoreKeyError(StoreError):
 
     retryable = False
     advice = "Install the same key file on every host; remove an old key only once its rounds are purged."
+
+
+class LeavesMissing(StoreError):
+    """The stored leaves of a tree end before the new ones: the database has lost commits.
+
+    Attributes:
+        stored: number of stored leaves.
+    """
+
+    def __init__(self, stored: int) -> None:
+        super().__init__(f"only {stored} leaves are stored, some are missing before the new ones")
+        self.stored = stored
 
 
 class StoreCopyDiffers(StoreError):

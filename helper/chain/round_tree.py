@@ -10,7 +10,7 @@ import structlog
 
 from helper.chain.absence_proof import Observation
 from helper.chain.models import LeafBlock, Round, TreeState
-from helper.errors import ChainResponseError
+from helper.errors import ChainResponseError, LeavesMissing
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
 
@@ -87,7 +87,13 @@ async def save_tree(store: Store, round_id: bytes, round_tree: RoundTree) -> Non
             count += 1
         batch = round_tree.unsaved_blocks[:count]
         leaves = b"".join(block.leaves for block in batch)
-        await store.save_leaves(round_id, batch[-1].height, batch[0].start_index, leaves)
+        try:
+            await store.save_leaves(round_id, batch[-1].height, batch[0].start_index, leaves)
+        except LeavesMissing as error:  # a standby that lacks the last commits was promoted
+            lost = b"".join(round_tree.tree.leaf(index) for index in range(error.stored, batch[0].start_index))
+            await store.save_leaves(round_id, batch[0].height - 1, error.stored, lost)
+            round_tree.stored_subtrees = min(round_tree.stored_subtrees, error.stored // SUBTREE_LEAVES)
+            continue
         del round_tree.unsaved_blocks[:count]
     size = round_tree.anchor.size if round_tree.anchor else 0
     complete = size // SUBTREE_LEAVES

@@ -50,6 +50,11 @@ class Lease(Protocol):
         """The other host that held the lease when it was last read; "" if none did."""
         ...
 
+    @property
+    def holder_seconds(self) -> float:
+        """Validity in seconds of the other host's lease when it was last read; it may have other settings."""
+        ...
+
     async def acquire(self) -> bool:
         """Acquire the lease if no host holds it, or if this host held it before a restart.
 

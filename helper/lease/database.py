@@ -66,6 +66,11 @@ class DatabaseLease:
         """Whether this host holds the lease, and the outer lease if there is one."""
         return self._term.is_running and (self._outer is None or self._outer.is_held)
 
+    @property
+    def holder_seconds(self) -> float:
+        """That of the outer lease, if there is one. The row expires by the database's clock, also across restarts."""
+        return self.seconds if self._outer is None else self._outer.holder_seconds
+
     async def acquire(self) -> bool:
         """Acquire the lease; if another host holds it, set `holder`."""
         if self._outer is not None and not self._outer.is_held and not await self._outer.acquire():

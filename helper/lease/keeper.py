@@ -80,7 +80,6 @@ class LeaseKeeper:
         Args:
             give_up_on_error: return, without an error, if the storage of the lease is unreachable.
         """
-        max_wait = self._lease.seconds * (1 + 1 / ATTEMPTS_PER_TERM)
         held_since: float | None = None  # start of an uninterrupted period in which another host held it
         while True:
             while not self._can_send():
@@ -101,7 +100,9 @@ class LeaseKeeper:
                 self._warn_once("sending_paused", *self._waiting_reason())
                 now = self._clock.monotonic()
                 held_since = now if held_since is None else held_since
-                if not self._standby and now - held_since >= max_wait:
+                # Otherwise a lease of more seconds, left by a crash, would be refused again after every restart.
+                validity = max(self._lease.seconds, self._lease.holder_seconds)
+                if not self._standby and now - held_since >= validity * (1 + 1 / ATTEMPTS_PER_TERM):
                     raise LeaseHeld(f"{self._other_host} holds the sender lease of this queue")
             await self._clock.sleep(self._lease.seconds / ATTEMPTS_PER_TERM)
         self._is_acquired = True

@@ -12,6 +12,7 @@ class LocalLease:
     is_held: bool = True
     fence: int = 0
     holder: str = ""
+    holder_seconds: float = math.inf
 
     async def acquire(self) -> bool:
         """Return True."""

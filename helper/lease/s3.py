@@ -80,6 +80,7 @@ class S3Lease:
         self.seconds = seconds
         self.fence = 0
         self.holder = ""
+        self.holder_seconds = seconds
         self._bucket = bucket
         self._name = name
         self._host = host[:256]
@@ -120,7 +121,7 @@ class S3Lease:
                     return False
                 record = self._parse_record(stored)
                 if not self._is_free(stored, record):
-                    self.holder = record.host
+                    self.holder, self.holder_seconds = record.host, record.seconds
                     return False
                 fence = max(self.fence, record.fence) + 1
                 requested_at = self._term.read_clocks()

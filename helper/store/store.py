@@ -395,7 +395,8 @@ class Store(QueueReader, ABC):
     async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         """Record the nullifiers of a block as spent, confirm the shares among them, and advance the cursor to `height`.
 
-        Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
+        Idempotent; the cursor never moves back. Blocks between the cursor and `height` are recorded as unread. Returns
+        the ids of the shares that this call confirmed.
         """
         return await self._run(blocks.apply_block, height, tuple(spent), int(now * 1000))
 
@@ -471,7 +472,8 @@ class Store(QueueReader, ABC):
         """Store the leaves that one block appended to a round's tree (n × 32 bytes). Idempotent.
 
         Raises:
-            StoreError: they contradict the stored leaves, or leave a gap.
+            LeavesMissing: earlier leaves are not stored.
+            StoreError: they contradict the stored leaves.
         """
         await self._run(trees.save_leaves, round_id, height, start_index, leaves)
 

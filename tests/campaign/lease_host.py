@@ -98,6 +98,10 @@ class ReportingLease:
     def holder(self) -> str:
         return self._lease.holder
 
+    @property
+    def holder_seconds(self) -> float:
+        return self._lease.holder_seconds
+
 
 def report_sends(pipeline: Pipeline) -> None:
     """Record every claim and print every send."""

@@ -86,13 +86,17 @@ def delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> b
 def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
     """Apply the nullifiers of a block and advance the cursor to it; see `Store.apply_block`.
 
-    Every host reads every block. If another host has applied it already, no exclusive lock is taken.
+    Every host reads every block. If another host has applied it already, no exclusive lock is taken. A host may have
+    applied the blocks between the cursor and this one to a database whose last commits are lost since.
     """
     if tx.are_all_spent(spent) and _has_reached(tx, height):
         return []
     tx.lock_exclusive()
     confirmed = _apply_spent(tx, spent, at_ms)
-    if not _has_reached(tx, height):
+    cursor = _read_cursor(tx)
+    if cursor is not None and cursor < height - 1:
+        set_meta(tx, UNREAD_KEY, format_ranges(add_range(_read_unread_ranges(tx), cursor + 1, height - 1)))
+    if cursor is None or cursor < height:
         set_meta(tx, CURSOR_KEY, str(height))
     return confirmed
 

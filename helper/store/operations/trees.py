@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from helper.errors import StoreError
+from helper.errors import LeavesMissing, StoreError
 from helper.store.transaction import Transaction
 
 LEAF_BYTES: Final = 32
@@ -15,7 +15,8 @@ def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leave
     """Append leaves to a round's tree. Leaves that are stored already must be equal.
 
     Raises:
-        StoreError: they contradict the stored leaves, leave a gap, or are not complete.
+        LeavesMissing: earlier leaves are not stored.
+        StoreError: they contradict the stored leaves, or are not complete.
     """
     if len(leaves) % LEAF_BYTES or start < 0:
         raise StoreError("leaves must have 32 bytes each", advice="This is a bug in the helper: report it.")
@@ -26,7 +27,7 @@ def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leave
     last = tx.fetch_one("last_leaves", (key.no,))
     size = 0 if last is None else last[0] + last[2]
     if start > size:
-        raise StoreError(f"cannot store leaves from index {start}: only {size} leaves are stored, some are missing")
+        raise LeavesMissing(size)
     stop = start + len(leaves) // LEAF_BYTES
     known = min(stop, size) - start
     if known and _stored_leaves(tx, key.no, start, start + known) != leaves[: known * LEAF_BYTES]:

@@ -14,8 +14,10 @@ from psycopg import sql
 from helper.errors import (
     NotFound,
     StoreCorrupt,
+    StoreDisplaced,
     StoreError,
     StoreForeign,
+    StoreKeyError,
     StoreLocked,
     StoreRefused,
     StoreUnreachable,
@@ -32,7 +34,7 @@ from helper.store.meta import (
     refuse_marked,
 )
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
-from helper.store.postgres.errors import translate
+from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
 from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
 from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements, read_migrations
@@ -226,6 +228,36 @@ def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:
     refuse_marked(marks, f"{settings.to_display_text()}, schema {settings.schema}")
 
 
+def require_same_queue(conn: Connection, settings: ConnectionSettings, keys: DatabaseKeys) -> None:
+    """Check after a lost connection that the database still contains the queue, because a missing one is created.
+
+    Raises:
+        StoreDisplaced: the schema is missing or contains another queue: it was dropped, or this is another server.
+    """
+    is_same = conn.execute("SELECT to_regclass('meta') IS NOT NULL").fetchone() == (True,)
+    if is_same:
+        is_same = conn.execute(postgres_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall() == [
+            make_meta_row(ROW_CHECK_KEY, keys.row_check.hex())
+        ]
+    if not is_same:
+        raise StoreDisplaced(
+            f"{settings.to_display_text()}, schema {settings.schema}, no longer contains the queue of this host",
+            advice="Restore the database, or start the server that has the queue; the helper then continues "
+            "automatically. Only if the queue is permanently lost, restart the helper to begin with this database.",
+        )
+
+
+def require_privileges(conn: Connection) -> None:
+    """Check that the role may use every table and sequence of the schema.
+
+    Raises:
+        StoreRefused: it may not.
+    """
+    refused = [row[0] for row in conn.execute(postgres_statements()["missing_privileges"])]
+    if refused:
+        raise StoreRefused(f"nothing was written: no privileges on {', '.join(refused)}", advice=PRIVILEGES_ADVICE)
+
+
 def require_ready(conn: Connection, settings: ConnectionSettings, encryption: RowEncryption) -> None:
     """Check the schema version and the keys, without changes, and set the missing keys of `encryption`.
 
@@ -259,6 +291,7 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: R
     Raises:
         StoreForeign: the schema belongs to another program or a newer version.
         StoreError: this host's key file differs from that of the others, or a running host lacks its first key.
+        StoreKeyError: rows are encrypted with a key that this host does not have.
         StoreCorrupt: a key is damaged.
     """
     keyring = encryption.keyring
@@ -270,6 +303,11 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: R
         keys = DatabaseKeys(_load_key(conn, ROW_CHECK_KEY), _load_key(conn, RANK_KEY))
         _check_keyring(conn, settings, keyring)
         encryption.missing_keys = _record_keys(conn, keyring)
+        for key in encryption.missing_keys:
+            if conn.execute(postgres_statements()["uses_key"], {"id": key}).fetchone() == (True,):
+                raise StoreKeyError(
+                    "the database has shares that are encrypted with a key that this host does not have"
+                )
     return keys
 
 

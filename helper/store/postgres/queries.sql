@@ -25,6 +25,19 @@ FROM generate_series(1, 2048);
 -- name: drop_probe
 DELETE FROM meta WHERE key = 'probe ' || pg_backend_pid();
 
+-- Tables and sequences that the role may not use.
+
+-- name: missing_privileges
+SELECT relname FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND CASE relkind
+  WHEN 'S' THEN NOT has_sequence_privilege(oid, 'USAGE')
+  WHEN 'r' THEN NOT (
+    has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+    AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE')
+  )
+END
+ORDER BY relname;
+
 -- name: standby_names
 SELECT current_setting('synchronous_standby_names');
 
@@ -37,6 +50,11 @@ WITH here AS (
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 SELECT pid FROM here WHERE objid = 3
 EXCEPT SELECT pid FROM here WHERE objid = hashtext('key ' || %(name)s)::oid;
+
+-- name: uses_key
+SELECT EXISTS (SELECT 1 FROM round_keys WHERE substr(mac_key, 1, 4) = %(id)s)
+  OR EXISTS (SELECT 1 FROM shares WHERE substr(witness, 1, 4) = %(id)s)
+  OR EXISTS (SELECT 1 FROM reveals WHERE substr(message, 1, 4) = %(id)s);
 
 -- name: new_ids
 SELECT nextval('share_id') FROM generate_series(1, %s);

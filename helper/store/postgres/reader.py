@@ -91,7 +91,7 @@ class PostgresReader:
         return [row for (name, _), rows in zip(queries, results[1:], strict=True) for row in decrypt(name, rows)]
 
     async def run(self, sql: bytes, params: Any = None) -> list[Row]:
-        """Return all rows of a statement that changes nothing. A lost connection is replaced once."""
+        """Return all rows of a statement that changes nothing. Lost connections are replaced."""
         return (await self._run_all([(sql, params)]))[0]
 
     async def _run_all(self, statements: Sequence[tuple[bytes, Any]]) -> list[list[Row]]:
@@ -100,12 +100,13 @@ class PostgresReader:
             raise StoreError("the database is not open", advice="Start the helper again.")
         try:
             with _restore_cancellation():
-                try:
-                    return await _run_all(self._pool, statements)
-                except psycopg.Error as error:
-                    if isinstance(error, PoolTimeout) or not is_connection_lost(error):
-                        raise
-                    return await _run_all(self._pool, statements)
+                for _ in range(CONNECTIONS):  # all idle connections are lost if the server was restarted
+                    try:
+                        return await _run_all(self._pool, statements)
+                    except psycopg.Error as error:
+                        if isinstance(error, PoolTimeout) or not is_connection_lost(error):
+                            raise
+                return await _run_all(self._pool, statements)
         except (psycopg.Error, PoolTimeout) as error:
             raise translate(error) from error
 

@@ -25,7 +25,15 @@ from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import is_batch_wide, is_retryable, needs_new_connection, translate
-from helper.store.postgres.opening import acquire_host_lock, acquire_host_name, connect, prepare_schema, refuse_migrated
+from helper.store.postgres.opening import (
+    acquire_host_lock,
+    acquire_host_name,
+    connect,
+    prepare_schema,
+    refuse_migrated,
+    require_privileges,
+    require_same_queue,
+)
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.row_encryption import RowEncryption
 from helper.store.write_jobs import WriteJob, deliver_results, split_batch
@@ -110,7 +118,10 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         try:
             acquire_host_name(conn, self._settings)  # first, so that a second process with this name changes nothing
             acquire_host_lock(conn, self._settings)
+            if self._keys is not None:
+                require_same_queue(conn, self._settings, self._keys)
             self._keys = prepare_schema(conn, self._settings, self._encryption)
+            require_privileges(conn)
             refuse_migrated(conn, self._settings)
         except BaseException:
             conn.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -138,8 +139,11 @@ def refuse_locked(database: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the path at which this process writes a file before it renames it to `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Return a path at which to write a file before it is renamed to `path`.
+
+    It contains no process id: commands in a container often have the same one, and a killed command leaves its file.
+    """
+    return path.with_name(f".{path.name}.{secrets.randbelow(10**12)}.partial")
 
 
 def _erase_copies_of_killed_restores(database: Path) -> None:

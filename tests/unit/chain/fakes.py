@@ -17,7 +17,7 @@ import httpx
 
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.core.share import ShareState
-from helper.errors import StoreError
+from helper.errors import LeavesMissing, StoreError
 from helper.store.block_ranges import BlockRange, add_range, remove_range
 from helper.store.models import RoundLike, SentReveal, SpentNullifier, StoredRound
 from helper.store.rescan import Rescan, start_rescan
@@ -300,7 +300,10 @@ class MemoryStore(PartialStore):
         if self.is_full:
             raise StoreError("no space")
         rows = self.leaves.setdefault(round_id, [])
-        assert sum(len(row) for _, row in rows) == start_index * 32
+        stored = sum(len(row) for _, row in rows) // 32
+        if stored < start_index:
+            raise LeavesMissing(stored)
+        assert stored == start_index
         rows.append((height, leaves))
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:

@@ -276,6 +276,24 @@ async def test_tree_sync_stores_leaves_later_after_disk_error() -> None:
     assert (await env.store.load_leaves(ROUND_ID))[1] == 84
 
 
+async def test_tree_sync_stores_leaves_again_that_the_database_has_lost() -> None:
+    env, chain = TreeEnvironment(), FakeTree()
+    await env.start()
+    for height, number in ((60, 1), (70, 2), (80, 3)):
+        chain.append(height, number)
+        chain.publish_to(*env.nodes)
+        await env.trees.sync(100)
+    del env.store.leaves[ROUND_ID][1:]
+    chain.append(90, 4)
+    chain.publish_to(*env.nodes)
+
+    await env.trees.sync(101)
+
+    stored = b"".join(env.trees.leaf(ROUND_ID, index) or b"" for index in range(4))
+    assert await env.store.load_leaves(ROUND_ID) == (stored, 90)
+    assert [height for height, _ in env.store.leaves[ROUND_ID]] == [60, 89, 90]
+
+
 async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
     env = TreeEnvironment()
     env.nodes[0].tree = {}

@@ -11,8 +11,10 @@ from structlog.testing import capture_logs
 
 from helper.errors import LeaseError, LeaseHeld
 from helper.lease.keeper import LeaseKeeper
+from helper.lease.s3 import S3Lease
 from tests.support.clock import FakeClock
 from tests.support.fakes import wait_until
+from tests.unit.lease.test_s3 import OBJECT_NAME, create_released_bucket
 
 
 class FakeLeaseStore:
@@ -45,6 +47,7 @@ class FakeLease:
         self.fence = 0
         self.is_held = False
         self.holder = ""
+        self.holder_seconds = self.seconds
 
     async def acquire(self) -> bool:
         self._store.record_call("acquire")
@@ -135,6 +138,16 @@ async def test_keeper_takes_lease_of_stopped_host_after_expiry(
     await advance_until(clock, 5, lambda: lease_store.calls.count("acquire") >= 4)
     lease_store.owner = ""
     await advance_until(clock, 2, beginning.done)
+    await beginning
+    assert lease.is_held
+
+
+async def test_keeper_waits_for_longer_lease_of_crashed_host(clock: FakeClock) -> None:
+    bucket = create_released_bucket()
+    assert await S3Lease(bucket, OBJECT_NAME, host="red", clock=clock, seconds=60).acquire()
+    lease = S3Lease(bucket, OBJECT_NAME, host="red", clock=clock)
+    beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
+    await advance_until(clock, 90, beginning.done)
     await beginning
     assert lease.is_held
 

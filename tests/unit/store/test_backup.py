@@ -245,6 +245,15 @@ def test_backup_file_is_private_and_replaces_only_a_backup(tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == ["backup.age"]
 
 
+def test_file_of_killed_command_with_the_same_process_id_blocks_no_other(tmp_path: Path) -> None:
+    output = tmp_path / "queue.age"
+    with pytest.raises(KeyboardInterrupt), create_file(output, b"age-encryption.org/v1\n1"):
+        raise KeyboardInterrupt
+    write_backup(output, b"age-encryption.org/v1\n2")
+    assert output.read_bytes() == b"age-encryption.org/v1\n2"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize("has_hard_links", [True, False])
 def test_backup_never_replaces_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool) -> None:
     output = tmp_path / "shares.age"

@@ -21,7 +21,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from helper.core.share import ShareState
-from helper.errors import StoreError, StoreForeign, StoreKeyError, StoreLocked, StoreRefused, StoreUnconfirmed
+from helper.errors import (
+    StoreDisplaced,
+    StoreError,
+    StoreForeign,
+    StoreKeyError,
+    StoreLocked,
+    StoreRefused,
+    StoreUnconfirmed,
+)
 from helper.lease.database import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
@@ -30,6 +38,7 @@ from helper.store.postgres import PostgresStore, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.opening import refuse_host_name_in_use
+from helper.store.postgres.reader import CONNECTIONS
 from helper.store.postgres.transaction import PostgresTransaction
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
@@ -619,6 +628,23 @@ async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: Joi
 # ---------------------------------------------------------------------- failures
 
 
+async def test_read_replaces_all_lost_connections(join_host: JoinHost, backend: PostgresBackend) -> None:
+    host = await join_host("one")
+    await enqueue_shares(host, 1)
+    pids = {
+        tuple(await read)
+        for read in [
+            asyncio.create_task(host._reader.run(b"SELECT pg_backend_pid(), pg_sleep(0.2)::text"))
+            for _ in range(CONNECTIONS)
+        ]
+    }
+    assert len(pids) == CONNECTIONS
+
+    backend.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'one'")
+
+    assert await host.is_known(make_posted_share(1).share.key)
+
+
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
     host_a = await join_host("one")
     await enqueue_shares(host_a, 1)
@@ -668,7 +694,11 @@ FAULTS = {
         "SELECT pg_reload_conf()",
         "ALTER SYSTEM RESET default_transaction_read_only",
     ),
-    "no privilege": ("SELECT", "REVOKE INSERT ON shares FROM {role}", "GRANT INSERT ON shares TO {role}"),
+    "no privilege": (
+        "SELECT",
+        "REVOKE ALL ON SEQUENCE share_id FROM {role}",  # not used by the probe
+        "GRANT ALL ON SEQUENCE share_id TO {role}",
+    ),
     "name in use": (
         "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE objid = hashtext('host one')::oid",
         "SELECT pg_advisory_lock(hashtext(current_schema()), hashtext('host one'))",
@@ -679,7 +709,7 @@ FAULTS = {
 FAULT_TEXTS = {
     "full": ("nothing was written", "Free space"),
     "read-only": ("are read-only", "Free space"),
-    "no privilege": ("permission denied", "Grant"),
+    "no privilege": ("no privileges on share_id", "Grant"),
     "name in use": ("under the name 'one'", "different name"),
 }
 """A part of the error and of the advice."""
@@ -717,6 +747,32 @@ async def test_failed_writes_are_reported_until_one_is_committed(
     assert backend.query_rows("SELECT key FROM meta WHERE key LIKE 'probe%'") == []
     log = capsys.readouterr().out
     assert (log.count("database_write_failed"), log.count("database_write_recovered")) == (1, 1)
+
+
+async def test_lost_queue_is_not_replaced_by_an_empty_one(
+    join_host: JoinHost, backend: PostgresBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = await join_host("one")
+    await enqueue_shares(host, 1)
+    backend.execute(f"ALTER SCHEMA {backend.schema} RENAME TO {backend.schema}_lost")
+    backend.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'one'")
+
+    with pytest.raises(StoreDisplaced, match="no longer contains the queue"):
+        await enqueue_shares(host, 2)
+    await wait_until(lambda: "no longer contains" in str(host.write_error))
+    assert backend.query_rows(f"SELECT 1 FROM pg_namespace WHERE nspname = '{backend.schema}'") == []
+    other_keys = PostgresBackend(backend.address, backend.schema).create_store(FakeClock(), print, host="two")
+    await other_keys.open()
+    await other_keys.close()
+    with pytest.raises(StoreDisplaced, match="no longer contains the queue"):
+        await enqueue_shares(host, 2)
+
+    backend.execute(f"DROP SCHEMA {backend.schema} CASCADE")
+    backend.execute(f"ALTER SCHEMA {backend.schema}_lost RENAME TO {backend.schema}")
+    await wait_until(lambda: host.write_error is None)
+    await enqueue_shares(host, 2)
+    assert await host.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert capsys.readouterr().out.count("database_write_failed") == 1
 
 
 async def test_share_that_standby_may_lack_is_not_acknowledged(
@@ -800,19 +856,43 @@ async def test_row_with_flipped_key_id_is_quarantined(
     assert len(reported) == 1
 
 
-async def test_rows_with_missing_key_are_not_damaged(
+async def test_host_that_lacks_key_of_rows_is_refused(
     backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
 ) -> None:
     new = b"n" * 32
-    for keys in ([*SEALING_KEYS, new], [new, *SEALING_KEYS], [new]):
+    for keys in ([*SEALING_KEYS, new], [new, *SEALING_KEYS]):
         host = backend.create_store(clock, reported.append, sealing_keys=keys)
         await host.open()
-        if keys == [new]:
-            with pytest.raises(StoreKeyError):
-                await claim_all_due(host)
-        else:
-            await enqueue_shares(host, len(keys[0]))
+        await enqueue_shares(host, 1)
         await host.close()
+    late = backend.create_store(clock, reported.append, sealing_keys=[new])
+    with pytest.raises(StoreKeyError, match="a key that this host does not have"):
+        await late.open()
+    backend.execute("UPDATE shares SET witness = '\\xffffffff' || substr(witness, 5)")
+    with pytest.raises(StoreKeyError):  # the round
+        await late.open()
+    backend.execute("UPDATE round_keys SET mac_key = '\\xffffffff' || substr(mac_key, 5)")
+    await late.open()
+    await late.close()
+    assert reported == []
+
+
+async def test_rows_that_need_missing_key_later_are_not_damaged(
+    backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
+) -> None:
+    new = b"n" * 32
+    first = backend.create_store(clock, reported.append, host="one", sealing_keys=[*SEALING_KEYS, new])
+    second = backend.create_store(clock, reported.append, host="two", sealing_keys=[new, *SEALING_KEYS])
+    late = backend.create_store(clock, reported.append, host="three", sealing_keys=[new])
+    for host in (first, second, late):
+        await host.open()
+    try:
+        await enqueue_shares(first, 1)
+        with pytest.raises(StoreKeyError):
+            await claim_all_due(late)
+    finally:
+        for host in (first, second, late):
+            await host.close()
     assert reported == []
 
 

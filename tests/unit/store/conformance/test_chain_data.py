@@ -97,6 +97,14 @@ async def test_apply_block_older_height_does_not_move_cursor(store: Store) -> No
         assert await store.get_cursor() == expected
 
 
+async def test_apply_block_records_the_blocks_of_lost_commits_as_unread(store: Store) -> None:
+    await store.apply_block(5, [], now=NOW)
+    await store.apply_block(9, [], now=NOW)  # a host applied 6 to 8 to a primary whose standby lacks them
+    await store.apply_block(10, [], now=NOW)
+
+    assert (await store.get_cursor(), await store.list_unread_blocks()) == (10, [(6, 8)])
+
+
 async def test_skip_to_records_the_blocks_between_as_unread(store: Store, reopen: Reopen) -> None:
     await store.skip_to(100, first=41)
     assert (await store.get_cursor(), await store.list_unread_blocks()) == (100, [(41, 100)])
