@@ -105,7 +105,7 @@ class GatewayLimits:
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
         max_streams: maximum responses to GETs that are being streamed. They hold no slot.
         slow_seconds: a GET without a response for this long may be aborted for another request.
-        max_leaves: maximum concurrent requests to nodes for pages of leaves, in addition to `max_concurrent`;.
+        max_leaves: maximum concurrent requests to nodes for pages of leaves, in addition to `max_concurrent`.
         max_waiting_leaves: maximum requests for pages of leaves that wait for one of these to get its response.
         slow_leaves_seconds: a request for a page of leaves without a response for this long may be aborted for another.
     """
