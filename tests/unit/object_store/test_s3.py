@@ -19,6 +19,7 @@ from helper.lease.s3 import S3Lease
 from helper.lease.s3_record import LeaseRecord
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
 from helper.object_store.s3 import open_bucket
+from tests.support.clock import FakeClock
 from tests.support.process import find_free_port
 from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, put_released_lease
 from tests.support.servers import serve_connections
@@ -212,10 +213,12 @@ async def test_missing_library_error_names_the_extra(monkeypatch: pytest.MonkeyP
 
 
 async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
-    def lease(host: str) -> S3Lease:
-        return S3Lease(store.open_bucket_client("lease"), "sender.json", host=host, clock=SystemClock(), seconds=2)
+    clock = FakeClock()
 
-    await put_released_lease(store.open_bucket_client("lease"), seconds=2)
+    def lease(host: str) -> S3Lease:
+        return S3Lease(store.open_bucket_client("lease"), "sender.json", host=host, clock=clock, seconds=30)
+
+    await put_released_lease(store.open_bucket_client("lease"), seconds=30)
     hosts = [lease(name) for name in "abc"]
     acquired = await asyncio.gather(*(lease.acquire() for lease in hosts))
     assert sorted(acquired) == [False, False, True]
@@ -232,9 +235,9 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
     current = await store.open_bucket_client("lease").get("sender.json")
     assert current is not None
     assert LeaseRecord.from_bytes(current.body).fence == 2
-    async with asyncio.timeout(30):
-        while not await winner.acquire():  # the holder no longer renews
-            await asyncio.sleep(0.1)
+    assert not await winner.acquire()
+    clock.advance(31)  # the holder no longer renews
+    assert await winner.acquire()
     assert (winner.fence, other.is_held, await other.renew()) == (3, False, False)
 
 

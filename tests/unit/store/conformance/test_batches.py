@@ -100,6 +100,8 @@ ONE_OF_EACH_OUTCOME = [
     IncomingShare(2, 4, 4, 0, ""),
     IncomingShare(2, 5, 4, 0, ""),
     IncomingShare(2, 4, 6, 0, ""),
+    IncomingShare(2, 7, 7, int(NOW) + 500, ""),
+    IncomingShare(2, 7, 7, 0, ""),
 ]
 """One share of each kind."""
 
