@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,12 +28,14 @@ def count_steps(work: Callable[[], object]) -> int:
         return trace
 
     previous = sys.gettrace()
+    gc.disable()  # a collection would run, and count, the finalizers of earlier tests
     sys.settrace(trace)
     try:
         with contextlib.suppress(InvalidResponse):
             work()
     finally:
         sys.settrace(previous)
+        gc.enable()
     return steps
 
 
