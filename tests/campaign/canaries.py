@@ -81,6 +81,7 @@ def malformed_bodies(body: Mapping[str, Any], rng: random.Random) -> list[bytes]
     """Return bodies with one error each; they contain all secrets, some in the wrong field."""
     valid_body = json.dumps(body).encode()
     blind, hash_ = body["primary_blind"], body["shares_hash"]
+    missing = rng.choice(sorted(body.keys() - {"submit_at"}))  # without a due time the share would be due at once
     bodies: list[Any] = [
         {**body, "primary_blind": blind[:-4]},
         {**body, "primary_blind": blind + "!"},
@@ -100,7 +101,7 @@ def malformed_bodies(body: Mapping[str, Any], rng: random.Random) -> list[bytes]
         {**body, "vote_round_id": base64.b64decode(blind).hex()},
         {**body, "submit_at": blind},
         {**body, blind: blind},
-        {key: value for key, value in body.items() if key != rng.choice(sorted(body))},
+        {key: value for key, value in body.items() if key != missing},
         [body],
         blind,
     ]

@@ -144,7 +144,7 @@ async def _run_waves(
     search.check_waiting_shares(votes)
     operators = asyncio.create_task(_query_operator_views(helper, responses))
     try:
-        await _post_malformed(helper, votes, setting.seeded_random("wrong"), responses)
+        await _post_malformed(helper, votes, later, setting.seeded_random("wrong"), responses)
         waves = ((votes[:half], len(votes) - half), (votes[half:], 0))
         seconds = [await _measure_erasure(search, chain, helper, wave, 16 * waiting) for wave, waiting in waves]
     finally:
@@ -217,12 +217,17 @@ async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> 
         await asyncio.sleep(0.5)
 
 
-async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Random, responses: list[str]) -> None:
-    """Send malformed bodies and URLs; record all responses."""
+async def _post_malformed(
+    helper: HelperProcess, votes: Votes, submit_at: int, rng: random.Random, responses: list[str]
+) -> None:
+    """Send malformed bodies and URLs; record all responses.
+
+    Some of them are accepted as duplicates, so an earlier `submit_at` would move a share's due time up.
+    """
     async with httpx.AsyncClient(base_url=helper.url, timeout=30) as http:
         for vote, position in votes:
             share = rng.choice(vote.shares)
-            body = ballot.post_body(vote, share, position, 0)
+            body = ballot.post_body(vote, share, position, submit_at)
             for content in malformed_bodies(body, rng):
                 response = await http.post(SHARES_PATH, content=content)
                 responses.append(f"{response.headers} {response.text}")
