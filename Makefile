@@ -17,7 +17,10 @@ DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy sy
 # Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (20 to 60 minutes).
 BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container \
   podman=podman runc=runc iptables=iptables $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))
-# Tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
+# Tests of `make test-full`: campaigns and documents with real processes, killed databases, proxies, planted faults.
+LONG := tests/acceptance tests/campaign/test_quick.py tests/tor $(addprefix tests/integration/test_,conformance.py \
+  crash.py encryption_kill.py eras.py outage.py postgres_failover.py postgres_network.py proxies.py roles.py)
+# Of these, tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
 ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 # Browser tests: whether to run them, and the test wallet that they need.
@@ -41,7 +44,7 @@ DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile cont
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign simulation explorer check format ui wheel release release-check package bench lock docs pictures clean
+.PHONY: help demo test test-full campaign simulation explorer check format ui wheel release release-check package bench lock docs pictures clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -50,17 +53,22 @@ demo: $(VENV)/.native ## run a vote on an embedded chain with real proofs (ARGS=
 	@$(if $(findstring postgres,$(ARGS)),sh scripts/system_packages.sh $(filter %=postgresql,$(DEPLOY)))
 	@$(BIN)/svote-helper demo $(ARGS)
 
-test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run all tests, warnings as errors (ARGS='-k name' is passed to pytest)
+test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run the tests that a change needs, warnings as errors (ARGS='-k name' is passed to pytest)
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(BOOT) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(addprefix --ignore=,$(ALONE) tests/browser tests/deploy)
-	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(LONG) $(ALONE) tests/browser tests/deploy)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 	@sh scripts/page.sh
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 	$(CARGO_TEST)
+
+test-full: $(VENV)/.native ## run the long tests, which `make test` omits: campaigns, failover, proxies, 700 more seeds
+	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(LONG)
+	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m tests.simulation --seeds 300-999
 
 check: $(VENV)/.native ## check lint, types, imports and format of Python and Rust
 	$(BIN)/ruff check .
