@@ -477,11 +477,10 @@ class Service:
         Raises:
             HelperError: a component ended unexpectedly.
         """
-        auxiliary = dict(more_auxiliary or {})
+        auxiliary = {"node ids": self._compare_node_ids, **(more_auxiliary or {})}
         components: dict[str, Coroutine[Any, Any, None]] = {
             "chain_sync": self.chain_sync.run(),
             "block_follower": self.block_follower.run(),
-            "node ids": self._compare_node_ids(),
         }
         if self.cluster is not None:
             components |= self.cluster.tasks

@@ -16,6 +16,7 @@ from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
 from helper.config import Config
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
+from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.application import create_app
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -255,6 +256,32 @@ async def test_stop_ends_service_without_error(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(harness.service.prover_pool, "wait_ready", wait_forever)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await harness.service.run(on_started=lambda _url: harness.service.stop())
+
+
+async def test_failed_comparison_of_node_ids_is_reported_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = ServiceHarness(tmp_path, monkeypatch)
+    calls = 0
+
+    async def compare() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("a mistake of ours")
+        harness.service.stop()
+
+    monkeypatch.setattr(harness.service.node_pool, "compare_node_ids", compare)
+    for name in ("run", "wait_ready"):
+        monkeypatch.setattr(harness.service.prover_pool, name, wait_forever)
+    with capture_logs() as entries:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            running = asyncio.create_task(harness.service.run())
+            while not running.done():
+                harness.clock.advance(FIRST_RESTART_SECONDS if calls else 0)
+                await asyncio.sleep(0)
+            await running
+    assert [entry["components"] for entry in entries if entry["event"] == "component_failed"] == [["node ids"]]
 
 
 async def wait_forever() -> None:
