@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from helper.app.gates import Gates
+from typing import Final
+
+from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
 from helper.chain.block_follower import BlockFollower
+from helper.chain.catch_up import MAX_BLOCKS_BEHIND
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync
@@ -12,12 +15,18 @@ from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
 from helper.core.pause import text_of
 from helper.core.roles import ROLES, Role
+from helper.core.time_text import format_time
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.prover.pool import ProverPool
 from helper.runtime.hardening import get_process_limits
+
+UNREAD_GRACE_SECONDS: Final = 600.0
+"""Seconds for which the number of unread blocks may not decrease. A node that restarts is not a problem."""
+MAX_BLOCKS_IN_PROGRESS: Final = 10
+"""Newest blocks that may be unread at any time."""
 
 
 class ServiceHealth:
@@ -57,6 +66,8 @@ class ServiceHealth:
         self._clock = clock
         self._role = role
         self._cluster = cluster
+        self._unread_count = self._fewest_unread = 0
+        self._unread_since = 0.0  # monotonic time at which the number of unread blocks last decreased
 
     @property
     def is_ready(self) -> bool:
@@ -70,7 +81,7 @@ class ServiceHealth:
             Check("store", text_of(self._gates.store_fault())),
             Check("chain", text_of(self._gates.sync_fault()) or self._overdue_routes(), self._same_nodes()),
             Check("clock", text_of(self._gates.clock_suspect())),
-            Check("blocks", self._missing_blocks(), self._unread_blocks()),
+            Check("blocks", self._missing_blocks() or self._blocks_unread_for_long(), self._unread_blocks()),
             Check(
                 "rounds",
                 text_of(self._gates.all_rounds_pause_reason()) or self._frozen_with_shares(),
@@ -87,8 +98,13 @@ class ServiceHealth:
         if self._role.can_process:
             checks.append(Check("provers", None if self._prover_pool.is_ready else "no prover is ready"))
             checks.append(Check("queue", None if self._gates.is_dispatching else "starting: dispatch has not begun"))
-            checks.append(Check("dispatch", text_of(self._gates.long_pause_reason())))
+            checks.append(Check("dispatch", text_of(self._gates.long_pause_reason()) or self._failing_dispatch()))
         return checks
+
+    def _failing_dispatch(self) -> str | None:
+        """Which part of the dispatch raises an error each time, or None."""
+        failing = self._stats.find_failing(PAUSE_GRACE_SECONDS, self._clock.monotonic())
+        return f"dispatch fails, see the log: {' and '.join(failing)}" if failing else None
 
     def _same_nodes(self) -> str | None:
         """Why fewer nodes check each other than are configured, or None."""
@@ -108,6 +124,29 @@ class ServiceHealth:
         if self._block_follower.stalled_height is not None:
             return f"no node has block {self._block_follower.stalled_height}"
         return text_of(self._gates.unread_since_stop())
+
+    def note_unread_blocks(self) -> None:
+        """Note whether the number of unread blocks decreases. Called at each probe of a node."""
+        count, before = self._count_unread_blocks(), self._unread_count
+        has_decreased = count < self._fewest_unread or count - before > MAX_BLOCKS_BEHIND  # skipped now, or a rescan
+        if not self._fewest_unread or has_decreased:
+            self._fewest_unread, self._unread_since = count, self._clock.monotonic()
+        self._unread_count = count
+
+    def _blocks_unread_for_long(self) -> str | None:
+        """How many blocks stay unread, since when, and what is missing; or None."""
+        age = self._clock.monotonic() - self._unread_since
+        if not self._fewest_unread or age < UNREAD_GRACE_SECONDS:
+            return None
+        since = format_time(int(self._clock.now() - age))
+        nodes = "no two nodes return" if len(self._node_pool.nodes) > 1 else "the node does not return"
+        return f"{self._unread_count} blocks unread since {since} UTC: {nodes} them, or reading them fails, see the log"
+
+    def _count_unread_blocks(self) -> int:
+        """Number of unread blocks, with those above the newest one read if these are more than a few."""
+        head, height = self._node_pool.head, self._block_follower.height
+        behind = 0 if head is None or height is None else head.height - height
+        return self._block_follower.history.unread_count + (behind if behind > MAX_BLOCKS_IN_PROGRESS else 0)
 
     def _unread_blocks(self) -> str | None:
         """The number of older blocks that are not read yet, or None. Shares are revealed in the meantime."""

@@ -269,6 +269,7 @@ class Service:
             retention=retention,
             get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
+            stats=self.stats,
         )
         self.admission = AdmissionController(
             store=self.store,
@@ -477,11 +478,10 @@ class Service:
         Raises:
             HelperError: a component ended unexpectedly.
         """
-        auxiliary = dict(more_auxiliary or {})
+        auxiliary = {"node ids": self._compare_node_ids, **(more_auxiliary or {})}
         components: dict[str, Coroutine[Any, Any, None]] = {
             "chain_sync": self.chain_sync.run(),
             "block_follower": self.block_follower.run(),
-            "node ids": self._compare_node_ids(),
         }
         if self.cluster is not None:
             components |= self.cluster.tasks
@@ -575,13 +575,16 @@ class Service:
                 async with asyncio.timeout(self.broadcaster.seconds_to_probe):
                     await self._new_block.wait()
             self._new_block.clear()
+            error: Exception | None = None
             try:
                 await self._wait_for_follower()
                 head = self.node_pool.head
                 if self.gates.can_send and head is not None and self.block_follower.is_ready:
                     await self.broadcaster.reconcile(head.height)
-            except Exception:  # retried after the next block
+            except Exception as failure:  # retried after the next block
+                error = failure
                 log.exception("reconcile_failed")
+            self.stats.note_attempt("sending again", error, self.clock.monotonic())
 
     async def _wait_for_follower(self) -> None:
         """Give the follower a moment to read the newest block, which may confirm reveals. Nothing waits for it longer.
@@ -596,6 +599,7 @@ class Service:
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Reconcile at a new height, whether or not its block can be read."""
+        self.health.note_unread_blocks()
         if head is not None and head.height != self._reconciled_height:
             self._reconciled_height = head.height
             self._new_block.set()

@@ -96,7 +96,9 @@ def retry(
     """Retry failed shares, all or selected, at their due times with a full attempt budget.
 
     A share that waits for its next attempt (see `queue show`) is retried now if it is specified by its reference.
-    Shares of closed rounds are not changed. Uses the running helper, or the database if no helper is running.
+    Shares of closed rounds are not changed. Shares that `queue export --move` moved to another helper are retried only
+    with --stage moved; both helpers may then reveal them. Uses the running helper, or the database if no helper is
+    running.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     api, refs = OperatorApi.of(config, db), shares or []
@@ -109,7 +111,7 @@ def retry(
                 confirm_or_exit(f"Retry {number} failed shares?", yes=yes)
         response = api.post("/queue/retry", {**request, "dry_run": dry_run})
     emit(response, queue_output.print_retried, json=json)
-    if response["closed"] and not response["retried"]:
+    if (response["closed"] or response["moved"]) and not response["retried"]:
         raise typer.Exit(ExitCode.FAILURE)
 
 

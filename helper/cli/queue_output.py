@@ -16,7 +16,7 @@ _DATE_CHARS = len("2026-01-01")
 _NOT_EXPORTED_REASONS = {
     "damaged": "rows damaged",
     "closed": "round closed",
-    "moved": "already moved to another helper (`queue retry --stage moved` reactivates them)",
+    "moved": "already moved to another helper (if it lost them: `queue retry --stage moved`)",
 }
 _NOT_IMPORTED_REASONS = {
     "queued": "already queued here",
@@ -156,6 +156,8 @@ def print_retried(response: Mapping[str, Any]) -> None:
     typer.echo(f"{response['retried']} failed shares {would} retried")
     if response["closed"]:
         print_message(f"{response['closed']} not retried: round closed")
+    if response["moved"]:
+        print_message(f"{response['moved']} not retried: {_NOT_EXPORTED_REASONS['moved']}")
     if response["not_failed"]:
         print_message(f"{response['not_failed']} of the specified shares have not failed")
 

@@ -17,6 +17,7 @@ import structlog
 from helper.clock import Clock
 from helper.core.pause import PauseReason
 from helper.observability.error_log import RecurringErrorLog
+from helper.observability.stats import Stats
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.retention import Retention
 
@@ -34,6 +35,7 @@ class SendLoop:
         retention: purges closed rounds; idle while another host holds the lease.
         get_pause_reason: why nothing may be sent now, or None.
         clock: for the waits.
+        stats: records failed attempts.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class SendLoop:
         retention: Retention,
         get_pause_reason: Callable[[], PauseReason | None],
         clock: Clock,
+        stats: Stats,
     ) -> None:
         self._broadcaster = broadcaster
         self._retention = retention
         self._get_pause_reason = get_pause_reason
         self._clock = clock
+        self._stats = stats
         self._wake_event = asyncio.Event()
         self._errors = RecurringErrorLog(log, failed="send_failed", recovered="send_recovered")
 
@@ -72,6 +76,7 @@ class SendLoop:
                 await step()
             except Exception as error:  # any error: the other step and the next iteration must still run
                 last_error = error
+        self._stats.note_attempt("sending prepared shares", last_error, self._clock.monotonic())
         self._errors.note(last_error)
 
     async def _send(self) -> None:

@@ -30,7 +30,9 @@ ADVICE_BY_CHECK: Final = {
     "database and the log. The helper reconnects automatically.",
     "chain": "Fix a node, or add another to [chain] endpoints; see the node checks. The helper recovers automatically.",
     "clock": "Correct this machine's clock and run an NTP service. The helper recovers automatically.",
-    "blocks": "Wait while the blocks are read. If no node has them, add one with more history to [chain] endpoints.",
+    "blocks": "Wait while the blocks are read. If no node has them, or two do not return them alike, add one with more "
+    "history to [chain] endpoints.",
+    "dispatch": "See the log. If it shows an error at each attempt, restart the helper: the shares are on disk.",
     "rounds": "The nodes report different data of the round than before: ask their operators, and add a second node.",
     "circuit": 'Set [prover] circuit = "auto" and restart. If it is already "auto", '
     "check whether the chain was upgraded.",

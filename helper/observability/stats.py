@@ -111,6 +111,7 @@ class Stats:
         self.confirmation = Timings()
         self.proving = BusyTime()
         self.failures: deque[RecentFailure] = deque(maxlen=20)
+        self._failing_since: dict[str, float] = {}  # by activity: monotonic time of the first of its consecutive errors
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""
@@ -120,6 +121,17 @@ class Stats:
         """Record a failure by stage and reason, for the list of recent failures."""
         self.count("failures")
         self.failures.append({"stage": stage, "reason": reason})
+
+    def note_attempt(self, activity: str, error: BaseException | None, now: float) -> None:
+        """Record an attempt at an activity that no share may make fail: its error, None if it succeeded."""
+        if error is None:
+            self._failing_since.pop(activity, None)
+        else:
+            self._failing_since.setdefault(activity, now)
+
+    def find_failing(self, seconds: float, now: float) -> list[str]:
+        """Return the activities of which each attempt has failed for this long. Times are monotonic."""
+        return [activity for activity, since in self._failing_since.items() if now - since >= seconds]
 
     def summary(self, now: float) -> StatsSummary:
         """Return all counters and timings as plain JSON values. `now` is in monotonic seconds."""

@@ -140,7 +140,8 @@ class Operations:
     ) -> Counts:
         """Retry failed shares. Each is due as at first and gets its full attempt budget.
 
-        A share that waits for a retry is tried now if `refs` names it.
+        A share that waits for a retry is tried now if `refs` names it. A share that was moved to another machine is
+        retried only if the filter has the stage "moved".
 
         Args:
             actor: the operator.
@@ -149,7 +150,8 @@ class Operations:
             dry_run: count the shares without changing them.
 
         Returns:
-            Number of shares by result: `retried`, `closed` (their round is closed) and `not_failed` (in `refs` only).
+            Number of shares by result: `retried`, `closed` (their round is closed), `moved` (to another machine) and
+            `not_failed` (in `refs` only).
 
         Raises:
             NotFound: a prefix matches no share, or more than one.
@@ -169,12 +171,12 @@ class Operations:
                 if batch["retried"] and not dry_run:
                     self._wake()
             if refs:
-                counts["not_failed"] = len(set(share_ids)) - counts["retried"] - counts["closed"]
+                counts["not_failed"] = len(set(share_ids)) - sum(counts.values())
 
         counts = await self._perform_action(
             actor, "retry", _audit_arguments(share_filter, len(refs)), work, dry_run=dry_run
         )
-        return {"retried": 0, "closed": 0, "not_failed": 0, **counts}
+        return {"retried": 0, "closed": 0, "moved": 0, "not_failed": 0, **counts}
 
     async def record_export(self, actor: Actor, share_filter: QueueFilter, ref_count: int, shares: int) -> Counts:
         """Record in the audit log that shares were copied into a file."""

@@ -38,6 +38,7 @@ FIRST_CLAIMS_PER_PROVER = 1
 """Additional shares claimed per prover that go before claimed shares of a backlog."""
 FIRST_CHECK_SECONDS = 0.1
 """Minimum seconds between two checks for shares that have priority while all claims are taken."""
+_REVEALING = "revealing claimed shares"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,14 @@ class Dispatcher:
         """Run one iteration; return the wall time of the next one."""
         deadline, last_error = math.inf, None
         for step in (self._release_delayed, self._run_retention, self._dispatch):
+            error: Exception | None = None
             try:
                 next_run = await step()
-            except Exception as error:  # the other steps and the next iteration may still succeed
-                last_error = error
+            except Exception as failure:  # the other steps and the next iteration may still succeed
+                error = last_error = failure
                 next_run = self._clock.now() + RECHECK_SECONDS
+            if step == self._dispatch:
+                self._stats.note_attempt("claiming due shares", error, self._clock.monotonic())
             deadline = min(deadline, next_run)
         self._errors.note(last_error)
         return min(deadline, self._clock.now() + self._max_sleep)
@@ -275,9 +279,12 @@ class Dispatcher:
             if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)
             self._error_counts.pop(queued.id, None)
+            self._stats.note_attempt(_REVEALING, None, self._clock.monotonic())
         except Exception as error:
             log_error(log, "reveal_failed", error)
             self._delay_release(queued.id)
+            if len(self._error_counts) > 1:  # not the fault of a single share
+                self._stats.note_attempt(_REVEALING, error, self._clock.monotonic())
         except asyncio.CancelledError:
             self._delay_release(queued.id)  # if the loop has ended too, the claim is released at the next start
             raise

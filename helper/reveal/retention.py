@@ -106,6 +106,7 @@ class Retention:
             await asyncio.wait({self._task}, timeout=RUN_PATIENCE)
         if self._task is not None and self._task.done():
             task, self._task = self._task, None
+            self._stats.note_attempt("closing rounds", task.exception(), self._clock.monotonic())
             task.result()
 
     async def stop(self) -> None:

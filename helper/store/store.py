@@ -537,7 +537,8 @@ class Store(QueueReader, ABC):
             dry_run: only count.
 
         Returns:
-            How many were `retried`, and how many are unchanged because their round is `closed`.
+            How many were `retried`, and how many are unchanged because their round is `closed`, or because they were
+            `moved` to another machine and the filter is not for this stage.
         """
         return await self._run(
             action_operations.retry_failed,

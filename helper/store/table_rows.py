@@ -10,6 +10,7 @@ import orjson
 
 from helper.core.share import Share, ShareState
 from helper.core.text import clean_text
+from helper.store.action_models import MOVED
 from helper.store.models import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks
 
@@ -108,6 +109,11 @@ class ShareRow(NamedTuple):
     def to_columns(self) -> tuple[Column, ...]:
         """Return the values for the columns of `shares`."""
         return self[1:]
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether an export moved the share to another machine."""
+        return self.state == ShareState.FAILED and self.stage == MOVED
 
     @property
     def first_due_ms(self) -> int:

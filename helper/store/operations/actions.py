@@ -97,6 +97,9 @@ def retry_failed(
         if row.round_id in closed or is_marked_closed(tx, row.round_no):
             counts["closed"] += 1
             continue
+        if row.is_moved and query.stage != MOVED:  # the other machine reveals it
+            counts["moved"] += 1
+            continue
         if not dry_run:
             requeue_failed(tx, row, "operator", note, at_ms)
         counts["retried"] += 1

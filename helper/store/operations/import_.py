@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from helper.core.share import Share, ShareState
-from helper.store.action_models import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
+from helper.store.action_models import ExportedShare, ImportedShare, ImportResult, ValidatedShare
 from helper.store.models import HistoryEntry
 from helper.store.operations.actions import requeue_failed
 from helper.store.operations.messages import restore_message
@@ -86,7 +86,7 @@ def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share, at_ms: i
         return ImportResult.CONFLICT
     if row.state != ShareState.FAILED:
         return ImportResult.QUEUED
-    return row if row.stage == MOVED and row.nullifier == nullifier else ImportResult.FAILED
+    return row if row.is_moved and row.nullifier == nullifier else ImportResult.FAILED
 
 
 def _comparable_fields(share: Share) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from helper.core.share import ShareState
-from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, RowVersion
+from helper.store.action_models import ExportedReveal, ExportedShare, RowVersion
 from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.operations.actions import matches_filter
@@ -109,7 +109,7 @@ def _add_share(image: _Image, row: ShareRow, row_key: bytes, closed: set[bytes],
     """Add a share, unless its round is closed or it was already moved to another machine."""
     if row.round_id in closed:
         selection.skipped["closed"] += 1
-    elif row.state == ShareState.FAILED and row.stage == MOVED:
+    elif row.is_moved:
         selection.skipped["moved"] += 1
     else:
         selection.shares.append(_export_share(image, row, row_key))

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock
-from helper.core.share import ShareState
-from helper.store.action_models import MOVED
 from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
 from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.opening import BUSY_SECONDS
@@ -152,6 +150,6 @@ def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryptio
         live += 1
         is_damaged = share.id in aside or not share.is_sound(key)
         damaged += is_damaged
-        moved += not is_damaged and share.state == ShareState.FAILED and share.stage == MOVED
+        moved += not is_damaged and share.is_moved
     ((confirmed,),) = conn.execute(rows.statement("tombstone_count")).fetchall()
     return Contents(identity.version, live, moved, confirmed, damaged, rows.is_encrypted)

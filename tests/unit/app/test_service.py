@@ -15,8 +15,11 @@ import proofs
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
 from helper.config import Config
+from helper.core.time_text import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
+from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.application import create_app
+from helper.store.block_ranges import BlockRange
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.release import create_signed_release, sign_sums, write_sums
@@ -176,6 +179,52 @@ async def test_readiness_fails_while_dispatch_is_paused_for_long(
     assert dispatch() is None, "the pause before it has ended"
 
 
+async def test_readiness_fails_while_dispatch_raises_errors(harness: ServiceHarness) -> None:
+    health, stats, clock = harness.service.health, harness.service.stats, harness.clock
+
+    def dispatch() -> str | None:
+        return {check["name"]: check["problem"] for check in health.collect_status()["checks"]}["dispatch"]
+
+    stats.note_attempt("claiming due shares", KeyError("x"), clock.monotonic())
+    clock.advance(29)
+    stats.note_attempt("claiming due shares", KeyError("y"), clock.monotonic())
+    assert dispatch() is None, "single errors are no problem"
+    clock.advance(1)
+    assert dispatch() == "dispatch fails, see the log: claiming due shares"
+    stats.note_attempt("claiming due shares", None, clock.monotonic())
+    assert dispatch() is None
+
+
+async def test_readiness_fails_while_blocks_stay_unread(
+    harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = harness.service.block_follower
+    monkeypatch.setattr(type(follower), "is_ready", property(lambda _: True))
+
+    def problem() -> str | None:
+        return {check.name: check.problem for check in harness.service.health.run_checks()}["blocks"]
+
+    async def show(ranges: list[BlockRange], *, height: int = 100) -> None:
+        follower.history._ranges, follower.height = ranges, height
+        await harness.poll()
+
+    await show([])
+    for ranges, height, count in (([(41, 43)], 100, 3), ([(42, 43)], 100, 2), ([], 89, 11)):
+        await show([])
+        await show(ranges, height=height)  # a node lacks them, or the follower fails
+        since = format_time(harness.clock.now())
+        await harness.poll(599)
+        assert problem() is None
+        await harness.poll()
+        assert str(problem()).startswith(f"{count} blocks unread since {since} UTC: the node does not return them")
+        await show([*ranges, (60, 60)], height=height)
+        assert problem(), "new unread blocks are no progress"
+    for last in range(99, 79, -1):
+        await show([(1, last)])
+        assert problem() is None, "they are being read"
+        await harness.poll(599)
+
+
 async def test_failing_route_of_only_node_does_not_pause_dispatch(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +304,32 @@ async def test_stop_ends_service_without_error(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(harness.service.prover_pool, "wait_ready", wait_forever)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await harness.service.run(on_started=lambda _url: harness.service.stop())
+
+
+async def test_failed_comparison_of_node_ids_is_reported_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = ServiceHarness(tmp_path, monkeypatch)
+    calls = 0
+
+    async def compare() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("a mistake of ours")
+        harness.service.stop()
+
+    monkeypatch.setattr(harness.service.node_pool, "compare_node_ids", compare)
+    for name in ("run", "wait_ready"):
+        monkeypatch.setattr(harness.service.prover_pool, name, wait_forever)
+    with capture_logs() as entries:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            running = asyncio.create_task(harness.service.run())
+            while not running.done():
+                harness.clock.advance(FIRST_RESTART_SECONDS if calls else 0)
+                await asyncio.sleep(0)
+            await running
+    assert [entry["components"] for entry in entries if entry["event"] == "component_failed"] == [["node ids"]]
 
 
 async def wait_forever() -> None:

@@ -107,7 +107,7 @@ def test_retry_requeues_failed_shares_and_is_audited(source: str, capsys: pytest
     assert run_command("queue", "retry", "--dry-run", "--json") == 0
     dry_result = read_json(capsys)
     assert run_command("queue", "retry", "--yes", "--json") == 0
-    expected = {"source": source, "retried": 2, "closed": 0, "not_failed": 0}
+    expected = {"source": source, "retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
     assert dry_result == {**expected, "dry_run": True}
     assert read_json(capsys) == {**expected, "dry_run": False}
     assert read_states(capsys) == {"received": 4}
@@ -299,6 +299,16 @@ def test_export_move_idles_shares_until_retried(
     assert run_command("queue", "import", "x.age", "--db", target_machine, "--yes", *use_other_machine()) == 0
     assert read_states(capsys, "--db", target_machine, *use_other_machine()) == {"received": 2, "failed": 2}
 
+    ref = min(read_refs(capsys))
+    for selector in ((), ("--round", ROUND_ID.hex()), ("--state", "failed"), (ref,)):
+        assert run_command("queue", "retry", *selector, "--yes") == 1, "the other helper has these shares"
+        assert f"{1 if ref in selector else 4} not retried: already moved" in (err := capsys.readouterr().err)
+        assert "--stage moved" in err
+        assert run_command("queue", "retry", *selector, "--dry-run", "--json") == 1
+        result = read_json(capsys)
+        assert_conforms("queue-retry", result)
+        assert (result["retried"], result["not_failed"]) == (0, 0)
+    assert read_states(capsys) == {"failed": 4}
     assert run_command("queue", "retry", "--stage", "moved", "--yes") == 0
     assert read_states(capsys) == {"received": 4}
 

@@ -47,6 +47,7 @@ async def run_send_loop(
         retention=pipeline.retention,
         get_pause_reason=lambda: paused[-1] if paused else None,
         clock=pipeline.clock,
+        stats=pipeline.stats,
     )
     task = asyncio.create_task(loop.run())
     try:

@@ -45,7 +45,7 @@ async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str =
 async def test_retry_failed_shares_wakes_dispatcher(harness: OperationsHarness) -> None:
     await enqueue_failed(harness, 1, 2)
     counts = await harness.operations.retry(ANN, ANY_FILTER)
-    assert counts == {"retried": 2, "closed": 0, "not_failed": 0}
+    assert counts == {"retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
     assert harness.wake_count == 1
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2}}
     (action,) = await harness.store.list_actions(limit=5)
@@ -54,7 +54,8 @@ async def test_retry_failed_shares_wakes_dispatcher(harness: OperationsHarness) 
 
 async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(harness: OperationsHarness) -> None:
     await enqueue_failed(harness, 1, 2)
-    assert await harness.operations.retry(ANN, ANY_FILTER, dry_run=True) == {"retried": 2, "closed": 0, "not_failed": 0}
+    counts = await harness.operations.retry(ANN, ANY_FILTER, dry_run=True)
+    assert counts == {"retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 2}}
     assert await harness.store.list_actions(limit=5) == []
     assert harness.wake_count == 0
@@ -63,7 +64,7 @@ async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(harnes
 async def test_retry_closed_round_skips_its_shares(harness: OperationsHarness) -> None:
     await enqueue_failed(harness, 1, 2)
     harness.authority.closed.add(ROUND_ID)
-    assert await harness.operations.retry(ANN, ANY_FILTER) == {"retried": 0, "closed": 2, "not_failed": 0}
+    assert await harness.operations.retry(ANN, ANY_FILTER) == {"retried": 0, "closed": 2, "moved": 0, "not_failed": 0}
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 2}}
 
 
@@ -75,7 +76,7 @@ async def test_retry_named_shares_keeps_references_out_of_audit_log(harness: Ope
 
     counts = await harness.operations.retry(ANN, QueueFilter(stage="proof"), [refs[0][:6], refs[1], refs[1], waiting])
 
-    assert counts == {"retried": 2, "closed": 0, "not_failed": 1}
+    assert counts == {"retried": 2, "closed": 0, "moved": 0, "not_failed": 1}
     (action,) = await harness.store.list_actions(limit=5)
     assert action.parameters == {"stage": "proof", "named": 4}
     assert not any(ref[:6] in repr(action) for ref in (*refs, waiting))

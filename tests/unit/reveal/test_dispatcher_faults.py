@@ -74,11 +74,26 @@ async def test_dispatch_resumes_after_database_outage(pipeline: Pipeline) -> Non
             await pipeline.settle_dispatcher()
         errors = [entry["error"] for entry in logs if entry["event"] == "dispatch_failed"]
         assert errors == ["claim_due failed"], "logged once, not every second"
+        assert pipeline.stats.find_failing(5, pipeline.clock.monotonic()) == ["claiming due shares"]
         assert "release_claim" in pipeline.store.calls
         assert await pipeline.count_idle_turns() == 0
         pipeline.store.failing_calls.clear()
         await pipeline.advance_when_idle(1)
         await wait_for_length(pipeline.nodes.posts, 2)
+        assert not pipeline.stats.find_failing(0, pipeline.clock.monotonic())
+
+
+async def test_readiness_is_told_of_errors_in_several_shares(pipeline: Pipeline) -> None:
+    def failing() -> list[str]:
+        return pipeline.stats.find_failing(0, pipeline.clock.monotonic())
+
+    pipeline.prover.failures = {number: [RuntimeError("a bug")] for number in (1, 2)}
+    async with pipeline.run_dispatcher():
+        for number, expected in enumerate(([], ["revealing claimed shares"], []), start=1):
+            await pipeline.enqueue(number)
+            await wait_for_length(pipeline.prover.started_proofs, number)
+            await wait_until(lambda: not pipeline.dispatcher._tasks)
+            assert failing() == expected
 
 
 async def test_loop_survives_unexpected_errors(pipeline: Pipeline) -> None:

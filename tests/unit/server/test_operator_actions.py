@@ -100,7 +100,7 @@ async def test_actions_retry_is_executed_and_logged_with_user(
     assert await audit(daemon) == []
     executed = await daemon.post("/queue/retry", json={"stage": "proof"})
 
-    expected = {"source": "daemon", "retried": 2, "closed": 0, "not_failed": 0}
+    expected = {"source": "daemon", "retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
     assert dry_result.json() == {**expected, "dry_run": True}
     assert executed.json() == {**expected, "dry_run": False}
     (action,) = await audit(daemon)
