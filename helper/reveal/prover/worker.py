@@ -3,7 +3,7 @@
 The worker creates the keys of one circuit, checks their fingerprint, creates one proof as a self-test and reports that
 it is ready. It then processes request frames one at a time until its input ends, which happens when the service exits
 for any reason. The reading thread then terminates the worker immediately, even during a proof. The keys of other
-circuits are created on request, or with their first proof.
+circuits are created on request.
 """
 
 from __future__ import annotations
