@@ -82,8 +82,8 @@ def _create_reply(engine: CircuitEngine, frame: Frame) -> Frame:
 def _handle_request(engine: CircuitEngine, frame: Frame) -> Frame:
     match frame["op"]:
         case "start":
-            os.nice(frame["nice"])
             fingerprints = engine.create_keys(frame["circuits"])
+            os.nice(frame["nice"])  # not before: due shares wait for the keys, also on a busy machine
             return {"fingerprints": dict(fingerprints), "self_test_seconds": engine.self_test(frame["circuits"][0])}
         case "load":
             return {"fingerprints": dict(engine.create_keys(frame["circuits"]))}
