@@ -1,4 +1,4 @@
-"""Measure the service: `python -m bench.service backlog|lone|posts [--circuit k10] [--quick]`.
+"""Measure the service: `python -m bench.service backlog|lone|posts|start [--circuit k10] [--quick]`.
 
 Prints JSON with the medians and all runs.
 
@@ -7,6 +7,8 @@ backlog  confirmed shares per second from a backlog, relative to raw proofs per 
 lone     time from the `submit_at` of a single share to the start of its proof, and CPU usage when idle
 posts    latency of a POST while all cores prove, and the reveal rate with 20 POSTs per second relative to the rate
          without
+start    time from the start of the service, with a due share in its queue, to its first reveal at the node, and the CPU
+         time used until then by the service and by each prover
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from helper.reveal.prover.pool import ProverPool
 from tests.support.event_clients import cpu_seconds
 from tests.support.fakes import create_provable_share
 from tests.support.harness import HelperProcess, run_chain_and_helper, unix_time_in
+from tests.support.process import child_pids
 
 CORE_COUNT = os.cpu_count() or 1
 RAW_PROOF_COUNTS = {"k10": 75, "k11": 16}
@@ -202,14 +205,56 @@ async def _run_phases(helper: HelperProcess, bodies: Iterator[Any]) -> tuple[lis
     return waits, rates
 
 
+async def measure_start(circuit: str, starts: int) -> dict[str, float]:
+    """Run once: before each start, a share becomes due while the service is not running."""
+    runs: list[list[float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        flags = ("--circuit", circuit, "--block-seconds", "5")
+        async with run_chain_and_helper(Path(name), *flags, **PRODUCTION_SETTINGS) as (chain, helper):
+            round_id = await chain.open_round(seconds=3600)
+            async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
+                (vote, position), *_ = await cast_sealed_votes(wallet, round_id, 1 + starts)
+                await wallet.post_shares(vote, position, times=ballot.immediate_times(), indices=[0])
+            await wait_until_confirmed(helper, 1, 1.0)  # the helper knows the circuit then
+            for index in range(1, 1 + starts):
+                due = unix_time_in(2)
+                await helper.post_share(ballot.post_body(vote, vote.shares[index], position, due))
+                await helper.kill()
+                await asyncio.sleep(due - time.time())
+                began = time.time()
+                helper.spawn()
+                while len(sent := await chain.broadcasts()) <= index:
+                    await asyncio.sleep(POLL_SECONDS)
+                used = [cpu_seconds(helper.pid), *map(cpu_seconds, child_pids(helper.pid))]
+                runs.append([sent[-1]["time"] - began, used[0], max(used[1:])])
+                await helper.wait_until_listening()
+    seconds, service, prover = map(median, zip(*runs, strict=True))
+    return {"seconds": seconds, "service_cpu_seconds": service, "prover_cpu_seconds": prover}
+
+
 async def _broadcast_count(helper: HelperProcess) -> int:
     """Return the number of shares revealed since the start."""
     return (await helper.service_counts()).get("broadcast", 0)
 
 
-MEASURES = {"backlog": measure_backlog, "lone": measure_lone_shares, "posts": measure_posts}
-SHARES = {"backlog": {"k10": 300, "k11": 100}, "lone": {"k10": 32, "k11": 32}, "posts": {"k10": 480, "k11": 160}}
-QUICK = {"backlog": {"k10": 40, "k11": 10}, "lone": {"k10": 6, "k11": 6}, "posts": {"k10": 96, "k11": 32}}
+MEASURES = {
+    "backlog": measure_backlog,
+    "lone": measure_lone_shares,
+    "posts": measure_posts,
+    "start": measure_start,
+}
+SHARES = {
+    "backlog": {"k10": 300, "k11": 100},
+    "lone": {"k10": 32, "k11": 32},
+    "posts": {"k10": 480, "k11": 160},
+    "start": {"k10": 5, "k11": 5},
+}
+QUICK = {
+    "backlog": {"k10": 40, "k11": 10},
+    "lone": {"k10": 6, "k11": 6},
+    "posts": {"k10": 96, "k11": 32},
+    "start": {"k10": 1, "k11": 1},
+}
 
 
 def main() -> None:

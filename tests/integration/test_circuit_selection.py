@@ -9,7 +9,7 @@ import pytest
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import DevChain, era_flags
-from tests.support.harness import HelperProcess, run_chain_and_helper, run_helper
+from tests.support.harness import WARM_UP_TIMEOUT_SECONDS, HelperProcess, run_chain_and_helper, run_helper
 
 
 async def post_first_shares(chain: DevChain, helper: HelperProcess, round_id: bytes, count: int) -> CastVote:
@@ -32,7 +32,7 @@ async def test_circuit_auto_finds_generation_without_spending_attempts(
         assert (await helper.service_stats())["circuit"] == initial_circuit
         round_id = await chain.open_round()
         vote = await post_first_shares(chain, helper, round_id, 2)
-        await helper.wait_until_confirmed(vote)
+        await helper.wait_until_confirmed(vote, WARM_UP_TIMEOUT_SECONDS)  # it creates the keys of the other circuit
         facts = await helper.service_stats()
         assert facts["circuit"] == circuit
         assert facts["counts"].get("failures", 0) == 0

@@ -11,7 +11,7 @@ from devnet import ballot
 from devnet.wallet import Wallet
 from helper.reveal.resend_policy import REPROVE_BLOCKS
 from tests.support.devnet import BOTH_ERAS, DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
 
 KILL_MOMENTS = (
     "enqueue:before",  # request received, nothing on disk
@@ -68,6 +68,22 @@ async def test_kill_loses_no_share_and_counts_none_twice(
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
     finally:
         await helper.kill()
+
+
+@pytest.mark.anyio
+async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
+) -> None:
+    round_id = await chain.open_round()
+    slow = {"STANDIN_SECONDS": "3600"}
+    async with run_helper(tmp_path, http, chain, env=slow, helper={"max_concurrent_proofs": 1}) as helper:
+        vote = await cast_vote(chain, helper, round_id)
+        await helper.kill()
+        assert await chain.spent_nullifiers(round_id) == {}
+        helper.spawn(STANDIN_KILL_AT_KEYS="1")
+        assert await helper.wait_for_exit() == -9
+        await chain.mine()
+        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
 
 
 @pytest.mark.anyio

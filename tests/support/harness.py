@@ -21,7 +21,7 @@ from tests.support.process import TIMEOUT_SECONDS, ChildProcess
 from tests.support.queue_storage import PostgresSchema, QueueStorage, SqliteFile
 
 WARM_UP_TIMEOUT_SECONDS = 180.0
-"""Timeout of the prover warm-up, in seconds. Provers run at low priority, and other tests may use all cores."""
+"""Timeout until real provers have created keys, in seconds. They run at low priority, beside other tests."""
 
 STAND_IN_PROGRAM = ("-m", "tests.support.service")
 REAL_PROGRAM = ("-m", "helper", "serve")
@@ -107,10 +107,10 @@ class HelperProcess(ChildProcess):
         response = await self._http.get(f"{self.url}{path}")
         return str(response.json()["status"])
 
-    async def wait_until_confirmed(self, vote: CastVote) -> None:
+    async def wait_until_confirmed(self, vote: CastVote, seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until every share of a vote is confirmed."""
         waiting = [share.nullifier for share in vote.shares]
-        async with self.timeout("has confirmed a vote"):
+        async with self.timeout("has confirmed a vote", seconds):
             while waiting:
                 if await self.share_status(vote.ballot.round_id, waiting[0]) == "confirmed":
                     waiting.pop(0)

@@ -2,12 +2,14 @@
 
 The dev chain accepts these proofs only with `--stand-in-proofs`. The proposal id of a share selects what happens,
 so that a test can request a crash of the worker over the public API. `STANDIN_SECONDS` is the duration of each
-proof. At the start of each proof a byte is appended to the file `STANDIN_TALLY`.
+proof. At the start of each proof a byte is appended to the file `STANDIN_TALLY`. With `STANDIN_KILL_AT_KEYS`, the
+service is killed when it requests the keys of a second circuit.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -30,11 +32,15 @@ class StandInEngine(CircuitEngine):
     def __init__(self) -> None:
         self._proof_seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
         self._tally_path = os.environ.get("STANDIN_TALLY")
+        self._requested_keys: list[str] = []
 
     def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
         """Create no keys; return the real fingerprints."""
         if os.environ.get("STANDIN_BAD_KEYS"):
             raise proofs.CircuitError("k10: the fingerprint is not the chain's")
+        self._requested_keys += circuits
+        if os.environ.get("STANDIN_KILL_AT_KEYS") and len(self._requested_keys) > 1:
+            os.kill(os.getppid(), signal.SIGKILL)
         return {name: proofs.CIRCUITS[name].fingerprint for name in circuits}
 
     def self_test(self, circuit: str) -> float:

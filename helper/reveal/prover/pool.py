@@ -60,6 +60,14 @@ class _Task:
     on_start: Callable[[], None]
     is_needed: Callable[[], Awaitable[bool]]
 
+    @property
+    def circuit(self) -> str:
+        return str(self.frame["circuit"])
+
+
+_QueuedTask = tuple[bool, int, _Task]
+"""Whether it has no priority, number of submission, job: priority jobs first, both kinds in order of submission."""
+
 
 async def _always_needed() -> bool:
     return True
@@ -106,8 +114,7 @@ class ProverPool:
         self._command = tuple(command)
         self._spawn = spawn
         self._check_start = check_start
-        # Priority jobs first, then the others; both in order of submission.
-        self._queue: asyncio.PriorityQueue[tuple[bool, int, _Task]] = asyncio.PriorityQueue()
+        self._queue: asyncio.PriorityQueue[_QueuedTask] = asyncio.PriorityQueue()
         self._numbers = count()
         self._ready_slots: set[int] = set()
         self._self_tests: dict[int, float] = {}
@@ -271,13 +278,21 @@ class ProverPool:
         self._pids[slot] = process.pid
         try:
             is_ready = await self._start_worker(slot, process)
-            has_all_keys = not is_ready or len(self._circuits) == 1
+            circuits = {self._circuits[0]}  # those whose keys this worker has
             while is_ready:
-                task = await self._next_task(process, None if has_all_keys else LOAD_IDLE_SECONDS)
-                if task is None:
-                    has_all_keys = await self._load_keys(process)
-                else:
+                missing = [circuit for circuit in self._circuits if circuit not in circuits]
+                queued = await self._next_task(process, LOAD_IDLE_SECONDS if missing else None)
+                if queued is None:
+                    circuits.update(await self._load_when_idle(process, missing))
+                elif (task := queued[2]).circuit in circuits:
                     await self._run_task(process, task)
+                else:
+                    # The job waits in the queue, so that neither the time nor a failure of this counts for its share.
+                    self._queue.put_nowait(queued)
+                    is_ready = False  # a worker that fails here is restarted after a delay
+                    load: Frame = {"op": "load", "circuits": [task.circuit]}
+                    is_ready = await self._create_keys(process, load) is not None
+                    circuits.add(task.circuit)
         except ProverError as error:
             self.unexpected_exits["timeout" if isinstance(error, ProverTimeout) else "died"] += 1
             log.warning("prover_exited", slot=slot, reason=str(error))
@@ -303,13 +318,13 @@ class ProverPool:
         log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
         return True
 
-    async def _load_keys(self, process: WorkerProcess) -> bool:
-        """Create the keys of the other circuits in an idle worker. Returns whether it has them."""
+    async def _load_when_idle(self, process: WorkerProcess, circuits: list[str]) -> list[str]:
+        """Create the keys of these circuits in an idle worker. Returns the circuits whose keys it has then."""
         if self._load_lock.locked():
-            return False  # another worker is busy with its keys; this one remains available
+            return []  # another worker is busy with its keys; this one remains available
         async with self._load_lock:
-            await self._create_keys(process, {"op": "load", "circuits": self._circuits[1:]})
-        return True
+            await self._create_keys(process, {"op": "load", "circuits": circuits})
+        return circuits
 
     async def _create_keys(self, process: WorkerProcess, request: Frame) -> Frame | None:
         """Have a worker create keys. Returns None after a fatal error: keys do not match their fingerprint."""
@@ -344,7 +359,7 @@ class ProverPool:
             raise
         try:
             task.on_start()
-            reply = await process.exchange(task.frame, self.proof_timeout(task.frame["circuit"]))
+            reply = await process.exchange(task.frame, self.proof_timeout(task.circuit))
         except ProverError as error:
             if not task.future.done():
                 task.future.set_exception(error)
@@ -355,7 +370,7 @@ class ProverPool:
         if not task.future.done():
             task.future.set_result(reply)
 
-    async def _next_task(self, process: WorkerProcess, timeout: float | None) -> _Task | None:
+    async def _next_task(self, process: WorkerProcess, timeout: float | None) -> _QueuedTask | None:
         """Wait for the next job, None after `timeout` seconds; raise ProverCrashed if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.wait_ended())
@@ -365,7 +380,7 @@ class ProverPool:
                 if getter.done() and not getter.cancelled():
                     self._queue.put_nowait(getter.result())
                 raise ProverCrashed(f"worker exited while idle (status {ended.result()})")
-            return getter.result()[2] if getter.done() else None
+            return getter.result() if getter.done() else None
         finally:
             getter.cancel()
             ended.cancel()

@@ -3,7 +3,7 @@
 The worker creates the keys of one circuit, checks their fingerprint, creates one proof as a self-test and reports that
 it is ready. It then processes request frames one at a time until its input ends, which happens when the service exits
 for any reason. The reading thread then terminates the worker immediately, even during a proof. The keys of other
-circuits are created on request, or with their first proof.
+circuits are created on request.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _create_reply(engine: CircuitEngine, frame: Frame) -> Frame:
 def _handle_request(engine: CircuitEngine, frame: Frame) -> Frame:
     match frame["op"]:
         case "start":
-            os.nice(frame["nice"])
             fingerprints = engine.create_keys(frame["circuits"])
+            os.nice(frame["nice"])  # not before: due shares wait for the keys, also on a busy machine
             return {"fingerprints": dict(fingerprints), "self_test_seconds": engine.self_test(frame["circuits"][0])}
         case "load":
             return {"fingerprints": dict(engine.create_keys(frame["circuits"]))}

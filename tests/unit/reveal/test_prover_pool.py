@@ -247,17 +247,21 @@ async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
 
 
 class SlowSelfTestWorker(WorkerProcess):
-    """A worker whose self-test took two seconds. It records the requests for keys."""
+    """A worker whose self-test took two seconds. It records the requests, and `key_errors` are those for more keys."""
 
     pid = 1
 
     def __init__(self) -> None:
         """Start no process."""
-        self.key_requests: asyncio.Queue[tuple[str, list[str]]] = asyncio.Queue()
+        self.requests: asyncio.Queue[tuple[str, list[str]]] = asyncio.Queue()
+        self.key_errors: list[Exception] = []
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
-        self.key_requests.put_nowait((frame["op"], list(frame["circuits"])))
-        return {"fingerprints": {}, "self_test_seconds": 2.0}
+        self.requests.put_nowait((frame["op"], list(frame.get("circuits", ()))))
+        if frame["op"] == "load" and self.key_errors:
+            raise self.key_errors.pop()
+        proof = {"proof": "", "nullifier": "", "root": ""} if frame["op"] == "prove" else {}
+        return {"fingerprints": {}, "self_test_seconds": 2.0, **proof}
 
     async def wait_ended(self) -> int:
         await asyncio.Event().wait()
@@ -304,10 +308,36 @@ async def test_worker_is_ready_with_one_circuit_and_creates_other_keys_when_idle
     pool.set_circuits(("k11", "k10"))
     runner = asyncio.create_task(pool.run())
     async with asyncio.timeout(60):
-        assert await worker.key_requests.get() == ("start", ["k11"])
+        assert await worker.requests.get() == ("start", ["k11"])
         await pool.wait_ready()
-        assert await worker.key_requests.get() == ("load", ["k10"])
-    assert worker.key_requests.empty()
+        assert await worker.requests.get() == ("load", ["k10"])
+    assert worker.requests.empty()
+    runner.cancel()
+    await asyncio.gather(runner, return_exceptions=True)
+
+
+@pytest.mark.parametrize("errors", [[], [ProverTimeout("no reply"), ProverCrashed("killed")]], ids=["loads", "fails"])
+@pytest.mark.anyio
+async def test_job_of_other_circuit_begins_once_its_keys_are_loaded(errors: list[Exception]) -> None:
+    worker = SlowSelfTestWorker()
+    worker.key_errors = list(errors)
+
+    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
+        return worker
+
+    requests: list[tuple[str, list[str]]] = []
+
+    def note_start() -> None:
+        while not worker.requests.empty():
+            requests.append(worker.requests.get_nowait())
+
+    pool = ProverPool(workers=1, circuits=("k11", "k10"), clock=SystemClock(), spawn=spawn)
+    runner = asyncio.create_task(pool.run())
+    async with asyncio.timeout(60):
+        await pool.prove("k10", *create_provable_share(), on_start=note_start)
+    starts = 1 + len(errors)
+    assert requests == [("start", ["k11"]), ("load", ["k10"])] * starts
+    assert pool.unexpected_exits.total() == len(errors)
     runner.cancel()
     await asyncio.gather(runner, return_exceptions=True)
 
