@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,9 @@ app = typer.Typer(help="Create, show and validate settings.")
 
 TOKEN_BYTES: Final = 32
 """Random bytes in a new token."""
+_MAX_SETTINGS_BYTES: Final = 1 << 20
+_SECTION_LINE: Final = re.compile(rf"^\s*\[({'|'.join(SECTIONS)})\b".encode(), re.MULTILINE)
+"""Also in a settings file with errors, but in no database, key file or export."""
 
 
 @app.command()
@@ -57,11 +61,9 @@ def init(
         load(None, {}, options)
     except SettingsError as error:
         fail(str(error), ExitCode.USAGE)
-    mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | (0 if force else os.O_EXCL)
     try:
-        with acting_as_owner(output) as real, open(os.open(real, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-            os.fchmod(file.fileno(), 0o600)  # it contains a token
-            file.write(render_example(values))
+        with acting_as_owner(output) as real:
+            _write_settings(real, render_example(values).encode(), replace=force)
     except FileExistsError:
         fail(f"{output} already exists; --force replaces it")
     except OSError as error:
@@ -70,6 +72,25 @@ def init(
         emit_json({"path": str(output), "set": sorted(options)})
     else:
         print_message(f"wrote {output}")
+
+
+def _write_settings(path: Path, content: bytes, *, replace: bool) -> None:
+    """Write a settings file with mode 0600. If the disk is full, an existing file is unchanged."""
+    mode = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if replace else os.O_EXCL)
+    with open(os.open(path, mode, 0o600), "r+b") as file:  # noqa: PTH123
+        before = file.read(_MAX_SETTINGS_BYTES)
+        if before and not _SECTION_LINE.search(before):
+            fail(f"{path} is not a settings file, so it is not replaced")
+        try:
+            os.fchmod(file.fileno(), 0o600)  # it contains a token
+            os.posix_fallocate(file.fileno(), 0, len(content))
+        except OSError:
+            if not before:
+                path.unlink()
+            raise
+        file.seek(0)
+        file.write(content)
+        file.truncate()
 
 
 @app.command()

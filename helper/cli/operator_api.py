@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from helper.cli.settings import read_settings
 from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
+from helper.store.sqlite.file_lock import is_locked
 
 QUERY_SECONDS: Final = 10.0
 """Timeout of a query in seconds."""
@@ -34,19 +35,21 @@ class OperatorApi:
         database: its database.
         shared: the queue is in a shared database instead, which only a running helper can query.
         key_file: the key file of an encrypted database, empty for none.
+        is_named: `--db` names the database. The helper on the socket may then use another one in the same directory.
     """
 
     socket: Path
     database: Path
     shared: bool = False
     key_file: str = ""
+    is_named: bool = False
 
     @classmethod
     def of(cls, config: Path | None, db: Path | None) -> OperatorApi:
         """Create a client from the settings and the `--db` flag."""
         settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
         shared = bool(settings.store.url) and db is None
-        return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file)
+        return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file, is_named=db is not None)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the response to a query.
@@ -96,6 +99,8 @@ class OperatorApi:
         parameters = urlencode({name: value for name, value in query.items() if value})
         target = f"{path}?{parameters}" if parameters else path
         timeout = QUERY_SECONDS if body is None else ACTION_SECONDS
+        if self.is_named and not is_locked(self.database):
+            return self._request_file(target, body)
         try:
             status, content = request_control_socket(self.socket, target, body, timeout=timeout)
         except DaemonNotRunningError:
@@ -108,6 +113,8 @@ class OperatorApi:
         self.require_database()
         if not os.access(self.database, os.R_OK if body is None else os.R_OK | os.W_OK):
             raise PermissionError(f"no permission to {'read' if body is None else 'change'} {self.database}")
+        if self.database.is_file() and not self.database.stat().st_size:
+            raise NotFound(f"{self.database} is an empty file, not a queue")
         # Imported here: requests to a daemon do not need the routes and the store, which are slow to import.
         from helper.cli.offline import request_file  # noqa: PLC0415
 

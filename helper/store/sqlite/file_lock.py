@@ -138,6 +138,21 @@ def refuse_locked(database: Path) -> None:
     lock.release(clean=False)
 
 
+def is_locked(database: Path) -> bool:
+    """Return whether a helper, or a command that changes the file, has it open; False without access to the lock."""
+    try:
+        fd = os.open(f"{os.path.realpath(database)}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def temporary_path(path: Path) -> Path:
     """Return a path at which to write a file before it is renamed to `path`.
 

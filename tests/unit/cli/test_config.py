@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 import time
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 
 from helper.config import Config, load
 from helper.doctor.chain import NodeReport
+from helper.store.backup import DATABASE_HEADER
+from helper.store.sqlite.file_lock import AGE_HEADER
 from tests.unit.cli.test_main import run_command
 
 
@@ -59,14 +63,36 @@ def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[s
 
 def test_init_over_existing_file_requires_force(capsys: pytest.CaptureFixture[str]) -> None:
     existing = Path("mine.toml")
-    existing.write_text("mine")
+    existing.write_text("# mine\n[helper\n")
     existing.chmod(0o644)
     assert run_command("config", "init", "--output", "mine.toml") == 1
-    assert existing.read_text() == "mine"
+    assert existing.read_text() == "# mine\n[helper\n"
     assert "mine.toml already exists" in capsys.readouterr().err
     assert run_command("config", "init", "--output", "mine.toml", "--force") == 0
     assert load(existing).operator.token
     assert stat.S_IMODE(existing.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [DATABASE_HEADER, AGE_HEADER, b"00" * 32, b'{"shares": []}'])
+def test_init_replaces_only_settings(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Path("queue.db")
+    other.write_bytes(content)
+    assert run_command("config", "init", "--output", "queue.db", "--force") == 1
+    assert "not a settings file" in capsys.readouterr().err
+    assert other.read_bytes() == content
+
+
+def test_init_on_full_disk_changes_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    Path("old.toml").write_text("[helper]\n")
+    for name in ("old.toml", "new.toml"):
+        assert run_command("config", "init", "--output", name, "--force") == 1
+        assert "No space left" in capsys.readouterr().err
+    assert Path("old.toml").read_text() == "[helper]\n"
+    assert not Path("new.toml").exists()
 
 
 def test_init_into_missing_directory_fails(capsys: pytest.CaptureFixture[str]) -> None:

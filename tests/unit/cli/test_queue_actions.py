@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,20 @@ async def fill_queue(harness: OperationsHarness, *, fail: int = 2) -> None:
         await harness.store.fail(queued.id, stage="proof", note="no")
 
 
-@pytest.fixture(params=["daemon", "file"])
-def source(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Four shares, two of them failed, in a running helper or in a file."""
-
+def make_queue(database: Path) -> None:
     async def make() -> None:
-        harness = OperationsHarness(DATABASE)
+        harness = OperationsHarness(database)
         await harness.open()
         await fill_queue(harness)
         await harness.store.close()
 
     anyio.run(make)
+
+
+@pytest.fixture(params=["daemon", "file"])
+def source(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Four shares, two of them failed, in a running helper or in a file."""
+    make_queue(DATABASE)
     if request.param == "file":
         yield "file"
         return
@@ -131,6 +135,22 @@ def test_retry_accepts_names_and_filters(source: str, capsys: pytest.CaptureFixt
     assert "0 failed shares are retried" in capsys.readouterr().out
     assert run_command("queue", "retry", listed["shares"][0]["ref"][:6], "--round", ROUND_ID.hex(), "--yes") == 0
     assert read_states(capsys) == {"received": 3, "failed": 1}
+
+
+def test_named_database_is_used_although_a_helper_has_another_one_in_its_directory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_queue(Path("old.db"))
+    Path("empty.db").touch()
+    with run_live_daemon(DATABASE.absolute()) as daemon:
+        daemon.run(partial(fill_queue, fail=1))
+        assert read_states(capsys, "--db", "old.db") == {"received": 2, "failed": 2}
+        assert run_command("queue", "retry", "--db", "old.db", "--yes", "--json") == 0
+        assert read_json(capsys)["source"] == "file"
+        assert read_states(capsys) == read_states(capsys, "--db", str(DATABASE)) == {"received": 3, "failed": 1}
+        for name in ("missing.db", "empty.db"):
+            assert run_command("queue", "retry", "--db", name, "--yes") == 5
+    assert Path("empty.db").stat().st_size == 0
 
 
 def test_retry_in_closed_round_fails_with_reason(
