@@ -166,7 +166,7 @@ class BlockFollower:
                 await self._clock.sleep(pause)
                 pause = min(_MAX_RETRY_SECONDS, pause * 2)
                 continue
-            if problem.clear():
+            if (has_progressed or self.is_caught_up) and problem.clear():
                 self._log.info("block_follow_recovered", height=self.height)
             pause = 1.0
             if not has_progressed:

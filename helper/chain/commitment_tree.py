@@ -222,7 +222,8 @@ class CommitmentTreeSync:
             await self._node_pool.call_node(partial(self._sync_with, known_round), min_height=head)
             await save_tree(self._store, known_round.round_id, self._trees[known_round.round_id])
         except Exception as error:
-            self._record_failure(known_round, error)
+            if not isinstance(error, ChainError) or self._node_pool.has_usable_node:
+                self._record_failure(known_round, error)
             raise
         self._contradictions.pop(known_round.round_id, None)
         if self._failures.pop(known_round.round_id, None) is not None:

@@ -474,7 +474,8 @@ class NodePool:
         changed, reason = False, self._create_reason_check()
         for node in self.nodes:
             changed |= self._report_change(node.health, reason, node.name, "node")
-            if node.rpc is not None:
+            # While the whole node fails or hangs, its RPC is not reported too.
+            if node.rpc is not None and node.health.logged_reason is None and not node.client.is_slow:
                 changed |= self._report_change(node.rpc_health, reason, node.rpc.name, "rpc")
         if changed:
             for callback in self._change_callbacks:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+import anyio
+
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import (
     MAX_LEAVES,
@@ -56,6 +58,10 @@ T = TypeVar("T")
 LEAF_WINDOW_BLOCKS = 1000
 """Maximum span of a request for leaves, in blocks (to − from)."""
 
+COMMIT_SECONDS = 0.25
+"""Seconds after which a query is repeated that a node refused because it was committing a block."""
+
+_COMMITTING_TEXT = b"did not contain latest block height"
 _VOTE_PREFIX = "/shielded-vote/v1"
 _COSMOS_PREFIX = "/cosmos/base/tendermint/v1beta1"
 _LOWEST_HEIGHT_PATTERN = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
@@ -83,6 +89,16 @@ class ChainClient(NodeHttp):
     Every method except `broadcast` raises `ChainUnavailable` if the node did not respond and `ChainResponseError` if
     its response is invalid. `timeout` applies to each request.
     """
+
+    async def get(
+        self, path: str, params: dict[str, str] | None = None, *, limit: int = DEFAULT_LIMIT_BYTES
+    ) -> NodeResponse:
+        """Send a GET request as `NodeHttp.get` does, once more if the node was committing a block."""
+        response = await super().get(path, params, limit=limit)
+        if response.status < 400 or _COMMITTING_TEXT not in response.body:
+            return response
+        await anyio.sleep(COMMIT_SECONDS)
+        return await super().get(path, params, limit=limit)
 
     async def rounds(self) -> RoundList:
         """All rounds of the chain."""

@@ -78,29 +78,31 @@ class ChainSync:
     async def sync_once(self) -> bool:
         """Synchronize if there is a new block. Returns False after an error; the next tick tries again."""
         try:
-            await self._sync()
+            has_synced = await self._sync()
         except Exception as error:  # The next attempt may succeed.
             reason = str(error) if isinstance(error, HelperError) else repr(error)
             is_first, self._has_failed = not self._has_failed, True
-            if is_first and isinstance(error, ChainError):
-                return False  # a node often fails around a commit
+            if isinstance(error, ChainError) and (is_first or not self._node_pool.has_usable_node):
+                return False  # a node often fails around a commit, and the pool reports a node that does not respond
             if self._problem.note(reason):
                 self._log.warning("chain_sync_failed", reason=reason)
             return False
-        self._has_failed = False
-        if self._problem.clear():
+        if has_synced:
+            self._has_failed = False
+        if has_synced and self._problem.clear():
             self._log.info("chain_sync_recovered", height=self._synced_height)
         return True
 
-    async def _sync(self) -> None:
+    async def _sync(self) -> bool:
+        """Synchronize if there is a new block. Returns False if there was nothing to do, or no node in sync."""
         head = self._node_pool.head
         if head is None:
-            return
+            return False
         now = self._node_pool.clock.monotonic()
         is_new = head.height > self._synced_height
         if not is_new and (self._is_settled or now - self._synced_at < self._interval):
             self._trees.record_synced_height(head.height)
-            return
+            return False
         self._is_settled = False
         for route, sync in (("rounds", self._rounds.sync), ("tree", self._trees.sync)):
             self._due_since.setdefault(route, self._node_pool.clock.monotonic())
@@ -108,3 +110,4 @@ class ChainSync:
             del self._due_since[route]
         self._synced_height, self._synced_at, self._is_settled = head.height, now, not is_new
         self._ready.set()
+        return True

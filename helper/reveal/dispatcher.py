@@ -40,6 +40,9 @@ FIRST_CHECK_SECONDS = 0.1
 """Minimum seconds between two checks for shares that have priority while all claims are taken."""
 _REVEALING = "revealing claimed shares"
 
+_EXPECTED_CAUSES = frozenset({PauseCause.BLOCKS_UNREAD, PauseCause.NO_NODE_IN_SYNC})
+"""Causes of pauses that are not warnings: each start has the first, and the node pool warns of each failing node."""
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchGate:
@@ -252,7 +255,8 @@ class Dispatcher:
             if reason is None:
                 log.info("dispatch_resumed")
             else:
-                log.warning("dispatch_paused", reason=str(reason))
+                note = log.info if reason.cause in _EXPECTED_CAUSES else log.warning
+                note("dispatch_paused", reason=str(reason))
             self.pause_reason = reason
 
     def _start_reveal(self, queued: QueuedShare, *, has_priority: bool) -> None:

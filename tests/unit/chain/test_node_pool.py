@@ -429,7 +429,7 @@ async def test_node_fails_with_its_second_consecutive_error_response() -> None:
     network = FakeNetwork(a=FakeNode(clock))
     endpoints = network.create_node_pool(clock)
     await endpoints.probe_all()
-    error = httpx.Response(500, json={"message": "context did not contain latest block height"})
+    error = httpx.Response(500, json={"message": "internal error"})
     with capture_logs() as logs:
         for _ in range(3):
             network.nodes["a"].faults["latest"] = lambda _: error

@@ -61,7 +61,13 @@ async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:
         env.clock.advance(60)
         assert not await env.poll()
         env.node.faults.clear()
+        env.node.syncing = True
+        env.node.height += 1
         env.clock.advance(60)
+        assert await env.poll(), "there is nothing to do without a node in sync"
+        events = [log["event"] for log in logs if log["event"].startswith("chain_sync")]
+        assert events == ["chain_sync_failed"], "nothing was synchronized yet"
+        env.node.syncing = False
         assert await env.poll()
     events = [log["event"] for log in logs if log["event"].startswith("chain_sync")]
     assert events == ["chain_sync_failed", "chain_sync_recovered"]
