@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-SHARES_PATH = "/shielded-vote/v1/shares"
+from helper.core.refusals import ATTEMPT_HEADER, RETRY_AFTER_SECONDS
+
+API_PREFIX = "/shielded-vote/v1"
+SHARES_PATH = f"{API_PREFIX}/shares"
 HOST = "127.0.0.1"
+MAX_MEMORY_MB = 150
+"""Memory of the helper under an attack, and of the kernel for its connections."""
+FAST, USUALLY_FAST, BUSY = (0.99, 0.05), (0.5, 0.5), (0.5, 2.0)
+"""Bounds of honest requests during an attack: a percentile, and seconds. Busy machines run the short form."""
 CONNECTION_ERRORS = (OSError, asyncio.IncompleteReadError)
 
 
@@ -137,37 +145,66 @@ async def hold_slow_connections(port: int, source: str, connections: int, second
     return durations
 
 
+# Clients that do not read
+
+
+async def open_narrow_connection(port: int, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection with a small receive buffer, so that the server has to wait until the client reads."""
+    sock = socket.socket()
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.bind((source, 0))
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
+    except OSError:
+        sock.close()
+        raise
+    return await asyncio.open_connection(sock=sock, limit=512)
+
+
 # Floods
 
 
+UNTERMINATED_REQUEST = RawRequest("POST", SHARES_PATH, b'{"shares_hash": "' + rb"\"" * 8_000)
+"""A body whose error was slow to locate: each quotation mark could end the string."""
 INVALID_REQUESTS: Sequence[RawRequest] = (
     RawRequest("POST", SHARES_PATH, b"{"),
     RawRequest("POST", SHARES_PATH, b'{"shares_hash": 1}'),
-    RawRequest("GET", "/shielded-vote/v1/share-status/ab/cd"),
+    UNTERMINATED_REQUEST,
+    RawRequest("GET", f"{API_PREFIX}/share-status/ab/cd"),
     RawRequest("GET", "/wp-login.php"),
+    RawRequest("GET", "/livez", headers={str(number): "" for number in range(2_000)}),
     RawRequest("DELETE", SHARES_PATH),
+    RawRequest("POST", "/livez", b"{}", {"Expect": "x, 100-continue"}),
     RawRequest("POST", SHARES_PATH, b"", {"Content-Length": str(1 << 30), "Expect": "100-continue"}),
 )
 """One refused request of each kind."""
 
 
 async def flood(
-    port: int, source: str, connections: int, extra_headers: Sequence[dict[str, str]], count: int
+    port: int, source: str, connections: int, requests: Iterable[RawRequest], pause_seconds: float = 0.0
 ) -> Counter[int]:
-    """Send this many refused requests with these headers in turn; return responses by status, 0 for none."""
-    statuses = Counter[int]()
-    requests = itertools.islice(
-        zip(itertools.cycle(INVALID_REQUESTS), itertools.cycle(extra_headers), strict=False), count
-    )
+    """Send requests over reused connections; return the number of responses by status.
+
+    Counts 0 for no response, and for a response to a wallet that contradicts `helper.core.refusals`: 429 for a request
+    that names no attempt, or a refusal that may pass without the usual Retry-After.
+    """
+    statuses, waiting = Counter[int](), iter(requests)
 
     async def send_requests() -> None:
         connection = ReusedConnection(port, source)
-        for request, headers in requests:
-            response = await connection.send(
-                RawRequest(request.method, request.path, request.body, {**request.headers, **headers})
-            )
-            statuses[response.status if response else 0] += 1
+        for request in waiting:
+            response = await connection.send(request)
+            statuses[0 if response is None or _is_wrong_refusal(request, response) else response.status] += 1
+            await asyncio.sleep(pause_seconds)
         connection.close()
 
     await asyncio.gather(*(send_requests() for _ in range(connections)))
     return statuses
+
+
+def _is_wrong_refusal(request: RawRequest, response: RawResponse) -> bool:
+    if response.status not in (429, 503) or not request.path.startswith(API_PREFIX):
+        return False
+    lacks_attempt = response.status == 429 and ATTEMPT_HEADER not in request.headers
+    return lacks_attempt or response.headers.get("retry-after") != str(RETRY_AFTER_SECONDS)

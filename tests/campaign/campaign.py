@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from helper.observability.stats import percentile
 from tests.support.postgres import Cluster
 
 T = TypeVar("T")
@@ -66,6 +67,11 @@ class Findings:
     def require_at_least(self, name: str, value: float, bound: float) -> None:
         """Require a lower bound."""
         self._record_goal(name, value, f"≥ {bound:g}", value >= bound)
+
+    def require_percentile(self, name: str, seconds: list[float], rank: float, bound: float) -> None:
+        """Require an upper bound of a percentile, and record the 99th; without a value it is a minute."""
+        self.require_at_most(f"{name} p{rank * 100:g} s", percentile(seconds, rank) or 60.0, bound)
+        self.record_figure(f"{name} p99 s", percentile(seconds, 0.99) or 60.0)
 
     def require_equal(self, name: str, value: FigureValue, expected: FigureValue) -> None:
         """Require an exact value."""

@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, SHARES_PATH
+from tests.campaign.attack_clients import (
+    CONNECTION_ERRORS,
+    HOST,
+    SHARES_PATH,
+    UNTERMINATED_REQUEST,
+    flood,
+    open_narrow_connection,
+)
 
 ATTACKER_ADDRESS = "127.0.0.5"
 LIVEZ_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 POST_HEAD = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\n".encode()
 BODY_BYTES = 1 << 20
-PIPELINING_CONNECTIONS = 250
+DOCUMENT_REQUEST = b"GET /openapi.json HTTP/1.1\r\nHost: helper\r\n\r\n"
 POSTING_CONNECTIONS = 4
+BURST_CONNECTIONS = 32
 
 
 async def send_bodies(request: bytes, port: int, seconds: float) -> int:
@@ -47,31 +56,38 @@ async def send_bodies(request: bytes, port: int, seconds: float) -> int:
     return sum(await asyncio.gather(*(send_repeatedly() for _ in range(POSTING_CONNECTIONS))))
 
 
-async def pipeline_reads(port: int, seconds: float) -> int:
-    """Send endless requests on many connections that read their responses."""
-    attacks = (send_endlessly(port, 1 << 40, seconds, reads_responses=True) for _ in range(PIPELINING_CONNECTIONS))
-    return sum(await asyncio.gather(*attacks))
+async def send_unterminated(port: int, seconds: float) -> int:
+    """Send bodies whose error was slow to locate as fast as they are refused."""
+    end = time.monotonic() + seconds
+    requests = itertools.takewhile(lambda _: time.monotonic() < end, itertools.repeat(UNTERMINATED_REQUEST))
+    return (await flood(port, ATTACKER_ADDRESS, BURST_CONNECTIONS, requests))[400] * len(UNTERMINATED_REQUEST.body)
 
 
-async def send_endlessly(
-    port: int, max_bytes: int, seconds: float, *, reads_responses: bool, request: bytes = LIVEZ_REQUEST
-) -> int:
-    """Send requests until a byte limit, a timeout or a closed connection; return the bytes sent."""
-    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
-    if not reads_responses:
-        writer.transport.pause_reading()  # type: ignore[attr-defined] # typed as write-only, but can read
-    reading = asyncio.create_task(_discard(reader))
-    sent = 0
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(seconds):
-            while sent < max_bytes:
-                writer.write(request * 1000)
-                await writer.drain()
-                await asyncio.sleep(0)  # `drain` alone does not let other tasks run while the server reads quickly
-                sent += len(request) * 1000
-    await _end(reading)
-    writer.transport.abort()
-    return sent
+async def pipeline(request: bytes, connections: int, port: int, seconds: float, *, reads_responses: bool) -> int:
+    """Send endless requests on many connections, which open one after the other."""
+
+    async def send_endlessly(delay: float) -> int:
+        await asyncio.sleep(delay)
+        if reads_responses:
+            reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
+        else:
+            reader, writer = await open_narrow_connection(port, ATTACKER_ADDRESS)
+            writer.transport.pause_reading()  # type: ignore[attr-defined] # typed as write-only, but can read
+        reading = asyncio.create_task(_discard(reader))
+        sent = 0
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(seconds - delay):
+                while True:
+                    writer.write(request * 1000)
+                    await writer.drain()
+                    await asyncio.sleep(0)  # `drain` alone does not let other tasks run while the server reads quickly
+                    sent += len(request) * 1000
+        await _end(reading)
+        writer.transport.abort()
+        return sent
+
+    delays = (seconds / 3 * number / connections for number in range(connections))
+    return sum(await asyncio.gather(*map(send_endlessly, delays)))
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:
@@ -85,6 +101,8 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
+    "unterminated strings": send_unterminated,
+    "unread documents": partial(pipeline, DOCUMENT_REQUEST, 1_500, reads_responses=False),
     # Each line feed could end a request head.
     "line feeds": partial(send_bodies, POST_HEAD + b"Content-Length: %d\r\n\r\n" % BODY_BYTES + b"\n" * BODY_BYTES),
     "tiny chunks": partial(
@@ -95,7 +113,8 @@ FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
         send_bodies,
         b"PUT /livez HTTP/1.1\r\nHost: helper\r\nContent-Length: %d\r\n\r\n" % (64 << 20) + b"x" * (64 << 20),
     ),
-    "pipelined reads": pipeline_reads,
+    "pipelined reads": partial(pipeline, LIVEZ_REQUEST, 250, reads_responses=True),
+    "unread pipelines": partial(pipeline, LIVEZ_REQUEST, 1_000, reads_responses=False),
 }
 """Floods by name. Each takes the port and the duration in seconds, and returns the number of bytes sent."""
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import random
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,11 +30,9 @@ from cosmpy.crypto.address import Address
 
 from admin import adr036
 from admin.registration_request import RegistrationRequest
-from devnet.ballot import Ballot
 from helper.observability.stats import percentile
-from tests.campaign.attack_clients import RawRequest, ReusedConnection
+from tests.campaign.attack_clients import RawRequest, ReusedConnection, flood
 from tests.campaign.campaign import CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
 
@@ -47,54 +45,20 @@ SLOW_URL = "https://" + "\ufdfa" * 500
 SLOW_URLS_PER_SECOND = 50
 
 
-async def attack_with_slow_urls(
-    setting: CampaignRun,
-    findings: Findings,
-    port: int,
-    client: str,
-    wallets: WalletGroup,
-    cast: Sequence[tuple[Ballot, int]],
-) -> None:
-    """Register URLs that are slow to convert while honest wallets repeat their posts.
+async def register_slow_urls(setting: CampaignRun, findings: Findings, port: int, client: str) -> None:
+    """Register URLs that are slow to convert.
 
     Args:
         setting: the run.
         findings: results.
-        port: of the helper to which the wallets post.
+        port: of the helper.
         client: address of a trusted proxy of this helper.
-        wallets: the honest wallets.
-        cast: their votes.
     """
-    addresses, statuses = _hostile_addresses(setting.seeded_random("slow urls")), Counter[int]()
     body = json.dumps({**json.loads(_signed_registration(bytes(31) + b"\1", "attacker")), "url": SLOW_URL}).encode()
-    count, waits = setting.scale(1_500, 150), len(wallets.ledger.response_seconds)
-    finished = asyncio.Event()
-
-    async def register() -> None:
-        connection = ReusedConnection(port, client)
-        for _ in range(count // CONNECTIONS):
-            response = await connection.send(
-                RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": next(addresses)})
-            )
-            statuses[response.status if response else 0] += 1
-            await asyncio.sleep(CONNECTIONS / SLOW_URLS_PER_SECOND)
-        connection.close()
-
-    async def post_honestly() -> None:
-        while not finished.is_set():
-            await wallets.post_shares(cast, lambda: 0, pause_seconds=0.3)
-
-    posting = asyncio.create_task(post_honestly())
-    await asyncio.gather(*(register() for _ in range(CONNECTIONS)))
-    finished.set()
-    await posting
-    seconds = wallets.ledger.response_seconds[waits:]
+    requests = _hostile_requests(itertools.repeat(body, setting.scale(1_500, 150)), setting.seeded_random("slow urls"))
+    statuses = await flood(port, client, CONNECTIONS, requests, pause_seconds=CONNECTIONS / SLOW_URLS_PER_SECOND)
     findings.record_figure("slow URLs registered", statuses.total())
     findings.require_equal("slow URLs that were not refused", statuses.total() - statuses[400] - statuses[429], 0)
-    findings.record_figure("slow URLs, honest POSTs", len(seconds))
-    # the quick form also runs on busy machines
-    bound = setting.scale(0.05, 2.0)
-    findings.require_at_most("slow URLs, honest POST p99 s", percentile(seconds, 0.99) or 60.0, bound)
 
 
 async def attack_registration(
@@ -147,33 +111,22 @@ def _signed_registration(key: bytes, moniker: str) -> bytes:
     return json.dumps(fields).encode()
 
 
-def _hostile_addresses(rng: random.Random) -> Iterator[str]:
-    """Yield addresses of one /16 and one /40: few networks, many addresses."""
-    while True:
-        yield f"198.18.{rng.randrange(8)}.{rng.randrange(256)}"
-        yield f"2001:db8:{rng.randrange(4):x}:{rng.randrange(1 << 16):x}::1"
+def _hostile_requests(bodies: Iterable[bytes], rng: random.Random) -> Iterator[RawRequest]:
+    """Yield registrations from addresses of one /16 and one /40: few networks, many addresses."""
+    for number, body in enumerate(bodies):
+        old = f"198.18.{rng.randrange(8)}.{rng.randrange(256)}"
+        new = f"2001:db8:{rng.randrange(4):x}:{rng.randrange(1 << 16):x}::1"
+        yield RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": new if number % 2 else old})
 
 
 async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperProcess) -> set[str]:
     """Run hostile and honest registrations concurrently; return the honest monikers."""
     port = urlsplit(helper.url).port
     assert port is not None
-    rng, statuses = setting.seeded_random("registrations"), Counter[int]()
-    addresses, keys = (
-        _hostile_addresses(rng),
-        iter(range(MAX_REGISTRATIONS + 1, MAX_REGISTRATIONS + 1 + setting.scale(5_000, 400))),
-    )
+    rng = setting.seeded_random("registrations")
+    keys = range(MAX_REGISTRATIONS + 2, MAX_REGISTRATIONS + 2 + setting.scale(5_000, 400))
+    bodies = (_signed_registration(key.to_bytes(32, "big"), "attacker") for key in keys)
     finished = asyncio.Event()
-
-    async def send_hostile() -> None:
-        connection = ReusedConnection(port, PROXY_ADDRESS)
-        for key in keys:
-            body = _signed_registration((key + 1).to_bytes(32, "big"), "attacker")
-            response = await connection.send(
-                RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": next(addresses)})
-            )
-            statuses[response.status if response else 0] += 1
-        connection.close()
 
     async def read_pending() -> list[float]:
         waits = list[float]()
@@ -201,8 +154,8 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
         return monikers
 
     reading = asyncio.create_task(read_pending())
-    registering = asyncio.create_task(register_honest())
-    await asyncio.gather(registering, *(send_hostile() for _ in range(CONNECTIONS)))
+    hostile = flood(port, PROXY_ADDRESS, CONNECTIONS, _hostile_requests(bodies, rng))
+    honest, statuses = await asyncio.gather(register_honest(), hostile)
     finished.set()
     waits = await reading
     findings.record_figure("hostile registrations", statuses.total())
@@ -211,7 +164,7 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
     findings.record_figure("pending list, reads", len(waits))
     findings.record_figure("pending list, read p50 s", percentile(waits, 0.5) or 0.0)
     findings.require_at_most("pending list, read p99 s", percentile(waits, 0.99) or 60.0, 0.5)
-    return registering.result()
+    return honest
 
 
 async def _check_list(findings: Findings, helper: HelperProcess, http: httpx.AsyncClient, honest: set[str]) -> None:

@@ -137,6 +137,12 @@ def peak_memory_mb(pid: int) -> float:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) / 1000
 
 
+def unsent_mb(pid: int, port: int) -> float:
+    """Return the bytes in the kernel's send buffers of a process's connections at a port, in MB."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4][:8], 16) for row in rows if row[1].endswith(f":{port:04X}")) / 1e6
+
+
 def open_files(pid: int) -> int:
     """Return the number of open files and sockets of a process."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

@@ -106,6 +106,7 @@ class WalletGroup:
                     async with asyncio.timeout(30):
                         response = await http.post(url + SHARES_PATH, json=body, timeout=30)
                 except (httpx.HTTPError, TimeoutError):
+                    self.status_counts[0] += 1
                     continue
                 self.status_counts[response.status_code] += 1
                 if response.status_code == 200:
