@@ -1,8 +1,11 @@
-"""Synchronizes the commitment tree of each round with the chain and verifies its roots.
+"""Synchronizes the commitment tree of each round with the nodes.
 
-A sync reads the newest root of a round, fetches the missing leaves and appends them. The new leaves are used and stored
-only if the root over them equals the chain's; that root is then an anchor. Leaves that do not match their root are
-removed, and the node that returned them goes into backoff.
+A sync reads a node's newest root, fetches the missing leaves and compares them with the root. Leaves that do not match
+are removed, and the node that returned them goes into backoff. If the root is not agreed yet, further nodes are asked
+for theirs, and a node that is ahead for its root at the height of the other.
+
+Only agreed leaves are stored, and only they can prove that a share is invalid. While nodes differ, or only one of them
+responds, the trees that they serve are held in memory: to accept a share and to prove it needs nobody else's word.
 
 A tree is retained until its round is purged, because it is needed to recognize a share that is posted again after the
 round's end. A round whose tree cannot be synchronized does not delay others.
@@ -12,24 +15,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import anyio
 import structlog
 
-from helper.chain.absence_proof import ShareArrival, next_observation, proves_absence
+from helper.chain.agreement import agreed, needed_nodes
 from helper.chain.limited_gather import gather_limited
-from helper.chain.models import Round, RoundStatus, TreeState
+from helper.chain.models import Round, TreeState
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.round_tree import Anchor, RoundTree, append_leaves, compute_root, load_tree, save_tree, truncate_tree
+from helper.chain.round_tree import Anchor, RoundTree, load_tree, save_tree
 from helper.core.pause import PauseCause, PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse
 from helper.store.store import Store
-from proofs import CommitmentTree, ProofsError
 
 __all__ = ["Anchor", "CommitmentTreeSync"]
 
@@ -77,42 +80,60 @@ class CommitmentTreeSync:
     # ------------------------------------------------------------------ reading
 
     def anchor(self, round_id: bytes) -> Anchor | None:
-        """The newest verified root of a round, None if no root is verified."""
+        """The newest root of a round, agreed or not; None before the first."""
         round_tree = self._trees.get(round_id)
-        return round_tree.anchor if round_tree else None
+        return round_tree.trunk.newest if round_tree else None
 
     def size(self, round_id: bytes) -> int:
-        """Number of verified leaves of a round."""
+        """Number of leaves of a round that a node has confirmed since the start."""
         anchor = self.anchor(round_id)
         return anchor.size if anchor else 0
 
     def last_size(self, round_id: bytes) -> int:
-        """Last known number of leaves of a round, from the store if none is verified since the start."""
+        """Last known number of leaves of a round, from the store if none is confirmed since the start."""
         round_tree = self._trees.get(round_id)
-        return self.size(round_id) or (len(round_tree.tree) if round_tree else 0)
+        return self.size(round_id) or (round_tree.stored_leaves if round_tree else 0)
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """A verified leaf, None if there is none at this position."""
-        if not 0 <= position < self.size(round_id):
-            return None
-        return self._trees[round_id].tree.leaf(position)
-
-    def unverified_leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """A leaf loaded from the store whose tree is not verified yet, None if there is none."""
+        """An agreed leaf, None if there is none at this position."""
         round_tree = self._trees.get(round_id)
-        if round_tree is None or not round_tree.is_unverified or not 0 <= position < len(round_tree.tree):
+        if round_tree is None or round_tree.agreed is None or not 0 <= position < round_tree.agreed.size:
             return None
-        return round_tree.tree.leaf(position)
+        return round_tree.trunk.tree.leaf(position)
+
+    def stored_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        """A leaf that was agreed before the last start, None if there is none at this position."""
+        round_tree = self._trees.get(round_id)
+        if round_tree is None or not 0 <= position < round_tree.stored_leaves:
+            return None
+        return round_tree.trunk.tree.leaf(position)
+
+    def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
+        """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
+
+        Args:
+            round_id: the round.
+            position: the leaf's position.
+            get_leaf: computes the leaf; called if no agreed root covers the position.
+        """
+        round_tree = self._trees.get(round_id)
+        if round_tree is None:
+            return None
+        if round_tree.agreed is not None and position < round_tree.agreed.size:
+            return round_tree.agreed
+        covering = [b for b in round_tree.branches if b.newest is not None and position < b.newest.size]
+        leaf = get_leaf() if covering else b""
+        return next((branch.newest for branch in covering if branch.tree.leaf(position) == leaf), None)
 
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
-        """The root verified at a height since the start, None if there is none."""
+        """A recent root at a height, None if there is none: one that a proof was made for, or an agreed one."""
         round_tree = self._trees.get(round_id)
-        return round_tree.anchors.get(height) if round_tree else None
+        return (round_tree.used_anchors.get(height) or round_tree.anchors.get(height)) if round_tree else None
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
 
-        The reason is that the last responses of nodes about its tree contradicted the verified tree or the root.
+        The reason is that every node that has responded contradicts the agreed tree or its own root.
         """
         if self._contradictions[round_id] < _MAX_CONTRADICTIONS:
             return None
@@ -122,11 +143,14 @@ class CommitmentTreeSync:
         """The 24 siblings of a leaf under an anchor's root, leaf level first.
 
         Raises:
-            KeyError: the round has no tree.
+            KeyError: the round has no tree with this root.
         """
-        return await anyio.to_thread.run_sync(self._trees[round_id].tree.path, position, anchor.size)
-
-    # ------------------------------------------------------------------ absence
+        round_tree = self._trees[round_id]
+        for branch in round_tree.branches:
+            if await branch.contains(anchor):
+                round_tree.note_used(anchor)
+                return await anyio.to_thread.run_sync(branch.tree.path, position, anchor.size)
+        raise KeyError(anchor)
 
     async def wait_next_sync(self, timeout: float) -> bool:
         """Wait until a scheduled sync, also one that is running, has succeeded. False after `timeout` seconds.
@@ -138,28 +162,10 @@ class CommitmentTreeSync:
             return True
         return False
 
-    def create_arrival(self) -> ShareArrival:
-        """Create a `ShareArrival` for the current time."""
-        node_pool = self._node_pool
-        return ShareArrival(node_pool.clock.now(), node_pool.newest_height, node_pool.smallest_offset)
-
-    def was_absent(self, round_id: bytes, arrival: ShareArrival) -> bool:
-        """Whether a missing round or leaf was absent from the chain at the arrival.
-
-        Args:
-            round_id: the round, known or not.
-            arrival: when the share was first posted.
-        """
-        known_round = self._rounds.get(round_id)
-        round_tree = self._trees.get(round_id)
-        follows_tree = known_round is not None and known_round.status is RoundStatus.ACTIVE
-        observation = (round_tree.observation if round_tree else None) if follows_tree else self._rounds.observation
-        return proves_absence(observation, arrival, self._node_pool.smallest_offset)
-
     # ------------------------------------------------------------------ synchronizing
 
     async def restore(self) -> None:
-        """Load the trees of all rounds from the store. The first sync verifies those of active rounds."""
+        """Load the trees of all rounds from the store. The first sync compares those of active rounds with a node's."""
         for known_round in self._rounds.all_rounds():
             try:
                 self._trees[known_round.round_id] = await load_tree(self._store, known_round)
@@ -219,7 +225,7 @@ class CommitmentTreeSync:
         try:
             if known_round.round_id not in self._trees:
                 self._trees[known_round.round_id] = await load_tree(self._store, known_round)
-            await self._node_pool.call_node(partial(self._sync_with, known_round), min_height=head)
+            await self._node_pool.call_until(partial(self._sync_with, known_round, {}), is_enough=bool, min_height=head)
             await save_tree(self._store, known_round.round_id, self._trees[known_round.round_id])
         except Exception as error:
             if not isinstance(error, ChainError) or self._node_pool.has_usable_node:
@@ -238,97 +244,60 @@ class CommitmentTreeSync:
         if isinstance(error, ChainError):
             failure.start_backoff(self._node_pool.clock.monotonic())
 
-    async def _sync_with(self, known_round: Round, node: Node) -> None:
-        """Synchronize a tree with a node, and record which blocks the node's response covers."""
-        head, began = node.health.head, self._node_pool.clock.monotonic()
+    async def _sync_with(self, known_round: Round, said: dict[Node, TreeState], node: Node) -> bool:
+        """Synchronize a tree with a node. Returns whether its newest root is agreed.
+
+        `said` has the newest roots of the nodes that were asked before.
+        """
+        round_tree = self._trees[known_round.round_id]
         try:
-            await self._append_new(known_round, node)
+            state = await node.client.tree_latest(known_round.round_id)
+            if state is None:
+                _require_lag(node, round_tree.agreed)
+                return True
+            head = node.health.head
+            if head is not None and state.height > head.height + LEAF_WINDOW_BLOCKS:
+                # Leaves would be requested for every block up to that height.
+                raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {head.height}")
+            await round_tree.follow(known_round, node.name, node.client, state)
         except InvalidResponse:
             raise  # No tree was returned, so nothing is contradicted.
         except ChainResponseError:
             self._contradictions[known_round.round_id] += 1
             raise
-        if head is not None:
-            round_tree = self._trees[known_round.round_id]
-            round_tree.observation = next_observation(round_tree.observation, node.name, head, began)
+        said[node] = state
+        newest = await self._find_agreed(known_round, said)
+        if newest is not None:
+            anchor = Anchor(newest.height, newest.size, newest.root)
+            await round_tree.agree(self._store, known_round.round_id, anchor)
+        return round_tree.agreed is not None and state.height <= round_tree.agreed.height
 
-    async def _append_new(self, known_round: Round, node: Node) -> None:
-        """Append a node's new leaves to a tree. On `ChainResponseError` the tree is unchanged."""
-        round_tree = self._trees[known_round.round_id]
-        state = await node.client.tree_latest(known_round.round_id)
-        if state is None:
-            if round_tree.anchor is not None:
-                _require_lag(node, round_tree.anchor.height, "has no leaves")
-            return
-        if round_tree.anchor is not None and state.height <= round_tree.anchor.height:
-            await _check_root(round_tree, round_tree.anchor, state)
-            return
-        head = node.health.head
-        if head is not None and state.height > head.height + LEAF_WINDOW_BLOCKS:
-            # Leaves would be requested for every block up to that height.
-            raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {head.height}")
-        if state.size < len(round_tree.tree):
-            _require_lag(node, round_tree.next_height - 1, f"has {state.size} leaves, expected {len(round_tree.tree)}")
-            return
-        before = len(round_tree.tree)
-        # Unverified stored leaves may be damaged, so their number does not limit the request. Damage is detected below.
-        max_count = state.size if round_tree.is_unverified else state.size - before
-        blocks = await node.client.leaves(
-            known_round.round_id, round_tree.next_height, state.height, max_count=max_count
-        )
+    async def _find_agreed(self, known_round: Round, said: dict[Node, TreeState]) -> TreeState | None:
+        """The newest root that enough nodes report, None if none is newer than the agreed one."""
+        last = self._trees[known_round.round_id].agreed
+        for height in sorted({state.height for state in said.values()}, reverse=True):
+            if last is not None and height <= last.height:
+                break
+            roots = {node.name: state for node, state in said.items() if state.height == height}
+            for node in [node for node, state in said.items() if state.height > height]:
+                root = await self._fetch_root(known_round, node, height)
+                if root is not None:
+                    roots[node.name] = root
+            newest = agreed(roots, needed_nodes(len(self._node_pool.nodes)))
+            if newest is not None:
+                return newest
+        return None
+
+    async def _fetch_root(self, known_round: Round, node: Node, height: int) -> TreeState | None:
         try:
-            await append_leaves(round_tree.tree, blocks, state)
-        except (ChainResponseError, ProofsError) as error:
-            if round_tree.is_unverified:
-                await self._fetch_complete_tree(node, known_round, state)
-                return
-            if len(round_tree.tree) > before:
-                round_tree.tree = await truncate_tree(round_tree.tree, before)
-            raise ChainResponseError(f"tree of round {known_round.round_id.hex()[:8]}: {error}") from None
-        round_tree.set_anchor(state)
-        round_tree.next_height = state.height + 1
-        round_tree.is_unverified = False
-        round_tree.unsaved_blocks += blocks
-
-    async def _fetch_complete_tree(self, node: Node, known_round: Round, state: TreeState) -> None:
-        """Fetch the complete tree after stored leaves did not match.
-
-        If it matches its root, it replaces the stored tree.
-        """
-        tree = CommitmentTree()
-        blocks = await node.client.leaves(
-            known_round.round_id, known_round.created_at_height, state.height, max_count=state.size
-        )
-        try:
-            await append_leaves(tree, blocks, state)
-        except (ChainResponseError, ProofsError) as error:
-            self._trees[known_round.round_id] = await load_tree(self._store, known_round)
-            raise ChainResponseError(f"tree of round {known_round.round_id.hex()[:8]}: {error}") from None
-        self._log.warning(
-            "stored_tree_replaced",
-            round=known_round.round_id.hex()[:8],
-            reason="stored leaves do not match the chain's root",
-        )
-        await self._store.delete_tree(known_round.round_id)
-        refetched = RoundTree(tree, state.height + 1, unsaved_blocks=blocks)
-        refetched.set_anchor(state)
-        self._trees[known_round.round_id] = refetched
+            return await node.client.tree_at(known_round.round_id, height)
+        except ChainError as error:
+            self._node_pool.record_error(node, error)
+            return None
 
 
-async def _check_root(round_tree: RoundTree, anchor: Anchor, state: TreeState) -> None:
-    """Check a node's root at or below the anchor against the verified tree."""
-    if (state.height, state.size, state.root) == (anchor.height, anchor.size, anchor.root):
-        return
-    is_older = state.height < anchor.height and state.size < anchor.size
-    if not is_older or await compute_root(round_tree.tree, state.size) != state.root:
-        raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
-
-
-def _require_lag(node: Node, height: int, problem: str) -> None:
-    """Raise an error unless the node lags.
-
-    A node may know less only if its newest block is not above `height`.
-    """
+def _require_lag(node: Node, anchor: Anchor | None) -> None:
+    """Raise an error if a node without leaves has reached the height of a root."""
     head = node.health.head
-    if head is None or head.height > height:
-        raise ChainResponseError(f"tree: {problem} at a height where it had them")
+    if anchor is not None and (head is None or head.height > anchor.height):
+        raise ChainResponseError("tree: has no leaves at a height where it had them")

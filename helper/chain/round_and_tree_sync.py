@@ -8,6 +8,7 @@ because that would reveal its arrival to the node.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 import structlog
@@ -46,7 +47,7 @@ class ChainSync:
 
     @property
     def is_ready(self) -> bool:
-        """Whether rounds and trees have been synchronized at least once."""
+        """Whether the rounds have been read at least once, and their trees as far as nodes serve them."""
         return self._ready.is_set()
 
     def find_overdue_routes(self) -> list[str]:
@@ -104,10 +105,16 @@ class ChainSync:
             self._trees.record_synced_height(head.height)
             return False
         self._is_settled = False
-        for route, sync in (("rounds", self._rounds.sync), ("tree", self._trees.sync)):
-            self._due_since.setdefault(route, self._node_pool.clock.monotonic())
-            await sync(head.height)
-            del self._due_since[route]
+        await self._run_due("rounds", self._rounds.sync(head.height))
+        try:
+            await self._run_due("tree", self._trees.sync(head.height))
+        finally:
+            self._ready.set()  # a round whose tree is missing blocks no other, even if there is none
         self._synced_height, self._synced_at, self._is_settled = head.height, now, not is_new
-        self._ready.set()
         return True
+
+    async def _run_due(self, route: str, sync: Awaitable[None]) -> None:
+        """Run the sync of a route, and note since when it has been due."""
+        self._due_since.setdefault(route, self._node_pool.clock.monotonic())
+        await sync
+        del self._due_since[route]

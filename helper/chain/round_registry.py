@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from helper.chain.absence_proof import Observation, next_observation
 from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatusRound
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
@@ -63,14 +62,12 @@ class _RoundsReport:
 
     Attributes:
         head: its newest block before the request; None before the first.
-        requested_at: when the request was sent, monotonic seconds.
         invalid: why a listed round is not plausible, by round id.
         changes: fields whose listed value differs from the known one, by round id.
     """
 
     node: Node
     head: BlockHead | None
-    requested_at: float
     round_list: RoundList
     invalid: dict[bytes, str]
     changes: dict[bytes, dict[RoundField, ReportedValue]]
@@ -90,7 +87,6 @@ class RoundRegistry:
 
     Attributes:
         is_synced: whether the list of rounds was read since the start.
-        observation: the last valid response with the list of rounds.
         revision: increases with every event after which a round may be closed or purged: a processed block while a
             round has ended and is not closed, and a round that is new, changed, frozen, unfrozen or closed by another
             host.
@@ -103,7 +99,6 @@ class RoundRegistry:
         self._log = structlog.get_logger("helper.chain")
         self._records: dict[bytes, RoundRecord] = {}  # those that had ended when first listed are in listing order
         self._stored: list[RoundRecord] = []  # the stored rounds, oldest first
-        self.observation: Observation | None = None
         self._chain_time: float | None = None
         self._complete_from = 0
         self._chain_time_at = 0.0  # monotonic time at which that block was processed
@@ -290,8 +285,6 @@ class RoundRegistry:
         updates = [(record, record.revert_changes(reported)) for record, reported in listed]
         await self._save([update for record, update in updates if record.is_update(update)], report.node.height)
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
-        if report.head is not None:
-            self.observation = next_observation(self.observation, report.node.name, report.head, report.requested_at)
         self.is_synced = True
 
     async def _save(self, rounds: list[Round], height: int) -> None:
@@ -342,7 +335,7 @@ class RoundRegistry:
         reports = await self._node_pool.call_until(self._fetch_report, is_enough=self._is_enough, min_height=head)
         changed = await self._reopen_rounds(reports)
         while changed or await self._confirm_changes():
-            reports = [self._create_report(r.node, r.head, r.requested_at, r.round_list) for r in reports]
+            reports = [self._create_report(r.node, r.head, r.round_list) for r in reports]
             changed = False
         best = min(reports, key=lambda report: len(report.differences))
         best.node.health.failures = 0
@@ -561,8 +554,7 @@ class RoundRegistry:
 
     async def _fetch_report(self, node: Node) -> _RoundsReport:
         """Read a node's rounds and compare them with the known ones."""
-        head, requested_at = node.health.head, self._clock.monotonic()
-        return self._create_report(node, head, requested_at, await node.client.rounds())
+        return self._create_report(node, node.health.head, await node.client.rounds())
 
     def _note_reports(self, report: _RoundsReport) -> None:
         """Record which rounds a node reports as ended, and its changes."""
@@ -584,9 +576,7 @@ class RoundRegistry:
                     changes[RoundField.OMISSION] = 1
             record.note_changes(name, changes, height)
 
-    def _create_report(
-        self, node: Node, head: BlockHead | None, requested_at: float, round_list: RoundList
-    ) -> _RoundsReport:
+    def _create_report(self, node: Node, head: BlockHead | None, round_list: RoundList) -> _RoundsReport:
         """Compare a node's list with the known rounds, and record its reports."""
         by_id: dict[bytes, Round | UnknownStatusRound] = {reported.round_id: reported for reported in round_list.rounds}
         by_id |= round_list.unknown_status
@@ -604,6 +594,6 @@ class RoundRegistry:
                 invalid[record.round_id] = reason
             elif reported is not None and (fields := record.changes(reported, node.height)):
                 changes[record.round_id] = fields
-        report = _RoundsReport(node, head, requested_at, round_list, invalid, changes)
+        report = _RoundsReport(node, head, round_list, invalid, changes)
         self._note_reports(report)
         return report

@@ -1,4 +1,4 @@
-"""The commitment tree of one round: verification, growth, loading and storing."""
+"""The commitment tree of one round: what nodes serve of it, what they agree on, loading and storing."""
 
 from __future__ import annotations
 
@@ -8,25 +8,71 @@ from dataclasses import dataclass, field
 import anyio
 import structlog
 
-from helper.chain.absence_proof import Observation
 from helper.chain.models import LeafBlock, Round, TreeState
-from helper.errors import ChainResponseError, LeavesMissing
+from helper.chain.rest_client import ChainClient
+from helper.errors import ChainResponseError, InvalidResponse, LeavesMissing
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
 
 log = structlog.get_logger("helper.chain")
 
+MAX_ANCHORS = 64
+"""Maximum number of recent agreed roots in memory, and of roots that proofs were made for."""
 _MAX_LEAVES_PER_ROW = 8192
 _SUBTREE_BYTES = (SUBTREE_LEAVES - 1) * 32
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A root that the chain has stored at `height`, over the first `size` leaves."""
+    """A root that a node reports at `height`, over the first `size` leaves."""
 
     height: int
     size: int
     root: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """A tree that one or more nodes serve.
+
+    Attributes:
+        tree: the leaves; during a sync it may hold more than `newest` covers.
+        next_height: the first height whose leaves are not in the tree.
+        newest: the newest root that matched the leaves; None if they are from the store and no node has confirmed them.
+    """
+
+    tree: CommitmentTree
+    next_height: int
+    newest: Anchor | None = None
+
+    async def contains(self, state: TreeState | Anchor) -> bool:
+        """Whether a root belongs to this tree."""
+        return state.size <= len(self.tree) and await compute_root(self.tree, state.size) == state.root
+
+    def confirm(self, state: TreeState) -> None:
+        """Record a root that belongs to this tree."""
+        if self.newest is None or state.height > self.newest.height:
+            self.newest = Anchor(state.height, state.size, state.root)
+
+    async def extend(self, client: ChainClient, round_id: bytes, state: TreeState) -> None:
+        """Append the leaves up to a node's root.
+
+        Raises:
+            ChainResponseError: the node's leaves do not match its root; the tree is unchanged.
+        """
+        before = len(self.tree)
+        blocks = await client.leaves(round_id, self.next_height, state.height, max_count=state.size - before)
+        try:
+            _check_continuity(blocks, before, state)
+            await anyio.to_thread.run_sync(self.tree.append, b"".join(block.leaves for block in blocks))
+            if await compute_root(self.tree, state.size) != state.root:
+                raise ChainResponseError("the leaves do not match the root")
+        except (ChainResponseError, ProofsError) as error:
+            if len(self.tree) > before:
+                self.tree = await truncate_tree(self.tree, before)
+            raise ChainResponseError(f"tree of round {round_id.hex()[:8]}: {error}") from None
+        self.next_height = blocks[-1].height + 1
+        self.confirm(state)
 
 
 @dataclass(slots=True)
@@ -34,32 +80,96 @@ class RoundTree:
     """The commitment tree of one round.
 
     Attributes:
-        tree: the leaves; during a sync it may hold more than `anchor` covers.
-        next_height: the first height whose leaves are not in the tree.
-        anchor: the newest verified root, None before the first.
-        anchors: all roots verified since the start, by height.
-        is_unverified: whether the tree was loaded from the store and is not verified yet.
-        unsaved_blocks: verified blocks of leaves that are not stored yet.
+        trunk: the tree that was followed first; it contains the agreed leaves.
+        agreed: the newest agreed root, None before the first. Only its leaves are stored.
+        forks: other trees that contain the agreed leaves, by the name of the node that serves it.
+        anchors: recent agreed roots, by height.
+        used_anchors: recent roots that proofs were made for, by height.
+        stored_leaves: number of stored leaves.
+        stored_height: the height up to which leaves are stored.
         stored_subtrees: number of stored complete subtrees.
-        observation: the last valid response about the tree.
     """
 
-    tree: CommitmentTree
-    next_height: int
-    anchor: Anchor | None = None
+    trunk: Branch
+    agreed: Anchor | None = None
+    forks: dict[str, Branch] = field(default_factory=dict)
     anchors: dict[int, Anchor] = field(default_factory=dict)
-    is_unverified: bool = False
-    unsaved_blocks: list[LeafBlock] = field(default_factory=list)
+    used_anchors: dict[int, Anchor] = field(default_factory=dict)
+    stored_leaves: int = 0
+    stored_height: int = 0
     stored_subtrees: int = 0
-    observation: Observation | None = None
 
-    def set_anchor(self, state: TreeState) -> None:
-        """Record a root that was compared with the chain's as the newest anchor."""
-        self.anchor = self.anchors[state.height] = Anchor(state.height, state.size, state.root)
+    @property
+    def branches(self) -> list[Branch]:
+        """The trunk and the forks."""
+        return [self.trunk, *self.forks.values()]
+
+    async def follow(self, known_round: Round, name: str, client: ChainClient, state: TreeState) -> None:
+        """Follow a node's newest root: fetch the leaves that are missing, into a fork if they differ from the trunk's.
+
+        Raises:
+            ChainResponseError: the root contradicts the agreed tree or the node's own leaves.
+        """
+        branch = self.forks.get(name, self.trunk)
+        for known in dict.fromkeys((self.trunk, branch)):
+            if await known.contains(state):
+                known.confirm(state)
+                if known is self.trunk:
+                    self.forks.pop(name, None)
+                return
+        size = self.agreed.size if self.agreed is not None else 0
+        if self.agreed is not None and (state.size <= size or state.height <= self.agreed.height):
+            raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
+        if state.size > len(branch.tree):
+            try:
+                await branch.extend(client, known_round.round_id, state)
+                return
+            except InvalidResponse:
+                raise
+            except ChainResponseError:
+                if len(branch.tree) == size:
+                    raise
+        # The leaves that are not agreed, or damaged ones from the store, differ from this node's.
+        next_height = known_round.created_at_height if self.agreed is None else self.agreed.height + 1
+        fork = Branch(await truncate_tree(self.trunk.tree, size), next_height)
+        await fork.extend(client, known_round.round_id, state)
+        self.forks[name] = fork
+
+    async def agree(self, store: Store, round_id: bytes, anchor: Anchor) -> None:
+        """Record a newer agreed root, and drop what contradicts it."""
+        for branch in self.branches:
+            if await branch.contains(anchor):
+                break
+        else:
+            raise ChainResponseError("tree: no node serves the leaves of the agreed root")
+        if branch is not self.trunk and self.agreed is None and self.stored_leaves:
+            log.warning(
+                "stored_tree_replaced",
+                round=round_id.hex()[:8],
+                reason="stored leaves do not match the chain's root",
+            )
+            await store.delete_tree(round_id)
+            self.stored_leaves = self.stored_height = self.stored_subtrees = 0
+        self.trunk, self.agreed = branch, anchor
+        self.forks.clear()
+        if len(branch.tree) == anchor.size:
+            branch.next_height = anchor.height + 1  # the height in the leaves is the word of one node
+        _add_bounded(self.anchors, anchor)
+
+    def note_used(self, anchor: Anchor) -> None:
+        """Record that a proof is made for a root."""
+        _add_bounded(self.used_anchors, anchor)
+
+
+def _add_bounded(anchors: dict[int, Anchor], anchor: Anchor) -> None:
+    anchors.pop(anchor.height, None)
+    anchors[anchor.height] = anchor
+    if len(anchors) > MAX_ANCHORS:
+        del anchors[next(iter(anchors))]
 
 
 async def load_tree(store: Store, known_round: Round) -> RoundTree:
-    """Load a round's tree, which is not verified yet. A damaged tree is deleted from the store."""
+    """Load a round's tree, which no node has confirmed yet. A damaged tree is deleted from the store."""
     leaves, height = await store.load_leaves(known_round.round_id)
     subtrees = await store.load_subtrees(known_round.round_id)
     count = len(subtrees) // _SUBTREE_BYTES
@@ -73,47 +183,33 @@ async def load_tree(store: Store, known_round: Round) -> RoundTree:
         )
         await store.delete_tree(known_round.round_id)
         tree, leaves, height, count = CommitmentTree(), b"", 0, 0
-    next_height = max(height + 1, known_round.created_at_height)
-    return RoundTree(tree, next_height, is_unverified=bool(leaves), stored_subtrees=count)
+    trunk = Branch(tree, max(height + 1, known_round.created_at_height))
+    return RoundTree(trunk, stored_leaves=len(leaves) // 32, stored_height=height, stored_subtrees=count)
 
 
 async def save_tree(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
-    """Store the verified leaves and subtrees. After an error the rest is stored after the next sync."""
-    while round_tree.unsaved_blocks:
-        # Combine consecutive blocks into one row, so that they need one fsync.
-        count, size = 1, len(round_tree.unsaved_blocks[0].leaves)
-        while count < len(round_tree.unsaved_blocks) and size < _MAX_LEAVES_PER_ROW * 32:
-            size += len(round_tree.unsaved_blocks[count].leaves)
-            count += 1
-        batch = round_tree.unsaved_blocks[:count]
-        leaves = b"".join(block.leaves for block in batch)
+    """Store the agreed leaves and subtrees. After an error the rest is stored after the next sync."""
+    agreed, tree = round_tree.agreed, round_tree.trunk.tree
+    if agreed is None:
+        return
+    while round_tree.stored_leaves < agreed.size:
+        start = round_tree.stored_leaves
+        end = min(agreed.size, start + _MAX_LEAVES_PER_ROW)
+        # Only the last row completes the leaves of the agreed height.
+        height = agreed.height if end == agreed.size else round_tree.stored_height
+        leaves = b"".join(tree.leaf(index) for index in range(start, end))
         try:
-            await store.save_leaves(round_id, batch[-1].height, batch[0].start_index, leaves)
+            await store.save_leaves(round_id, height, start, leaves)
         except LeavesMissing as error:  # a standby that lacks the last commits was promoted
-            lost = b"".join(round_tree.tree.leaf(index) for index in range(error.stored, batch[0].start_index))
-            await store.save_leaves(round_id, batch[0].height - 1, error.stored, lost)
+            round_tree.stored_leaves = error.stored
             round_tree.stored_subtrees = min(round_tree.stored_subtrees, error.stored // SUBTREE_LEAVES)
             continue
-        del round_tree.unsaved_blocks[:count]
-    size = round_tree.anchor.size if round_tree.anchor else 0
-    complete = size // SUBTREE_LEAVES
+        round_tree.stored_leaves, round_tree.stored_height = end, height
+    complete = agreed.size // SUBTREE_LEAVES
     if complete > round_tree.stored_subtrees:
-        nodes = b"".join(round_tree.tree.subtree(index) for index in range(round_tree.stored_subtrees, complete))
+        nodes = b"".join(tree.subtree(index) for index in range(round_tree.stored_subtrees, complete))
         await store.save_subtrees(round_id, round_tree.stored_subtrees, nodes)
         round_tree.stored_subtrees = complete
-
-
-async def append_leaves(tree: CommitmentTree, blocks: Sequence[LeafBlock], state: TreeState) -> None:
-    """Append blocks of leaves and compare the root with the chain's.
-
-    Raises:
-        ChainResponseError: they do not match; they may have been appended.
-        ProofsError: a leaf is invalid.
-    """
-    _check_continuity(blocks, len(tree), state)
-    await anyio.to_thread.run_sync(tree.append, b"".join(block.leaves for block in blocks))
-    if await compute_root(tree, state.size) != state.root:
-        raise ChainResponseError("the leaves do not match the root")
 
 
 async def truncate_tree(tree: CommitmentTree, size: int) -> CommitmentTree:

@@ -70,6 +70,10 @@ class CircuitGeneration(ABC):
     def to_payload(self, share: Share) -> dict[str, Any]:
         """Return the fields of a share as a wallet sends them."""
 
+    @abstractmethod
+    def get_vote_commitment(self, share: Share) -> bytes:
+        """Return the leaf of a share's vote."""
+
     # ------------------------------------------------------------------ reveals
 
     @abstractmethod

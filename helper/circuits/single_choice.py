@@ -37,6 +37,10 @@ class SingleChoiceGeneration(CircuitGeneration):
         """Return the fields of a share as a wallet sends them."""
         return share_to_payload(share)
 
+    def get_vote_commitment(self, share: Share) -> bytes:
+        """Return the leaf of a share's vote."""
+        return proofs.vote_commitment(share.round_id, share.shares_hash, share.proposal_id, share.vote_decision)
+
     def get_reveal_fields(self, share: Share) -> RevealFields:
         """Return the ciphertext and the decision."""
         return RevealFields(share.c1 + share.c2, share.vote_decision)

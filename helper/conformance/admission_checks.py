@@ -199,33 +199,36 @@ async def _(session: Session) -> str:
 
 @checks.must("ROUND-001", "an unknown round is refused", "protocol §2: unknown round 400", needs_shares=True)
 async def _(session: Session) -> str:
-    invented = session.invented()
-    reply = await session.client.post(encode(invented.body(session.time_for(invented))))
-    return refused("POST for an unknown round", reply, Reason.ROUND, Reason.CONTENT)
+    reply = await _post_once(session, session.invented())
+    return refused("POST for an unknown round", reply, Reason.ROUND, Reason.CONTENT, Reason.LATER)
 
 
 @checks.must("ROUND-002", "a share of another round is refused", _R13, needs_chain=True, needs_shares=True)
 async def _(session: Session) -> str:
     other = await session.once(_open_other_round)
-    reply = await session.post_altered(lambda share, due: share.body(due, vote_round_id=other.round_id.hex()))
-    return refused("POST for another active round", reply, Reason.CONTENT)
+    reply = await _post_once(session, session.template, vote_round_id=other.round_id.hex())
+    return refused("POST for another active round", reply, Reason.CONTENT, Reason.LATER)
 
 
 @checks.must(
     "ROUND-003", "a position beyond the tree is not queued", "protocol §2: held at most 2 s", needs_shares=True
 )
 async def _(session: Session) -> str:
-    share = session.template
-    reply = await session.client.send(
-        "POST",
-        "/shielded-vote/v1/shares",
-        content=encode(share.body(session.time_for(share), tree_position=(1 << 24) - 1)),
-        headers={"Content-Type": "application/json"},
-        is_patient=False,
-    )
+    reply = await _post_once(session, session.template, tree_position=(1 << 24) - 1)
     seen = refused("POST with the last position", reply, Reason.CONTENT, Reason.LATER)
     require(reply.seconds < 10, f"{seen} after {reply.seconds:.1f} s")
     return f"{seen} after {reply.seconds:.1f} s"
+
+
+async def _post_once(session: Session, share: TestShare, **changes: object) -> Reply:
+    """Post a share that may be refused temporarily, and do not repeat it."""
+    return await session.client.send(
+        "POST",
+        "/shielded-vote/v1/shares",
+        content=encode(share.body(session.time_for(share), **changes)),
+        headers={"Content-Type": "application/json"},
+        is_patient=False,
+    )
 
 
 @checks.must(

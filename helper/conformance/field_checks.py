@@ -25,7 +25,7 @@ _NON_CANONICAL: Final = (_MODULUS + 5).to_bytes(32, "little")
 _OFF_CURVE_X: Final = 2
 """No point of Pallas (y² = x³ + 5) has this x."""
 _MAX_POSITIONS: Final = 1 << 24
-_REASONS: Final = {"submit_at": (Reason.TIME,), "vote_round_id": (Reason.ROUND,)}
+_REASONS: Final = {"submit_at": (Reason.TIME,), "vote_round_id": (Reason.ROUND, Reason.LATER)}
 """Other reasons for which a field is refused."""
 
 checks = CheckList()

@@ -5,12 +5,12 @@ time within it, nullifier spent. A 200 means that all checks passed and that the
 
 A share can arrive before this helper's copy of the chain contains its round or leaf, because wallets post seconds after
 their vote was included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra
-request would reveal the share's arrival time to the node. A wallet never retries a 400, so a missing round or leaf is
-rejected with 400 only if the chain provably did not have it when the share was first posted
-(`helper.chain.absence_proof`); until then the refusal is temporary.
+request would reveal the share's arrival time to the node. A wallet never retries a 400, and nothing proves that a node
+that lags, or is false, has told everything: a round or leaf that is missing, or not agreed (`helper.chain.agreement`),
+is refused temporarily. A 400 is only for what is agreed and can never become right.
 
-A duplicate must be recognized even if its leaf cannot be checked: after the end of its round, and after a restart until
-a node has confirmed the stored tree. In these cases its key is looked up in the database.
+A share that is already known is a duplicate, whatever is known of its round: its key is looked up in the database
+before any refusal. The exception is a share whose leaf is known and differs, since only the voter may ask.
 
 While the helper is paused, known shares and shares that are invalid regardless of the chain's newest state get the
 usual response; all others are refused temporarily. `helper.core.refusals` has the responses.
@@ -23,12 +23,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 import structlog
 
-from helper.chain.absence_proof import ArrivalKey, FirstArrivals
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
@@ -104,6 +103,36 @@ class WaitingShares:
             scope.cancel()
 
 
+class _View(NamedTuple):
+    """What is known of a share's round and leaf, read once.
+
+    Attributes:
+        chain_round: the round; None if no node has listed it.
+        is_status_agreed: whether its status is agreed.
+        are_proposals_agreed: whether its proposals are agreed.
+        other_end: another end that is reported but not agreed.
+        has_leaf: whether the share's leaf is at its position, as far as it is agreed there.
+        has_other_leaf: whether another leaf is agreed at its position.
+        pause: why no share of the round can be accepted now.
+    """
+
+    chain_round: Round | None
+    is_status_agreed: bool
+    are_proposals_agreed: bool
+    other_end: int | None
+    has_leaf: bool
+    has_other_leaf: bool
+    pause: PauseReason | None
+
+    def not_synced(self) -> TemporaryRefusal:
+        """The refusal of a share whose round or leaf is not known."""
+        return self.paused() or TemporaryRefusal(Situation.VOTE_NOT_SYNCED)
+
+    def paused(self) -> TemporaryRefusal | None:
+        """The refusal of every share, None if there is no pause."""
+        return None if self.pause is None else TemporaryRefusal(Situation.PAUSED, self.pause)
+
+
 class AdmissionController:
     """Validates and enqueues shares.
 
@@ -142,7 +171,6 @@ class AdmissionController:
         self._pause_reason: PauseReason | None = None
         self._in_flight = 0
         self._waiting = WaitingShares(MAX_WAITING)
-        self._first_arrivals = FirstArrivals()
 
     async def admit(
         self,
@@ -178,41 +206,45 @@ class AdmissionController:
             self._in_flight -= 1
 
     async def _admit(self, checked: CheckedShare, arrived_at: float, *, names_attempt: bool) -> EnqueueResult:
-        share, vote_commitment = checked.share, checked.vote_commitment
         try:
-            chain_round, leaf = self._find_round_and_leaf(share)
-            if chain_round is not None and leaf is None:
-                if await self._is_duplicate_without_leaf(share, chain_round, vote_commitment):
-                    return EnqueueResult.DUPLICATE
-                chain_round, leaf = self._find_round_and_leaf(share)
-            if chain_round is None or _can_change(chain_round, leaf):
-                chain_round, leaf = await self._wait_for_chain(share, vote_commitment, names_attempt=names_attempt)
-            self._validate_leaf(share, chain_round, leaf, vote_commitment)
-            refusal = self._find_refusal(share, chain_round, arrived_at)
+            refusal = self._find_refusal(checked, arrived_at)
+            if refusal is not None and await self._is_duplicate(checked):
+                return EnqueueResult.DUPLICATE
+            if isinstance(refusal, TemporaryRefusal):
+                refusal = await self._wait_for_chain(checked, arrived_at, refusal, names_attempt=names_attempt)
             if refusal is not None:
-                if await self._store.is_known(share.key):
-                    return EnqueueResult.DUPLICATE
                 raise refusal
             return await self._enqueue(checked, arrived_at)
         except StoreError as error:
             log.error("enqueue_failed", error=str(error), advice=error.advice)
             raise TemporaryRefusal(Situation.QUEUE_UNWRITABLE) from error
 
-    def _find_refusal(
-        self, share: Share, chain_round: Round, arrived_at: float
-    ) -> ShareRefused | TemporaryRefusal | None:
+    def _read_view(self, checked: CheckedShare) -> _View:
+        share, rounds = checked.share, self._rounds
+        leaf = self._trees.leaf(share.round_id, share.tree_position)
+        # A leaf that only one node serves is sufficient to accept its share, but never to refuse another.
+        anchor = self._trees.find_anchor(share.round_id, share.tree_position, lambda: checked.vote_commitment)
+        return _View(
+            chain_round=rounds.get(share.round_id),
+            is_status_agreed=not rounds.has_unconfirmed_status(share.round_id),
+            are_proposals_agreed=not rounds.has_unconfirmed_proposals(share.round_id),
+            other_end=rounds.unconfirmed_end(share.round_id),
+            has_leaf=anchor is not None and leaf in {None, checked.vote_commitment},
+            has_other_leaf=leaf not in {None, checked.vote_commitment},
+            pause=self._current_pause() or self._get_round_pause_reason(share.round_id),
+        )
+
+    def _find_refusal(self, checked: CheckedShare, arrived_at: float) -> ShareRefused | TemporaryRefusal | None:
         """Why a share cannot be accepted now, unless it is a duplicate."""
-        reason = self._current_pause() or self._get_round_pause_reason(share.round_id)
-        if reason is not None:
-            return TemporaryRefusal(Situation.PAUSED, reason)
-        if chain_round.status is not RoundStatus.ACTIVE or self._rounds.has_unconfirmed_status(share.round_id):
-            return self._inactive_refusal(share)
-        other_end = self._rounds.unconfirmed_end(share.round_id)
-        if other_end is not None and max(share.submit_at, arrived_at) > min(other_end, chain_round.vote_end_time):
-            return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason())
-        if share.submit_at > chain_round.vote_end_time:
-            return ShareRefused(400, "is after the round's end", field="submit_at")
-        return None
+        share, view = checked.share, self._read_view(checked)
+        if view.chain_round is None:
+            return view.not_synced()
+        return (
+            _find_choice_refusal(share, view.chain_round, are_agreed=view.are_proposals_agreed)
+            or _find_leaf_refusal(view, view.chain_round.status)
+            or _find_status_refusal(view, view.chain_round.status)
+            or _find_end_refusal(view, share.submit_at, arrived_at, view.chain_round.vote_end_time)
+        )
 
     def _current_pause(self) -> PauseReason | None:
         """Why no share is accepted now; evaluated once per iteration of the event loop."""
@@ -247,89 +279,68 @@ class AdmissionController:
             self._wake(max(share.submit_at, now))
         return outcome
 
-    def _find_round_and_leaf(self, share: Share) -> tuple[Round | None, bytes | None]:
-        """Return the share's round and leaf as far as they are known; validate its proposal and decision."""
-        chain_round = self._rounds.get(share.round_id)
-        if chain_round is None:
-            return None, None
-        self._validate_choice(share, chain_round)
-        return chain_round, self._trees.leaf(share.round_id, share.tree_position)
-
-    async def _is_duplicate_without_leaf(self, share: Share, chain_round: Round, vote_commitment: bytes) -> bool:
-        """Return whether a share is known although its leaf cannot be checked now.
-
-        False if the leaf is not stored and the round may still get new leaves.
-        """
-        stored_leaf = self._trees.unverified_leaf(share.round_id, share.tree_position)
-        if stored_leaf is None and chain_round.status in _GROWING_STATUSES:
-            return False
-        return stored_leaf in {None, vote_commitment} and await self._store.is_known(share.key)
-
-    def _validate_leaf(self, share: Share, chain_round: Round, leaf: bytes | None, vote_commitment: bytes) -> None:
-        """Raise ShareRefused unless the leaf is the share's vote commitment."""
-        if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
-            raise self._inactive_refusal(share)
-        if leaf is None:
-            raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
-        if leaf != vote_commitment:
-            raise ShareRefused(400, "has a different vote commitment", field="tree_position")
+    async def _is_duplicate(self, checked: CheckedShare) -> bool:
+        """Return whether a share is known, unless another leaf is known at its position."""
+        share = checked.share
+        leaf = self._trees.leaf(share.round_id, share.tree_position)
+        leaf = leaf or self._trees.stored_leaf(share.round_id, share.tree_position)
+        return leaf in {None, checked.vote_commitment} and await self._store.is_known(share.key)
 
     async def _wait_for_chain(
-        self, share: Share, vote_commitment: bytes, *, names_attempt: bool
-    ) -> tuple[Round, bytes | None]:
-        """Wait until the share's round and leaf are known or proven missing; return them."""
-        self._refuse_when_paused(share)
+        self, checked: CheckedShare, arrived_at: float, refusal: TemporaryRefusal, *, names_attempt: bool
+    ) -> ShareRefused | TemporaryRefusal | None:
+        """Wait while the next scheduled syncs may change a refusal. Return the last one."""
+        result: ShareRefused | TemporaryRefusal | None = refusal
+        if self._is_paused(checked.share):
+            return result
         deadline = self._clock.monotonic() + (MAX_ATTEMPT_WAIT_SECONDS if names_attempt else MAX_WAIT_SECONDS)
         with self._waiting.hold(names_attempt=names_attempt):
-            key = ArrivalKey(share.round_id, share.tree_position, vote_commitment)
-            arrival = self._first_arrivals.get_or_add(key, self._trees.create_arrival(), self._clock.monotonic())
-            while not self._trees.was_absent(share.round_id, arrival):
+            while isinstance(result, TemporaryRefusal) and not self._is_paused(checked.share):
                 seconds_left = deadline - self._clock.monotonic()
                 has_synced = seconds_left > 0 and await self._trees.wait_next_sync(seconds_left)
-                chain_round, leaf = self._find_round_and_leaf(share)
-                if chain_round is not None and not _can_change(chain_round, leaf):
-                    self._first_arrivals.forget(key)
-                    return chain_round, leaf
-                self._refuse_when_paused(share)
+                result = self._find_refusal(checked, arrived_at)
                 if not has_synced:
-                    raise TemporaryRefusal(Situation.VOTE_NOT_SYNCED)
-        chain_round, leaf = self._find_round_and_leaf(share)
-        if chain_round is None:
-            raise ShareRefused(400, "no such round", field="vote_round_id")
-        return chain_round, leaf
+                    break
+        return result
 
-    def _refuse_when_paused(self, share: Share) -> None:
-        reason = self._get_pause_reason() or self._get_round_pause_reason(share.round_id)
-        if reason is not None:
-            raise TemporaryRefusal(Situation.PAUSED, reason)
-
-    def _inactive_refusal(self, share: Share) -> ShareRefused | TemporaryRefusal:
-        """The refusal of a share of an inactive round.
-
-        It is final (400) only if the round's status is confirmed.
-        """
-        if self._rounds.has_unconfirmed_status(share.round_id):
-            return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
-        return _round_not_active()
-
-    def _validate_choice(self, share: Share, chain_round: Round) -> None:
-        """Raise ShareRefused unless the proposal exists in the round and the share fits it."""
-        for proposal in chain_round.proposals:
-            if proposal.id == share.proposal_id:
-                error = share.find_choice_error(proposal.options)
-                break
-        else:
-            error = InvalidChoice("proposal_id", "is not a proposal of the round")
-        if error is None:
-            return
-        if not chain_round.proposals or self._rounds.has_unconfirmed_proposals(share.round_id):
-            raise TemporaryRefusal(Situation.PROPOSALS_UNCONFIRMED)
-        raise ShareRefused(400, error.message, field=error.field)
+    def _is_paused(self, share: Share) -> bool:
+        return (self._current_pause() or self._get_round_pause_reason(share.round_id)) is not None
 
 
-def _can_change(chain_round: Round, leaf: bytes | None) -> bool:
-    """Whether the next sync may add this leaf to the round's tree."""
-    return leaf is None and chain_round.status in _GROWING_STATUSES
+def _find_choice_refusal(
+    share: Share, chain_round: Round, *, are_agreed: bool
+) -> ShareRefused | TemporaryRefusal | None:
+    """Why a share does not fit the round's proposals, None if it does."""
+    options = next((proposal.options for proposal in chain_round.proposals if proposal.id == share.proposal_id), None)
+    unknown = InvalidChoice("proposal_id", "is not a proposal of the round")
+    error = unknown if options is None else share.find_choice_error(options)
+    if error is None:
+        return None
+    if not chain_round.proposals or not are_agreed:
+        return TemporaryRefusal(Situation.PROPOSALS_UNCONFIRMED)
+    return ShareRefused(400, error.message, field=error.field)
+
+
+def _find_leaf_refusal(view: _View, status: RoundStatus) -> ShareRefused | TemporaryRefusal | None:
+    if view.has_other_leaf:
+        return ShareRefused(400, "has a different vote commitment", field="tree_position")
+    if view.has_leaf:
+        return view.paused()
+    return view.not_synced() if status in _GROWING_STATUSES else None
+
+
+def _find_status_refusal(view: _View, status: RoundStatus) -> ShareRefused | TemporaryRefusal | None:
+    if not view.is_status_agreed:
+        return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
+    return None if status is RoundStatus.ACTIVE else _round_not_active()
+
+
+def _find_end_refusal(
+    view: _View, submit_at: int, arrived_at: float, end: int
+) -> ShareRefused | TemporaryRefusal | None:
+    if view.other_end is not None and max(submit_at, arrived_at) > min(view.other_end, end):
+        return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason())
+    return ShareRefused(400, "is after the round's end", field="submit_at") if submit_at > end else None
 
 
 def _round_not_active() -> ShareRefused:

@@ -67,11 +67,12 @@ class Revealer:
             the meantime by another helper's reveal.
         """
         share = queued.share
-        anchor = self._trees.anchor(share.round_id)
-        if anchor is None or share.tree_position >= anchor.size:
+        circuit = self._circuits.circuit_for(share.kind)
+        get_leaf = partial(get_generation(circuit).get_vote_commitment, share)
+        anchor = self._trees.find_anchor(share.round_id, share.tree_position, get_leaf)
+        if anchor is None:
             await self._wait_for_tree(queued)
             return False
-        circuit = self._circuits.circuit_for(share.kind)
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
         proof = await self._make_proof(queued, circuit, path, has_priority=has_priority)
         if proof is None:

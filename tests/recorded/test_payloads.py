@@ -146,11 +146,9 @@ def broken_payloads(payload: dict[str, Any], other: dict[str, Any]) -> dict[str,
         "enc_share.c2: must not be the identity": with_inner(payload, c2=IDENTITY),
         f"share_comms[{index}]: is not": with_inner(payload, c1=other["enc_share"]["c1"]),
         f"share_comms[{(index + 1) % 16}]: ": with_inner(payload, share_index=(index + 1) % 16),
-        "vote_round_id: no such round": {**payload, "vote_round_id": "11" * 31 + "00"},
         "proposal_id: ": {**payload, "proposal_id": 50},
         "vote_decision: ": {**payload, "vote_decision": 7},
         "tree_position: has a different": {**payload, "tree_position": 1},
-        "tree_position: is beyond": {**payload, "tree_position": 3},
         "tree_position: has": {**payload, "vote_decision": 1 - payload["vote_decision"]},
         "submit_at: ": {**payload, "submit_at": 1_795_268_196},
     }
@@ -163,11 +161,20 @@ async def test_broken_payload_is_400_with_field_and_not_stored(
 ) -> None:
     payloads = broken_payloads(recorded_shares[index], recorded_shares[(index + 1) % 16])
     for description, payload in payloads.items():
-        recorded.chain.syncs = [lambda: None, lambda: None]
         response = await recorded.post(payload)
         assert (response.status_code, description) == (400, description)
         assert error_text(response).startswith(description.rstrip())
     assert recorded.store.calls == ["known"]  # only the late share, which is valid except for its time
+
+
+@pytest.mark.rule("W4")
+@pytest.mark.parametrize("changes", [{"vote_round_id": "11" * 31 + "00"}, {"tree_position": 3}])
+async def test_payload_for_unknown_round_or_position_is_503(
+    recorded: RecordedHelper, recorded_shares: list[dict[str, Any]], changes: dict[str, Any]
+) -> None:
+    recorded.chain.syncs = [lambda: None, lambda: None]
+    response = await recorded.post({**recorded_shares[0], **changes})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "2")
 
 
 async def test_share_of_finalized_round_is_refused(

@@ -155,13 +155,21 @@ class SimClient(ChainClient):
         return RoundList(node.liar.rounds(served_rounds), {})
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
+        return await self._tree_at(round_id, 1 << 62)
+
+    async def _tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+        """The newest root up to a height."""
         node = await self._reach_node()
         if not node.has_round(round_id):
             return None
-        state = node.liar.tree(node.chain.rounds[round_id]).tree_at(node.height)
+        state = node.liar.tree(node.chain.rounds[round_id]).tree_at(min(height, node.height))
         if state is not None and node.fault is NodeFault.WRONG_ROOT:
             return replace(state, root=sha256(state.root).digest())
         return state
+
+    async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+        state = await self._tree_at(round_id, height)
+        return state if state is not None and state.height == height else None
 
     async def leaves(
         self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES

@@ -19,8 +19,9 @@ from unittest.mock import patch
 import anyio.to_thread
 import structlog
 
+import proofs
 from tests.simulation.event_log import EventLog
-from tests.simulation.fakes import SimTree
+from tests.simulation.fakes import SimTree, commitment
 from tests.simulation.scenario import LiarPlan, add_liar, draw_scenario
 from tests.simulation.virtual_loop import SimLoop, StuckError
 from tests.simulation.world import World, seeded_random
@@ -92,7 +93,7 @@ def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) 
             patch.object(secrets, "token_bytes", key_rng.randbytes),
             patch.object(secrets, "token_hex", lambda size: key_rng.randbytes(size).hex()),
             patch("helper.chain.round_tree.CommitmentTree", SimTree),
-            patch("helper.chain.commitment_tree.CommitmentTree", SimTree),
+            patch.object(proofs, "vote_commitment", commitment),
         ):
             yield
     finally:

@@ -22,8 +22,10 @@ from helper.store.models import SentReveal
 from helper.store.operations import shares
 from helper.store.sqlite.store import SqliteStore
 from tests.simulation.host import SimClock
+from tests.simulation.liar import Lie
 from tests.simulation.run import run_seed
 from tests.simulation.runner import run_seeds
+from tests.simulation.scenario import LiarPlan
 
 SEED_COUNT = 300
 """Number of seeds tested; `make test-full` runs 700 more."""
@@ -40,6 +42,13 @@ def test_seeds_keep_all_promises(first: int) -> None:
     assert sum(result.counts["counted"] for result in results) >= MIN_CONFIRMED * SEEDS_PER_TEST
     broken = {result.seed: result.violations for result in results if result.violations}
     assert broken == {}, "reproduce with: python -m tests.simulation --seed N --story"
+
+
+@pytest.mark.parametrize(("lie", "seed"), [(Lie.FALSE_TREE, 4), (Lie.TWIN, 3)])
+def test_share_is_accepted_and_counted_while_one_of_two_nodes_lies(lie: Lie, seed: int) -> None:
+    result = run_seed(seed, liar=LiarPlan((lie, Lie.SWALLOW), 2))
+    assert result.violations == []
+    assert result.counts["counted"] >= MIN_CONFIRMED
 
 
 def test_same_seed_in_two_processes_gives_same_digest() -> None:

@@ -160,6 +160,9 @@ class FakeTrees(CommitmentTreeSync):
     def anchor(self, round_id: bytes) -> Anchor | None:
         return self.newest
 
+    def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
+        return self.newest if self.newest is not None and position < self.newest.size else None
+
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         return self.known.get(height)
 

@@ -167,7 +167,7 @@ class HiddenChoiceGeneration(CircuitGeneration):
             kind=self.kind,
             extra=bytes((posted["option_count"],)) + b"".join(ciphertexts[1:]),
         )
-        leaf = vote_commitment(share.round_id, share.shares_hash, share.proposal_id, share.extra[0])
+        leaf = self.get_vote_commitment(share)
         return CheckedShare(share, leaf, share_nullifier(leaf, share.share_index, blind))
 
     def to_payload(self, share: Share) -> dict[str, Any]:
@@ -184,6 +184,9 @@ class HiddenChoiceGeneration(CircuitGeneration):
             "shares_hash": _encode(share.shares_hash),
             "primary_blind": _encode(share.primary_blind),
         }
+
+    def get_vote_commitment(self, share: Share) -> bytes:
+        return vote_commitment(share.round_id, share.shares_hash, share.proposal_id, share.extra[0])
 
     def get_reveal_fields(self, share: Share) -> RevealFields:
         return RevealFields(share.extra[:1] + share.c1 + share.c2 + share.extra[1:], 0)

@@ -306,7 +306,7 @@ class WrongHelper:
     async def _respond_after(self, response: Response, read: ReadShare, word: str | None, *, is_new: bool) -> Response:
         """The response of the faults that forward a share first."""
         fault = self._fault
-        if fault is Fault.UNKNOWN_ROUND_IS_500 and b"no such round" in bytes(response.body):
+        if fault is Fault.UNKNOWN_ROUND_IS_500 and response.status_code == 503 and not read.tree_position >> 20:
             return _error(500, "round lookup failed")
         if fault is Fault.ALTERED_IS_DUPLICATE and response.status_code == 400 and _key(read) in self._known:
             return _accepted("duplicate")

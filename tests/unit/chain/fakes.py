@@ -66,6 +66,7 @@ class FakeNode:
         default_factory=lambda: list(read_recorded("leaves")["response"]["blocks"])
     )
     tree: dict[str, Any] = field(default_factory=lambda: dict(read_recorded("tree, latest")["response"]["tree"]))
+    roots: dict[int, dict[str, Any]] = field(default_factory=dict)
     txs: dict[int, list[bytes]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -124,6 +125,10 @@ class FakeNode:
     def _tree(self, name: str, query: dict[str, str]) -> httpx.Response:
         if name == "latest":
             return json_response(200, {"tree": self.tree})
+        if name != "leaves":
+            root = self.roots.get(int(name))
+            error = read_recorded("tree at a height without a root")["response"]
+            return json_response(200, {"tree": root}) if root is not None else json_response(500, error)
         first, last = int(query["from_height"]), int(query["to_height"])
         if last - first > 1000:
             return json_response(500, read_recorded("leaves, range too long")["response"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from functools import partial
 from typing import Any
 
 import anyio
@@ -10,8 +11,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.absence_proof import ABSENCE_BLOCKS, ShareArrival
 from helper.chain.commitment_tree import CONCURRENT_ROUNDS, Anchor
+from helper.chain.round_tree import MAX_ANCHORS
 from helper.core.pause import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
@@ -215,6 +216,119 @@ async def test_tree_contradicted_by_one_of_two_nodes_stays_usable() -> None:
         assert env.trees.contradiction_reason(ROUND_ID) is None
 
 
+@pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
+async def test_leaf_that_one_node_invents_is_never_stored(hosts: tuple[str, ...]) -> None:
+    env, chain, false = TreeEnvironment(*hosts), FakeTree(), FakeTree()
+    chain.append(60, 1, 2)
+    false.append(60, 1, 2)
+    chain.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    false.append(70, *range(100, 150))
+    liar = env.nodes[hosts.index("liar")]
+    for height, number in ((80, 3), (90, 4)):
+        chain.append(height, number)
+        false.append(height, number)
+        chain.publish_to(*env.nodes)
+        false.publish_to(liar)
+        await env.trees.sync(100)
+        size = len(chain.tree)
+        anchor = env.trees.find_anchor(ROUND_ID, size - 1, partial(encode_leaf, number))
+        assert anchor == Anchor(height, size, chain.tree.root())
+        assert await env.trees.path(ROUND_ID, size - 1, anchor) == chain.tree.path(size - 1, size)
+        assert env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 7)) in {None, anchor}
+        agreed_size = size if len(hosts) > 2 else 2
+        assert await env.store.load_leaves(ROUND_ID) == (
+            leaves_of(chain, agreed_size),
+            height if agreed_size > 2 else 60,
+        )
+        assert env.trees.leaf(ROUND_ID, 2) == (encode_leaf(3) if agreed_size > 2 else None)
+        assert "honest:1317" not in env.nodes_in_backoff()
+    chain.publish_to(*env.nodes)
+    env.clock.advance(60)
+    await env.endpoints.probe_all()
+    await env.trees.sync(101)
+    assert await env.store.load_leaves(ROUND_ID) == (leaves_of(chain, 4), 90)
+    assert env.trees.leaf(ROUND_ID, 3) == encode_leaf(4)
+
+
+def leaves_of(chain: FakeTree, size: int) -> bytes:
+    return b"".join(chain.tree.leaf(position) for position in range(size))
+
+
+async def test_false_stored_tree_is_replaced_although_it_is_larger() -> None:
+    env, chain, false = TreeEnvironment(), FakeTree(), FakeTree()
+    chain.append(60, 1, 2)
+    false.append(60, *range(100, 150))
+    false.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    chain.publish_to(*env.nodes)
+    trees = await env.recreate_trees()
+    await trees.sync(100)
+    assert trees.leaf(ROUND_ID, 0) == encode_leaf(1)
+    assert await env.store.load_leaves(ROUND_ID) == (leaves_of(chain, 2), 60)
+
+
+async def test_root_of_the_node_that_is_behind_is_agreed() -> None:
+    env, chain = TreeEnvironment("ahead", "behind"), FakeTree()
+    chain.append(60, 1, 2)
+    chain.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    for height, number in ((70, 3), (80, 4), (90, 5)):
+        chain.publish_to(env.nodes[1])
+        chain.append(height, number)
+        chain.publish_to(env.nodes[0])
+        await env.trees.sync(100)
+        assert env.trees.anchor(ROUND_ID) == Anchor(height, len(chain.tree), chain.tree.root())
+        assert env.trees.leaf(ROUND_ID, len(chain.tree) - 2) == encode_leaf(number - 1)
+        assert (await env.store.load_leaves(ROUND_ID))[0] == leaves_of(chain, len(chain.tree) - 1)
+    chain.publish_to(env.nodes[1])
+    await env.trees.sync(100)
+    before = [len(node.requests) for node in env.nodes]
+    await env.trees.sync(101)
+    assert [len(node.requests) for node in env.nodes] == [before[0] + 1, before[1]], "nothing is new"
+
+
+async def test_leaves_of_the_only_responding_node_are_used_and_stored_once_agreed() -> None:
+    env, chain = TreeEnvironment("a", "b"), FakeTree()
+    chain.append(60, 1, 2)
+    chain.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    silent = env.network.nodes.pop("b")
+    chain.append(80, 3)
+    chain.publish_to(*env.nodes)
+    await env.endpoints.probe_all()
+    await env.trees.sync(100)
+    assert env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 3)) == Anchor(80, 3, chain.tree.root())
+    assert env.trees.leaf(ROUND_ID, 2) is None
+    assert await env.store.load_leaves(ROUND_ID) == (leaves_of(chain, 2), 60)
+    env.network.nodes["b"] = silent
+    env.clock.advance(60)
+    await env.endpoints.probe_all()
+    before = len(env.nodes[0].requests)
+    await env.trees.sync(101)
+    assert await env.store.load_leaves(ROUND_ID) == (leaves_of(chain, 3), 80)
+    assert len(env.nodes[0].requests) == before + 1, "the leaves are not fetched again"
+
+
+async def test_anchors_in_memory_are_limited_and_those_in_use_remain() -> None:
+    env, chain = TreeEnvironment(), FakeTree()
+    await env.start()
+    for height in range(101, 101 + 2 * MAX_ANCHORS):
+        chain.append(height, height)
+        chain.publish_to(*env.nodes)
+        await env.trees.sync(height)
+        if height == 101:
+            anchor = env.trees.anchor(ROUND_ID)
+            assert anchor is not None
+            await env.trees.path(ROUND_ID, 0, anchor)
+    known = [height for height in range(101, height + 1) if env.trees.anchor_at(ROUND_ID, height) is not None]
+    assert known == [101, *range(height - MAX_ANCHORS + 1, height + 1)]
+
+
 async def test_tree_sync_rejects_root_far_above_newest_block() -> None:
     env, chain = TreeEnvironment("liar", "honest"), FakeTree()
     chain.append(60, 1, 2)
@@ -291,7 +405,7 @@ async def test_tree_sync_stores_leaves_again_that_the_database_has_lost() -> Non
 
     stored = b"".join(env.trees.leaf(ROUND_ID, index) or b"" for index in range(4))
     assert await env.store.load_leaves(ROUND_ID) == (stored, 90)
-    assert [height for height, _ in env.store.leaves[ROUND_ID]] == [60, 89, 90]
+    assert [height for height, _ in env.store.leaves[ROUND_ID]] == [60, 90]
 
 
 async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
@@ -380,13 +494,13 @@ async def test_wait_next_sync_ends_with_a_sync_already_begun() -> None:
     env = TreeEnvironment()
     await env.start()
     gate = anyio.Event()
-    load = env.endpoints.call_node
+    load = env.endpoints.call_until
 
     async def slow(*args: Any, **kwargs: Any) -> Any:
         await gate.wait()
         return await load(*args, **kwargs)
 
-    env.endpoints.call_node = slow  # type: ignore[method-assign]
+    env.endpoints.call_until = slow  # type: ignore[method-assign]
     done: list[bool] = []
 
     async def wait() -> None:
@@ -414,10 +528,10 @@ async def test_tree_stays_until_its_round_is_purged() -> None:
     await env.trees.sync(100)
     assert env.trees.leaf(ROUND_ID, 2) == vote
     trees = await env.recreate_trees()
-    assert (trees.leaf(ROUND_ID, 2), trees.unverified_leaf(ROUND_ID, 2)) == (None, vote)
+    assert (trees.leaf(ROUND_ID, 2), trees.stored_leaf(ROUND_ID, 2)) == (None, vote)
     env.rounds.forget(ROUND_ID)
     await trees.sync(100)
-    assert trees.unverified_leaf(ROUND_ID, 2) is None
+    assert trees.stored_leaf(ROUND_ID, 2) is None
 
 
 async def test_tree_loaded_from_store_is_not_verified() -> None:
@@ -425,12 +539,11 @@ async def test_tree_loaded_from_store_is_not_verified() -> None:
     await env.start()
     await env.trees.sync(100)
     vote = env.trees.leaf(ROUND_ID, 2)
-    assert env.trees.unverified_leaf(ROUND_ID, 2) is None
     trees = await env.recreate_trees()
-    assert (trees.leaf(ROUND_ID, 2), trees.unverified_leaf(ROUND_ID, 2)) == (None, vote)
-    assert [trees.unverified_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
+    assert (trees.leaf(ROUND_ID, 2), trees.stored_leaf(ROUND_ID, 2)) == (None, vote)
+    assert [trees.stored_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
     await trees.sync(100)
-    assert (trees.leaf(ROUND_ID, 2), trees.unverified_leaf(ROUND_ID, 2)) == (vote, None)
+    assert trees.leaf(ROUND_ID, 2) == vote
 
 
 OTHER_ROUND = bytes([1]) * 32
@@ -454,7 +567,6 @@ async def test_tree_sync_failure_of_one_round_does_not_stop_others() -> None:
     assert [log["round"] for log in logs if log["event"] == "tree_sync_failed"] == [OTHER_ROUND.hex()[:8]]
     assert env.nodes_in_backoff() == []
     assert env.trees.size(ROUND_ID) == 3
-    assert not env.trees.was_absent(OTHER_ROUND, ShareArrival(0.0, 0, 0.0))
     before = len(env.nodes[0].requests)
     await env.trees.sync(100)
     new_requests = env.nodes[0].requests[before:]
@@ -498,53 +610,4 @@ async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatc
 
     monkeypatch.setattr(env.store, "load_leaves", fails)
     trees = await env.recreate_trees()
-    assert trees.unverified_leaf(ROUND_ID, 2) is not None
-
-
-async def follow_blocks(env: TreeEnvironment, blocks: int) -> None:
-    """Advance by blocks, one every 5 s; each is synced when it is detected and once more a second later."""
-    node = env.nodes[0]
-    for _ in range(blocks):
-        node.height += 1
-        node.age = 0.0
-        env.clock.advance(4)
-        for _ in range(2):
-            env.clock.advance(0.5)
-            node.age += 0.5
-            await env.endpoints.probe_all()
-            await env.rounds.sync(node.height)
-            await env.trees.sync(node.height)
-
-
-UNKNOWN_ROUND = b"\x09" * 32
-
-
-@pytest.mark.parametrize("round_id", [ROUND_ID, UNKNOWN_ROUND])
-async def test_absence_is_proven_once_blocks_after_arrival_are_covered(round_id: bytes) -> None:
-    env = TreeEnvironment()
-    await env.start()
-    await follow_blocks(env, 3)
-    arrival = env.trees.create_arrival()
-    assert arrival.height == env.nodes[0].height
-    for _ in range(ABSENCE_BLOCKS):
-        assert not env.trees.was_absent(round_id, arrival)
-        await follow_blocks(env, 1)
-    assert env.trees.was_absent(round_id, arrival)
-    assert not env.trees.was_absent(round_id, env.trees.create_arrival())
-
-
-async def test_absence_covers_only_blocks_of_the_node_that_listed_rounds() -> None:
-    env = TreeEnvironment("ahead", "behind")
-    ahead, behind = env.nodes
-    await env.start()
-    await follow_blocks(env, 1)
-    arrival = env.trees.create_arrival()
-    behind.height, ahead.height = ahead.height, ahead.height + ABSENCE_BLOCKS + 1
-    env.clock.advance(5)
-    ahead.faults["/rounds"] = lambda _: httpx.Response(500, content=b"{}")
-    await env.endpoints.probe_all()
-    for _ in range(2):
-        await env.rounds.sync(ahead.height)
-        await env.trees.sync(ahead.height)
-        env.clock.advance(0.5)
-    assert not env.trees.was_absent(UNKNOWN_ROUND, arrival), "the list is from the node that is behind"
+    assert trees.stored_leaf(ROUND_ID, 2) is not None

@@ -74,6 +74,13 @@ async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:
     assert env.follower.is_ready
 
 
+async def test_round_without_tree_does_not_delay_the_start() -> None:
+    env = Environment()
+    env.node.tree |= {"root": bytes(32).hex()}
+    assert not await env.poll()
+    assert env.follower.is_ready, "other rounds may follow, and known shares are recognized"
+
+
 @pytest.mark.parametrize(("path", "route"), [("/rounds", "rounds"), ("/commitment-tree/", "tree")])
 async def test_route_that_fails_for_30_seconds_is_overdue(path: str, route: str) -> None:
     env = Environment()

@@ -22,6 +22,7 @@ class FakeTree:
     def __init__(self) -> None:
         self.tree = CommitmentTree()
         self.blocks: list[dict[str, Any]] = []
+        self.roots: dict[int, dict[str, Any]] = {}
 
     def append(self, height: int, *numbers: int) -> None:
         block: dict[str, Any] = {"height": height, "leaves": [b64encode(encode_leaf(n)).decode() for n in numbers]}
@@ -29,13 +30,14 @@ class FakeTree:
             block["start_index"] = len(self.tree)
         self.blocks.append(block)
         self.tree.append(b"".join(map(encode_leaf, numbers)))
+        root = b64encode(self.tree.root()).decode()
+        self.roots[height] = {"next_index": len(self.tree), "root": root, "height": height}
 
     def publish_to(self, *nodes: FakeNode) -> None:
-        size, height = len(self.tree), self.blocks[-1]["height"]
-        root = b64encode(self.tree.root()).decode()
+        height = self.blocks[-1]["height"]
         for node in nodes:
-            node.leaf_blocks = list(self.blocks)
-            node.tree = {"next_index": size, "root": root, "height": height, "next_index_at_root": size}
+            node.leaf_blocks, node.roots = list(self.blocks), dict(self.roots)
+            node.tree = self.roots[height] | {"next_index_at_root": len(self.tree)}
             node.height = max(node.height, height)
 
 

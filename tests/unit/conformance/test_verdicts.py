@@ -192,7 +192,7 @@ async def test_kit_strict_helper_without_reasons_passes_and_never_gets_the_templ
         ("the round is not active", 400, ()),
         ("unknown voting round", 400, ("FIELD-09", "ROUND-001")),
         ("refused", 404, ("FIELD-09", "ROUND-001")),
-        ("helper ingress disabled: local node is catching up or stale", 400, ("ROUND-003",)),
+        ("helper ingress disabled: local node is catching up or stale", 400, ("FIELD-09", "ROUND-001", "ROUND-003")),
     ],
 )
 async def test_kit_refusal_for_another_reason_fails(

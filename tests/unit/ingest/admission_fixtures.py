@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
-from helper.chain.absence_proof import ShareArrival
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
@@ -65,15 +65,10 @@ class FakeClock(Clock):
 
 
 @dataclass
-class FakeAnchor:
-    height: int
-
-
-@dataclass
 class FakeChain:
     """Rounds and trees; each sync runs the next of `syncs`.
 
-    `behind` is how far the nodes are behind the clock, in seconds; `unchecked` leaves are from the database.
+    `served_leaves` are not agreed; `stored_leaves` are from the database.
     """
 
     clock: FakeClock
@@ -82,10 +77,9 @@ class FakeChain:
     syncs: list[Callable[[], None]] = field(default_factory=list)
     wait_timeouts: list[float] = field(default_factory=list)
     sync_seconds: float = 0.5
-    block_age_seconds: float = 0.0
-    unverified_leaves: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    served_leaves: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    stored_leaves: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     frozen_rounds: set[bytes] = field(default_factory=set)
-    height: int = 0
     other_ends: dict[bytes, int] = field(default_factory=dict)
     status_reports: set[bytes] = field(default_factory=set)
     proposal_reports: set[bytes] = field(default_factory=set)
@@ -115,8 +109,12 @@ class FakeChain:
     def round_paused(self, round_id: bytes) -> PauseReason | None:
         return PauseCause.ROUND_FROZEN.reason("its end changed") if round_id in self.frozen_rounds else None
 
-    def unverified_leaf(self, round_id: bytes, position: int) -> bytes | None:
-        return self.unverified_leaves.get((round_id, position))
+    def stored_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        return self.stored_leaves.get((round_id, position))
+
+    def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
+        served = (round_id, position) in self.leaves or self.served_leaves.get((round_id, position)) == get_leaf()
+        return self.anchor(round_id) if served else None
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
         return self.other_ends.get(round_id)
@@ -127,25 +125,20 @@ class FakeChain:
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
         return round_id in self.proposal_reports
 
-    def create_arrival(self) -> ShareArrival:
-        return ShareArrival(self.clock.time, self.height, 0.0)
-
-    def was_absent(self, round_id: bytes, arrival: ShareArrival) -> bool:
-        return self.height > arrival.height and self.clock.time - self.block_age_seconds >= arrival.time
-
     def size(self, round_id: bytes) -> int:
-        return max((position + 1 for known, position in self.leaves if known == round_id), default=0)
+        leaves = [*self.leaves, *self.served_leaves]
+        return max((position + 1 for known, position in leaves if known == round_id), default=0)
 
-    def anchor(self, round_id: bytes) -> FakeAnchor | None:
-        return FakeAnchor(84) if self.size(round_id) else None
+    def anchor(self, round_id: bytes) -> Anchor | None:
+        return Anchor(84, self.size(round_id), b"\x44" * 32) if self.size(round_id) else None
 
     async def wait_next_sync(self, timeout: float) -> bool:
         self.wait_timeouts.append(timeout)
+        await asyncio.sleep(0)  # a pause is read once per iteration of the event loop
         if not self.syncs or self.sync_seconds > timeout:
             self.clock.time += timeout
             return False
         self.clock.time += self.sync_seconds
-        self.height += 1
         self.syncs.pop(0)()
         return True
 

@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 import pytest
 
-from helper.chain.absence_proof import ABSENCE_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.refusals import TemporaryRefusal
@@ -154,25 +153,6 @@ async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
             harness.votes.publish_to(*harness.nodes)
             await harness.sync()
     assert results == [EnqueueResult.QUEUED]
-
-
-async def test_admission_leaf_missing_for_ten_blocks_rejects_retry(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def step(timeout: float) -> bool:
-        harness.clock.advance(1)
-        harness.nodes[0].height += 1
-        await harness.sync()
-        return True
-
-    monkeypatch.setattr(harness.trees, "wait_next_sync", step)
-    before = harness.nodes[0].height
-    refusals = [await harness.expect_refusal(tree_position=99)]
-    while refusals[-1][0] == 503 and len(refusals) < 20:
-        refusals.append(await harness.expect_refusal(tree_position=99))
-    assert refusals[-1] == (400, "tree_position: is beyond the round's tree")
-    assert ABSENCE_BLOCKS <= harness.nodes[0].height - before <= ABSENCE_BLOCKS + 3
-    assert (await harness.expect_refusal(tree_position=98))[0] == 503, "another share has its own arrival"
 
 
 async def test_admission_lagging_node_is_temporary(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
