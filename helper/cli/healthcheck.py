@@ -38,7 +38,10 @@ def healthcheck(
 ) -> None:
     """Check that shares are accepted and revealed. Exits with 0 if ready, 3 if degraded, 6 if unreachable."""
     # reads only the addresses, without full validation: this command runs every few seconds
-    addresses = peek_listen_addresses(find_file(config, os.environ), os.environ)
+    file = find_file(config, os.environ)
+    if file is not None and not file.exists() and not url:  # the default addresses can be those of another helper
+        _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} does not exist"], json=json)
+    addresses = peek_listen_addresses(file, os.environ)
     problems = []
     for address in [url] if url else [str(addresses.socket), _wallet_address(addresses)]:
         try:

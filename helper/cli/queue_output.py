@@ -176,8 +176,13 @@ def print_exported(response: Mapping[str, Any]) -> None:
     if "moved" in response:
         typer.echo(f"{response['moved']} are no longer processed here")
         if response["stayed"]:
-            print_message(f"{response['stayed']} were being processed or have changed, and therefore also remain here")
-    for reason, number in response["left"].items():
+            print_message(f"{response['stayed']} are in the file but not moved: being processed, or changed meanwhile")
+    print_not_exported(response["left"])
+
+
+def print_not_exported(left: Mapping[str, int]) -> None:
+    """Print how many shares were not exported, by reason."""
+    for reason, number in left.items():
         if number:
             print_message(f"{number} not exported: {_NOT_EXPORTED_REASONS[reason]}")
 

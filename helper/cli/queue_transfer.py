@@ -80,7 +80,9 @@ def export(
     number = len(selection.shares)
     skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
     result = {"output": str(output), "shares": number, "left": skipped, "move": move, "dry_run": dry_run}
+    _warn_of_partial_files(output.parent)
     if not number:
+        queue_output.print_not_exported(skipped)
         fail("no matching share to export", ExitCode.NOT_FOUND)
     if not dry_run:
         if move:
@@ -130,12 +132,6 @@ def _write_and_record(
     """Record the export, and mark moved shares, after writing the file and before renaming it to `output`."""
     from helper.store.backup import create_file  # noqa: PLC0415
 
-    for partial_file in sorted(output.parent.glob(".*.partial")):
-        print_message(
-            f"{partial_file} remains from an interrupted export or backup. "
-            "After an interrupted --move it may be the only copy "
-            "of its shares: import it with `svote-helper queue import` before you delete it."
-        )
     with create_file(output, sealed) as export_file:
         try:
             return api.post("/queue/export", body)
@@ -146,6 +142,14 @@ def _write_and_record(
                 with acting_as_owner(export_file):
                     export_file.unlink()
             raise
+
+
+def _warn_of_partial_files(directory: Path) -> None:
+    for partial_file in sorted(directory.glob(".*.partial")):
+        print_message(
+            f"{partial_file} remains from an interrupted export or backup. After an interrupted --move it may be the "
+            "only copy of its shares: import it with `svote-helper queue import` before you delete it."
+        )
 
 
 def _marks(selection: ExportSelection) -> dict[str, str]:

@@ -341,7 +341,10 @@ def evaluate_failures(failed: int, damaged: int, *, in_ended: int) -> list[Check
     """
     results = []
     if failed > in_ended:
-        advice = "See `svote-helper queue list --state failed`. `queue retry` retries them while a round is open."
+        advice = (
+            "See `svote-helper queue list --state failed`. `queue retry` retries them while a round is open, those "
+            "moved to another helper only with --stage moved."
+        )
         open_ = failed - in_ended
         results.append(warn("failed shares", f"{open_} shares failed", advice, failed=open_))
     if in_ended:

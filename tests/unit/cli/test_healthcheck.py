@@ -129,7 +129,15 @@ def test_healthcheck_of_other_server_is_unreachable(socket_server: BaseServer, m
     assert run_command("healthcheck") == 6
 
 
+def test_healthcheck_with_missing_settings_asks_no_other_helper(
+    socket_server: BaseServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("healthcheck", "--config", "missing.toml") == 6
+    assert capsys.readouterr().err == "missing.toml does not exist\n"
+
+
 def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
+    (tmp_path / "helper.toml").touch()
     code = (
         "import sys\n"
         "from helper.cli.main import main\n"

@@ -118,7 +118,7 @@ def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str
     assert (copied["copied"], copied["source"]) == (5, source)
     assert run_json("queue import", "x.age", "--yes", code=3)["known"] == 5
     assert run_json("queue export", "--output", "y.age", "--move", "--yes")["moved"] == (4 if live else 5)
-    assert run_json("queue retry", "--yes")["retried"] == (4 if live else 5)
+    assert run_json("queue retry", "--stage", "moved", "--yes")["retried"] == (4 if live else 5)
     if live is not None:
         live.harness.authority.closed.add(ROUND_ID)
         live.run(lambda harness: harness.store.mark_alerted(ROUND_ID, END))

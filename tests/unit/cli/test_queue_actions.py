@@ -315,7 +315,11 @@ def test_export_move_idles_shares_until_retried(
     assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 0
     assert "4 are no longer processed here" in capsys.readouterr().out
     assert read_states(capsys) == {"failed": 4}
+    Path(".z.age.1.partial").touch()
     assert run_command("queue", "export", "--output", "y.age") == 5, "nothing is left to export"
+    messages = capsys.readouterr().err
+    assert "4 not exported: already moved" in messages
+    assert ".z.age.1.partial remains from an interrupted export" in messages
     assert run_command("queue", "import", "x.age", "--db", target_machine, "--yes", *use_other_machine()) == 0
     assert read_states(capsys, "--db", target_machine, *use_other_machine()) == {"received": 2, "failed": 2}
 
