@@ -17,7 +17,7 @@ API_PREFIX = "/shielded-vote/v1"
 SHARES_PATH = f"{API_PREFIX}/shares"
 HOST = "127.0.0.1"
 MAX_MEMORY_MB = 150
-"""Memory of the helper under an attack, and of the kernel for its connections."""
+"""Memory of the helper under an attack."""
 FAST, USUALLY_FAST, BUSY = (0.99, 0.05), (0.5, 0.5), (0.5, 2.0)
 """Bounds of honest requests during an attack: a percentile, and seconds. Busy machines run the short form."""
 CONNECTION_ERRORS = (OSError, asyncio.IncompleteReadError)

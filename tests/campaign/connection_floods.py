@@ -103,6 +103,8 @@ async def _end(task: asyncio.Task[None]) -> None:
 FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
     "unterminated strings": send_unterminated,
     "unread documents": partial(pipeline, DOCUMENT_REQUEST, 1_500, reads_responses=False),
+    "pipelined reads": partial(pipeline, LIVEZ_REQUEST, 250, reads_responses=True),
+    "unread pipelines": partial(pipeline, LIVEZ_REQUEST, 1_000, reads_responses=False),
     # Each line feed could end a request head.
     "line feeds": partial(send_bodies, POST_HEAD + b"Content-Length: %d\r\n\r\n" % BODY_BYTES + b"\n" * BODY_BYTES),
     "tiny chunks": partial(
@@ -113,10 +115,11 @@ FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
         send_bodies,
         b"PUT /livez HTTP/1.1\r\nHost: helper\r\nContent-Length: %d\r\n\r\n" % (64 << 20) + b"x" * (64 << 20),
     ),
-    "pipelined reads": partial(pipeline, LIVEZ_REQUEST, 250, reads_responses=True),
-    "unread pipelines": partial(pipeline, LIVEZ_REQUEST, 1_000, reads_responses=False),
 }
-"""Floods by name. Each takes the port and the duration in seconds, and returns the number of bytes sent."""
+"""Floods by name; each takes the port and the duration in seconds, and returns the number of bytes sent.
+
+Those of large bodies are last, because the heap keeps some of their memory.
+"""
 
 
 if __name__ == "__main__":

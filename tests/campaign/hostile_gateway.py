@@ -6,12 +6,14 @@ bytes of it every half second, or nothing. Each connection is reopened when it i
 third address read rounds and leaves, and post votes of 20 kB.
 
 Requirements. No request of these wallets is refused, in the full form 99 % of them get a response within 50 ms, and the
-gateway uses at most 150 MB: the bodies are limited to 64 MiB, and each slow reader takes less than 0.5 MB.
+gateway uses at most 150 MB: the bodies are limited to 64 MiB, and each slow reader takes less than 0.5 MB. The kernel's
+send buffers hold at most 16.8 MB: twice their size for each response in progress.
 
 Injected fault: the slot is acquired before the body is read, and no request is aborted to free one. Reported: "gateway,
 honest requests refused: 160 (= 0)"; this was the original behavior. Injected fault: slow readers are not disconnected.
 Reported: the same. Injected fault: the kernel's default receive buffer for the connections to nodes. Reported:
-"gateway, added memory MB: 609.276 (≤ 100)"; this was the original behavior.
+"gateway, added memory MB: 609.276 (≤ 100)"; this was the original behavior. Injected fault: the kernel's default size
+of send buffers. Reported: "gateway, kernel's send buffers MB: 174.7258 (≤ 16.7772)".
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from helper.server.connection_limits import SEND_BUFFER_BYTES
 from helper.server.routes.gateway import GatewayLimits
 from tests.campaign.attack_clients import (
     API_PREFIX,
@@ -40,7 +43,7 @@ from tests.campaign.attack_clients import (
     open_narrow_connection,
 )
 from tests.campaign.campaign import CampaignRun, Findings
-from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory
+from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory, unsent_mb
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
 from tests.support.servers import serve_connections
@@ -154,9 +157,12 @@ async def attack_gateway(
                     await asyncio.sleep(0.05)
         findings.require_at_least("gateway, responses that are not read", node.endless_responses, 1)
         statuses, seconds = await _run_wallets(port, round_id, request_count)
+        unsent = unsent_mb(helper.pid, port)
         for task in attack:
             task.cancel()
         findings.require_at_most("gateway, peak memory MB", peak_memory_mb(helper.pid), MAX_MEMORY_MB)
+    bound = GATEWAY_LIMITS.max_streams * 2 * SEND_BUFFER_BYTES / 1e6
+    findings.require_at_most("gateway, kernel's send buffers MB", unsent, bound)
     refused = statuses[0] + statuses[429] + statuses[503]
     findings.record_figure("gateway, honest requests", statuses.total())
     findings.require_equal("gateway, honest requests refused", refused, 0)
