@@ -141,7 +141,7 @@ class CommitmentTreeSync:
     def create_arrival(self) -> ShareArrival:
         """Create a `ShareArrival` for the current time."""
         node_pool = self._node_pool
-        return ShareArrival(node_pool.clock.now(), node_pool.newest_height, node_pool.smallest_offset)
+        return ShareArrival(node_pool.clock.now(), node_pool.greatest_height, node_pool.smallest_offset)
 
     def was_absent(self, round_id: bytes, arrival: ShareArrival) -> bool:
         """Whether a missing round or leaf was absent from the chain at the arrival.
