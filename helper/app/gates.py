@@ -171,8 +171,8 @@ class Gates:
         """Why the chain's state is not known well enough to admit shares, or None."""
         if not self._chain_sync.is_ready:
             return PauseCause.CHAIN_NOT_READ.reason()
-        newest = self._node_pool.newest_time
-        is_current = newest is not None and -self._max_ahead <= self._clock.now() - newest <= self._stale_after
+        head = self._node_pool.last_head
+        is_current = head is not None and -self._max_ahead <= self._clock.now() - head.time <= self._stale_after
         return None if is_current and not self._node_pool.is_out_of_sync else PauseCause.NO_NODE_IN_SYNC.reason()
 
     def unread_since_stop(self) -> PauseReason | None:

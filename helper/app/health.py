@@ -183,7 +183,7 @@ class ServiceHealth:
 
     def collect_status(self) -> HealthState:
         """Return health, timings and pauses for operators, without data of single shares."""
-        reasons = self._node_pool.unusable_reasons()
+        reasons, head = self._node_pool.unusable_reasons(), self._node_pool.last_head
         return {
             "ready": self.is_ready,
             "intake_paused": text_of(self._gates.intake_pause_reason()),
@@ -194,7 +194,7 @@ class ServiceHealth:
             "circuit": self._circuit_selector.current,
             "chain_id": self._node_pool.chain_id,
             "clock_skew": self._node_pool.clock_skew,
-            "block_age": self._age_of(self._node_pool.newest_time),
+            "block_age": self._age_of(None if head is None else head.time),
             "tree_lag": self._tree_lag(),
             "unread_blocks": self._block_follower.history.unread_count,
             "endpoints": [

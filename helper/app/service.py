@@ -137,7 +137,7 @@ class Service:
         self._share_checks = share_checks
         self.new_database: str | None = None
         self._new_block = asyncio.Event()
-        self._reconciled_height = 0
+        self._reconciled_heights: tuple[int, ...] = ()
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
         self._create_components()
@@ -578,9 +578,8 @@ class Service:
             error: Exception | None = None
             try:
                 await self._wait_for_follower()
-                head = self.node_pool.head
-                if self.gates.can_send and head is not None and self.block_follower.is_ready:
-                    await self.broadcaster.reconcile(head.height)
+                if self.gates.can_send and self.node_pool.has_usable_node and self.block_follower.is_ready:
+                    await self.broadcaster.reconcile(self.node_pool.decision_height)
             except Exception as failure:  # retried after the next block
                 error = failure
                 log.exception("reconcile_failed")
@@ -598,8 +597,9 @@ class Service:
                     self._new_block.clear()
 
     def _on_probe(self, head: BlockHead | None) -> None:
-        """Reconcile at a new height, whether or not its block can be read."""
+        """Reconcile at a new height of any node, whether or not it is agreed or its block can be read."""
         self.health.note_unread_blocks()
-        if head is not None and head.height != self._reconciled_height:
-            self._reconciled_height = head.height
+        heights = tuple(node.height for node in self.node_pool.nodes)
+        if head is not None and heights != self._reconciled_heights:
+            self._reconciled_heights = heights
             self._new_block.set()

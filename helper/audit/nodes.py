@@ -145,7 +145,7 @@ class NodeSource:
             if document is None:
                 raise DataMissing("no such round")
             created = Fields(document, "response").child("round").uint("created_at_height", maximum=2**62)
-            last = self._node_pool.newest_height
+            last = self._node_pool.greatest_height
             self._leaves = await self._call(lambda client: client.leaves(self._round_id, created, last))
         return self._leaves
 
@@ -194,7 +194,7 @@ class NodeSource:
             ChainUnavailable: no node responded.
         """
         await self._node_pool.probe_all()  # a round that was reported as finalized has its tally in a block
-        last = self._node_pool.newest_height
+        last = self._node_pool.greatest_height
         reading: asyncio.Task[list[AuditBlock]] | None = None
         try:
             # No list is created, because a node may report any height.

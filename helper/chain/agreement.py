@@ -19,6 +19,7 @@ AGREEING_NODES: Final = 2
 
 F = TypeVar("F", bound=Hashable)
 B = TypeVar("B", bound=Hashable)
+N = TypeVar("N", int, float)
 
 
 class Said(NamedTuple, Generic[F]):
@@ -69,8 +70,8 @@ def agreed(said: Mapping[str, F], needed: int) -> F | None:
     return ranked[0][0]
 
 
-def agreed_height(heads: Mapping[str, int], needed: int) -> int | None:
-    """The greatest height that enough nodes have reached; None if too few nodes report one.
+def agreed_height(heads: Mapping[str, N], needed: int) -> N | None:
+    """The greatest height, or block time, that enough nodes have reached; None if too few nodes report one.
 
     Nodes rarely report equal heads, and a node at a height has all blocks below it.
     """

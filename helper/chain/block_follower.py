@@ -197,7 +197,6 @@ class BlockFollower:
         if self.height is None:
             self.height = await self._store.get_cursor()
             if self.height is not None:
-                self._node_pool.head_bounds.stored_cursor = self.height
                 await self.history.load_ranges()
         open_rounds = self._rounds.open_rounds() if self._rounds.is_synced else None
         step = next_follow_step(self.height, head.height, open_rounds=open_rounds, heads_below=self._heads_below_cursor)
@@ -252,13 +251,13 @@ class BlockFollower:
             self._on_confirmed(list(confirmed))
 
     def _update_chain_time(self, time: float | None = None) -> None:
-        """Update the chain's time from the newest block.
-
-        Uses the nodes' heads if the block source does not report a time.
-        """
-        newest = time if time is not None or self.height is None else self._node_pool.time_at(self.height)
-        if newest is not None:
-            self.chain_time = max(newest, self.chain_time or newest)
+        """Update the chain's time: that of the newest block that nodes agree on, or of the block reached below it."""
+        head = self._node_pool.head
+        if self.height is not None and head is not None:
+            newest = head.time if self.height >= head.height else time
+            if newest is not None:
+                self.chain_time = min(newest, head.time)
+        if self.chain_time is not None:
             self._rounds.record_block(self.chain_time, complete_from=self.history.complete_from)
 
     def _on_history_change(self) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from helper.chain.copy_quorum import BlockNotAgreedError
-from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
 from helper.errors import ChainError
@@ -25,6 +24,8 @@ MAX_ATTEMPTS: Final = 8
 """Failed attempts at an existing block before the follower skips it, and before the history reader reports it."""
 CURSOR_RESET_HEADS: Final = 10
 """Number of consecutive heads far below the cursor after which the cursor is moved back."""
+SLACK_BLOCKS: Final = 100
+"""Blocks by which the cursor may be above the head without being moved back."""
 INDEX_LAG_BLOCKS: Final = 10
 """Blocks below the head that are never searched, because a node's transaction index may lag behind its blocks."""
 SEARCH_WINDOW_BLOCKS: Final = 2000

@@ -55,17 +55,19 @@ class Health:
 
     Attributes:
         head: the newest block, None before the first response.
-        max_height: the greatest height reported; a node far below it was reset or returns false data.
+        steady_height: the lower height of the last two probes: a single false report does not count.
+        max_height: the greatest agreed height that the node has reached; far below it, it was reset or returns false
+            data.
         is_syncing: whether the node reports that it is syncing.
         sync_checked_at: monotonic start of the last probe that requested `is_syncing`.
         probed_at: monotonic start of the last successful probe.
         head_absent_at: monotonic time at which the node did not have its newest block yet; minus infinity if unknown.
-        offsets: for each of the most recent heads, local clock minus block time when it was first reported, in seconds.
-        absence_offsets: for each of these heads, local clock minus block time at the last probe that did not find it.
+        offsets: for each of the most recent heads, monotonic time when it was first reported minus block time. They do
+            not depend on the wall clock, which may be set.
+        absence_offsets: the same for the last probe that did not find the head.
         block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
         error: error of the last probe, None if it succeeded.
         has_failed_once: whether the node responded with an error to the last probe, after one that succeeded.
-        implausible_reason: why the newest block is implausible, None if it is plausible.
         backoff_until: monotonic end of the backoff; until then the service is only probed.
         backoff_reason: cause of the backoff.
         failures: consecutive failed calls.
@@ -73,6 +75,7 @@ class Health:
     """
 
     head: BlockHead | None = None
+    steady_height: int = 0
     max_height: int = 0
     is_syncing: bool = False
     sync_checked_at: float = -math.inf
@@ -83,7 +86,6 @@ class Health:
     block_seconds: float = math.inf
     error: str | None = "not probed yet"
     has_failed_once: bool = False
-    implausible_reason: str | None = None
     backoff_until: float = 0.0
     backoff_reason: str = ""
     failures: int = 0
@@ -97,25 +99,36 @@ class Health:
         is_known = self.error is None and not self.has_failed_once and not self.is_syncing
         return is_known and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
 
-    def record_probe(self, head: BlockHead, *, is_syncing: bool | None, now: float, started_at: float) -> None:
-        """Record a successful probe that began at the monotonic time `started_at`.
+    def record_probe(self, head: BlockHead, *, is_syncing: bool | None, started_at: float, ended_at: float) -> None:
+        """Record a successful probe between two monotonic times.
 
         `is_syncing` is None if it was not requested.
         """
         if self.head is None or head.height != self.head.height:
-            offset = now - head.time
+            offset = ended_at - head.time
             self.offsets.append(offset)
             self.absence_offsets.append(offset - (started_at - self.probed_at))
             self.head_absent_at = self.probed_at
             if self.head is not None:
                 self.block_seconds = (head.time - self.head.time) / (head.height - self.head.height)
+        self.steady_height = 0 if self.head is None else min(head.height, self.head.height)
         self.probed_at = started_at
         self.head = head
         if is_syncing is not None:
             self.is_syncing, self.sync_checked_at = is_syncing, started_at
         self.error, self.has_failed_once = None, False
 
-    def next_probe_delay(self, interval: float, now: float) -> float:
+    def is_head_newer_than(self, monotonic: float, offset: float) -> bool:
+        """Whether the newest block was provably produced after `monotonic`, if the node reports correctly.
+
+        Two conditions must hold. The node was probed after that time and did not have the block yet. This alone is not
+        sufficient, because a stalled node lacks blocks that others have had for a while. In addition, the block's own
+        time must be later, corrected by the smallest `offset` at which recent blocks were first reported: a block
+        carries the time at which its predecessor was agreed on, and the local clock may differ from the chain's.
+        """
+        return self.head is not None and self.head_absent_at >= monotonic and self.head.time + offset >= monotonic
+
+    def next_probe_delay(self, interval: float, monotonic: float) -> float:
         """Seconds until the next probe.
 
         The delay is `interval`, or less around the time at which the next block is expected. This detects a block
@@ -128,7 +141,7 @@ class Health:
         if self.head is None or self.block_seconds < interval - fraction:
             return interval  # The interval exceeds the block interval: it was configured to limit requests.
         delay = min(self.offsets)
-        due = self.head.time + self.block_seconds + delay - now
+        due = self.head.time + self.block_seconds + delay - monotonic
         early = 0.0 if delay - max(self.absence_offsets) < 1.5 * fraction else fraction
         return min(max(due - early, fraction), interval) if due > -fraction else interval
 
@@ -152,7 +165,7 @@ class Health:
         if self.is_syncing:
             return "node is syncing"
         backoff = self.backoff_reason if monotonic < self.backoff_until else None
-        return self.implausible_reason or limits.exceeded_reason(now - head.time) or backoff
+        return limits.exceeded_reason(now - head.time) or backoff
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -19,7 +18,7 @@ from typing import TypeVar
 import httpx
 import structlog
 
-from helper.chain.head_bounds import HeadBounds
+from helper.chain.agreement import AGREEING_NODES, agreed, agreed_height, needed_nodes
 from helper.chain.models import BlockHead, find_same_nodes
 from helper.chain.node import HeadLimits, Health, Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
@@ -34,7 +33,8 @@ __all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
 
-_MAX_HEADS = 256
+RESEND_SECONDS = 10.0
+"""Seconds after which the report of one node permits to send a reveal again, whatever the others report."""
 _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
 
@@ -76,6 +76,7 @@ def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None 
         chain_id=chain.chain_id or None,
         stale_after=chain.stale_seconds,
         clock_skew=chain.clock_skew_seconds,
+        agree=chain.agree,
     )
 
 
@@ -87,7 +88,8 @@ class NodePool:
         nodes: every node, in the configured order.
         limits: maximum staleness and clock skew of a node.
         clock: source of wall and monotonic time.
-        head_bounds: decides whether the heights that nodes report are plausible.
+        needed: nodes that must report a fact alike.
+        last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
     """
 
@@ -99,6 +101,7 @@ class NodePool:
         chain_id: str | None = None,
         stale_after: float = 90.0,
         clock_skew: float = 120.0,
+        agree: int = AGREEING_NODES,
     ) -> None:
         self.nodes = list(nodes)
         self.chain_id = chain_id or None
@@ -107,9 +110,9 @@ class NodePool:
         self._log = structlog.get_logger("helper.chain")
         self._change_callbacks: list[Callable[[], None]] = []
         self._probe_callbacks: list[Callable[[BlockHead | None], None]] = []
-        self._block_times: OrderedDict[int, float] = OrderedDict()
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
-        self.head_bounds = HeadBounds(len(self.nodes))
+        self.needed = needed_nodes(len(self.nodes), agree)
+        self.last_head: BlockHead | None = None
         self.same_nodes: list[tuple[str, str]] = []
 
     async def aclose(self) -> None:
@@ -172,51 +175,52 @@ class NodePool:
         return all_respond and not self.has_usable_node
 
     @property
+    def agreed_height(self) -> int | None:
+        """The greatest height that enough configured nodes have reached, by their newest reports; None before that.
+
+        It does not rise while too few nodes respond. Nothing irreversible may depend on a greater height.
+        """
+        heads = {node.name: node.health.head for node in self.nodes}
+        ours = {name: head.height for name, head in heads.items() if head and head.chain_id == self.chain_id}
+        return agreed_height(ours, self.needed)
+
+    @property
     def head(self) -> BlockHead | None:
-        """The newest block that a usable node has reported."""
-        newest = self._newest_node()
-        return newest.health.head if newest is not None else None
+        """The newest block that nodes in sync agree on; None while no node is usable.
+
+        Its height and time are the greatest that enough of them have reached, so one false head moves nothing. If fewer
+        are in sync, one is enough: to read, prove or send again is harmless.
+        """
+        heads = {node.name: node.health.head for node in self.in_sync_nodes if node.health.head is not None}
+        needed = min(self.needed, len(heads))
+        height = agreed_height({name: head.height for name, head in heads.items()}, needed) if heads else None
+        time = agreed_height({name: head.time for name, head in heads.items()}, needed) if heads else None
+        if height is None or time is None or self.chain_id is None or not self.has_usable_node:
+            return None
+        return BlockHead(self.chain_id, height, time)
+
+    @property
+    def decision_height(self) -> int:
+        """The height at which reveals are followed up: the agreed one, or that of `head` before any is agreed."""
+        return self.agreed_height or (0 if self.head is None else self.head.height)
+
+    @property
+    def greatest_height(self) -> int:
+        """The greatest height that any node in sync reports, 0 without one. Only for acts that are harmless."""
+        return max((node.height for node in self.in_sync_nodes), default=0)
 
     def is_head_newer_than(self, monotonic: float) -> bool:
-        """Whether the newest block was provably produced after `monotonic`.
+        """Whether any usable node reports a block produced after `monotonic`; see `Health.is_head_newer_than`.
 
-        Two conditions must hold. The node was probed after that time and did not have the block yet. This alone is not
-        sufficient, because a stalled node lacks blocks that others have had for a while. In addition, the block's own
-        time must be later, corrected by the smallest offset at which recent blocks of the node were first reported: a
-        block carries the time at which its predecessor was agreed on, and the local clock may differ from the chain's.
+        A node far behind reports old blocks as its newest, so the smallest offset of all nodes counts. After
+        `RESEND_SECONDS`, that of the node itself is enough: another node may report false block times.
         """
-        newest = self._newest_node()
-        if newest is None or newest.health.head is None or newest.health.head_absent_at < monotonic:
-            return False
-        wall_time = self.clock.now() - (self.clock.monotonic() - monotonic)
-        return newest.health.head.time >= wall_time - min(newest.health.offsets)
-
-    @property
-    def newest_height(self) -> int:
-        """The greatest recent height that a usable node has reported; 0 before the first."""
-        return max(self._block_times, default=0)
-
-    @property
-    def newest_time(self) -> float | None:
-        """The time of the block at `newest_height`; None before the first."""
-        return self._block_times.get(self.newest_height)
-
-    @property
-    def smallest_offset(self) -> float:
-        """Upper bound, in seconds, of local clock minus chain clock.
-
-        Negative if the local clock is behind. It is the smallest difference between the local clock and the time of a
-        recent block when that block was first reported, over all nodes of this chain whose head is neither stale nor
-        ahead. Infinity before the first head.
-        """
-        now = self.clock.now()
-        heads = [(health.head, health.offsets) for health in (node.health for node in self.nodes)]
-        usable = [
-            offsets
-            for head, offsets in heads
-            if head is not None and head.chain_id == self.chain_id and not self.limits.exceeded_reason(now - head.time)
-        ]
-        return min((min(offsets) for offsets in usable if offsets), default=math.inf)
+        healths = [node.health for node in self.usable_nodes if node.health.offsets]
+        smallest = min((min(health.offsets) for health in healths), default=0.0)
+        is_late = self.clock.monotonic() - monotonic >= RESEND_SECONDS
+        return any(
+            health.is_head_newer_than(monotonic, min(health.offsets) if is_late else smallest) for health in healths
+        )
 
     @property
     def clock_skew(self) -> float | None:
@@ -229,24 +233,19 @@ class NodePool:
 
     @property
     def is_clock_suspect(self) -> bool:
-        """Whether the block times of all nodes indicate a wrong local clock.
+        """Whether the block times of the nodes indicate a wrong local clock.
 
-        True if all responding nodes deviate in the same direction by more than the limit.
+        True if enough of the responding nodes, and more than do not, deviate in the same direction by more than the
+        limit.
         """
         offsets, limit = self._head_offsets(), self.limits.clock_skew
-        return bool(offsets) and (min(offsets) > limit or max(offsets) < -limit)
+        sides = {str(number): (offset > limit) - (offset < -limit) for number, offset in enumerate(offsets)}
+        return agreed(sides, min(self.needed, max(1, len(sides)))) in (-1, 1)
 
     def unusable_reasons(self) -> dict[str, str | None]:
         """Why each node is not usable, by name; None for usable nodes."""
         reason = self._create_reason_check()
         return {node.name: reason(node.health) for node in self.nodes}
-
-    def time_at(self, height: int) -> float | None:
-        """The time of the newest block up to `height` that a node has reported as its head."""
-        if height in self._block_times:
-            return self._block_times[height]
-        heights = [known for known in self._block_times if known <= height]
-        return self._block_times[max(heights)] if heights else None
 
     def wall_time(self) -> float:
         """The local time in Unix seconds, checked against block times.
@@ -255,7 +254,7 @@ class NodePool:
 
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
-        now, newest = self.clock.now(), self.newest_time
+        now, newest = self.clock.now(), None if self.last_head is None else self.last_head.time
         max_difference = max(self.limits.stale_after, self.limits.clock_skew)
         return now if newest is None or abs(now - newest) <= max_difference else newest
 
@@ -308,7 +307,7 @@ class NodePool:
 
         async def monitor_node(node: Node) -> None:
             while True:
-                await self.clock.sleep(node.health.next_probe_delay(interval, self.clock.now()))
+                await self.clock.sleep(node.health.next_probe_delay(interval, self.clock.monotonic()))
                 await self._probe(node)
                 self.apply_probes()
 
@@ -426,28 +425,8 @@ class NodePool:
             if not health.has_failed_once:
                 health.error = str(error)
         else:
-            health.record_probe(head, is_syncing=syncing, now=self.clock.now(), started_at=started_at)
-        self._check_heads()
-
-    def _check_heads(self) -> None:
-        """Check the newest block of every node against those of the others."""
-        now, heads = self.clock.now(), dict[str, BlockHead]()
-        for node in self.nodes:
-            health, head = node.health, node.health.head
-            if (
-                head is None
-                or health.error is not None
-                or health.is_syncing
-                or self.limits.exceeded_reason(now - head.time)
-            ):
-                continue
-            if self.chain_id in (None, head.chain_id):
-                heads[node.name] = head
-        self.head_bounds.update(heads)
-        for node in self.nodes:
-            for health in (node.health, node.rpc_health):
-                if health.head is not None:
-                    health.implausible_reason = self.head_bounds.implausible_reason(node.name, health.head, heads)
+            ended_at = self.clock.monotonic()
+            health.record_probe(head, is_syncing=syncing, started_at=started_at, ended_at=ended_at)
 
     def apply_probes(self) -> None:
         """Update the pool after a probe.
@@ -458,17 +437,17 @@ class NodePool:
             self._set_chain_id()
         self._report_changes()
         head = self.head
+        self.last_head = head or self.last_head
         for callback in self._probe_callbacks:
             callback(head)
 
     def _set_chain_id(self) -> None:
-        """Set the chain id to that of the first node that has responded."""
-        for node in self.nodes:
-            health = node.health
-            if health.head is not None and health.error is None:
-                self.chain_id = health.head.chain_id
-                self._log.info("chain_id_learned", endpoint=node.name, chain_id=self.chain_id)
-                return
+        """Set the chain id once enough nodes report the same one."""
+        heads = {node.name: node.health.head for node in self.nodes}
+        chain_id = agreed({name: head.chain_id for name, head in heads.items() if head is not None}, self.needed)
+        if chain_id is not None:
+            self.chain_id = chain_id
+            self._log.info("chain_id_learned", chain_id=chain_id)
 
     def _report_changes(self) -> None:
         changed, reason = False, self._create_reason_check()
@@ -485,12 +464,9 @@ class NodePool:
         self, health: Health, get_reason: Callable[[Health], str | None], name: str, service: str
     ) -> bool:
         head = health.head
-        is_ours = head is not None and head.chain_id == self.chain_id
-        if head is not None and is_ours and health.error is None and health.implausible_reason is None:
-            health.max_height = max(health.max_height, head.height)
+        if head is not None and head.chain_id == self.chain_id and health.error is None:
+            health.max_height = max(health.max_height, min(health.steady_height, self.agreed_height or 0))
         reason = get_reason(health)
-        if reason is None and head is not None:
-            self._add_time(head)
         # Reasons contain ages that grow with every probe; compare them without digits to log only changes of state.
         previous = health.logged_reason
         if reason == previous or (reason and previous and _strip_digits(reason) == _strip_digits(previous)):
@@ -502,20 +478,6 @@ class NodePool:
             self._log.warning(f"{service}_not_fresh", endpoint=name, reason=reason)
         return True
 
-    def _add_time(self, head: BlockHead) -> None:
-        self._block_times[head.height] = head.time
-        while len(self._block_times) > _MAX_HEADS:
-            self._block_times.popitem(last=False)
-
-    def _newest_node(self) -> Node | None:
-        """The usable node with the newest block."""
-        reason, height = self._create_reason_check(), -1
-        newest: Node | None = None
-        for node in self.nodes:
-            if node.height > height and reason(node.health) is None:
-                newest, height = node, node.height
-        return newest
-
     def _create_reason_check(self) -> Callable[[Health], str | None]:
         """Create a function that returns why a service is not usable now."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
@@ -524,7 +486,11 @@ class NodePool:
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
         same_chain = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
-        return [health.offsets[-1] for health in same_chain if health.offsets]
+        return [health.offsets[-1] + self._wall_minus_monotonic for health in same_chain if health.offsets]
+
+    @property
+    def _wall_minus_monotonic(self) -> float:
+        return self.clock.now() - self.clock.monotonic()
 
 
 def _strip_digits(reason: str) -> str:

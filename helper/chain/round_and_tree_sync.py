@@ -71,7 +71,7 @@ class ChainSync:
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Wake the loop after a probe, unless there is nothing to do."""
-        if head is not None and self._is_settled and head.height <= self._synced_height:
+        if head is not None and self._is_settled and head.height == self._synced_height:
             self._trees.record_synced_height(head.height)
         else:
             self._wake.set()
@@ -100,7 +100,7 @@ class ChainSync:
         if head is None:
             return False
         now = self._node_pool.clock.monotonic()
-        is_new = head.height > self._synced_height
+        is_new = head.height != self._synced_height
         if not is_new and (self._is_settled or now - self._synced_at < self._interval):
             self._trees.record_synced_height(head.height)
             return False

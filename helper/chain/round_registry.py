@@ -152,7 +152,7 @@ class RoundRegistry:
             if known_round is not None and known_round.vote_end_time != row.vote_end_time:
                 changed = replace(known_round, vote_end_time=row.vote_end_time)
                 self._insert_round(changed)
-                self._note_change(record, known_round, RoundField.END, self._node_pool.newest_height)
+                self._note_change(record, known_round, RoundField.END, self._node_pool.agreed_height or 0)
                 self.revision += 1
 
     def get(self, round_id: bytes) -> Round | None:
@@ -429,7 +429,8 @@ class RoundRegistry:
             for field, value in fields.items():
                 if record.unconfirmed.get(field) != value:
                     # At the end of a round, nodes report it before the follower has processed that block.
-                    is_expected = field is RoundField.STATUS and record.has_ended(self._node_pool.newest_time)
+                    head = self._node_pool.last_head
+                    is_expected = field is RoundField.STATUS and record.has_ended(None if head is None else head.time)
                     log = self._log.info if is_expected else self._log.warning
                     log(
                         f"round_{_EVENT_NAMES[field]}_unconfirmed",

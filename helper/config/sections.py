@@ -216,7 +216,14 @@ class ChainSection(Section):
         description='CometBFT RPC URLs of the same nodes in the same order; "" for a node without RPC. Optional; '
         "reduces the number of requests.",
     )
-    chain_id: Text = Field("", description="Expected chain id. If empty, the id in the first response is used.")
+    agree: IntegerField = Field(
+        2,
+        ge=1,
+        le=2,
+        description="Number of nodes that must report a fact alike before the helper confirms, deletes or finally "
+        "refuses a share. 1 believes every node: use it only while all other nodes are down for long.",
+    )
+    chain_id: Text = Field("", description="Expected chain id. If empty, the id that enough nodes report is used.")
     poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Maximum seconds between checks for a new block.")
     stale_seconds: Number = Field(
         90,

@@ -18,7 +18,7 @@ from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
 from helper.chain.models import TxResult
-from helper.chain.node_pool import Node, NodePool
+from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
 from helper.circuits.registry import get_generation
@@ -156,7 +156,8 @@ class Broadcaster:
         """
         if not self._lease.is_held:
             return
-        share_ids = await self._store.list_follow_ups(height=height, limit=MAX_FOLLOW_UPS + self._states.stuck)
+        greatest = max(height, self._node_pool.greatest_height)
+        share_ids = await self._store.list_follow_ups(height=greatest, limit=MAX_FOLLOW_UPS + self._states.stuck)
         # Shares that raised an error before come last, so that they do not displace all others.
         selected = sorted(share_ids, key=lambda share_id: self._states.get(share_id).is_stuck)[:MAX_FOLLOW_UPS]
         await self._follow_up_all(selected, partial(self._run_next_step, height=height))
@@ -217,7 +218,7 @@ class Broadcaster:
             outcome=reveal.last_outcome,
             height=height,
         )
-        if step is NextStep.SEND:
+        if step is NextStep.SEND or (height <= (reveal.last_sent_height or 0) and self._is_overdue(reveal)):
             await self._send(reveal)
         elif step is NextStep.PROVE:
             circuit = reveal.prepared.circuit
@@ -275,9 +276,10 @@ class Broadcaster:
             if not await self._holds.accepts_reveals(node, seconds_left=seconds_left, candidates=nodes):
                 continue
             head = self._node_pool.head
-            if head is None or head.height <= (reveal.last_sent_height or 0) or not self._has_new_block(reveal):
+            if head is None or not self._has_new_block(reveal):
                 return
-            mark_sending = partial(self._store.mark_sending, height=head.height, endpoint=node.name)
+            height = max(head.height, reveal.last_sent_height or 0)  # if false, `_is_overdue` permits the next send
+            mark_sending = partial(self._store.mark_sending, height=height, endpoint=node.name)
             if not self._may_send(share_id) or not await mark_sending(share_id):
                 return
             if not self._may_send(share_id):
@@ -376,13 +378,29 @@ class Broadcaster:
     def _has_new_block(self, reveal: SentReveal) -> bool:
         """Whether a block was produced after the last send.
 
-        The height alone does not prove it: the chain may have been a block ahead of the known head. A message that may
-        have been sent before the start waits for a block produced after the start.
+        A height does not prove it: the chain may have been a block ahead of the known head, or a node reported a false
+        one.
+        """
+        ended = self._last_ended_at(reveal)
+        return ended is None or self._node_pool.is_head_newer_than(ended)
+
+    def _last_ended_at(self, reveal: SentReveal) -> float | None:
+        """Monotonic end of the last send, None before the first.
+
+        A message that may have been sent before the start waits for a block produced after the start.
         """
         ended = self._states.get(reveal.share_id).last_ended_at
         if ended is None and (reveal.sends or not reveal.is_first_message):
-            ended = self._sending_since
-        return ended is None or self._node_pool.is_head_newer_than(ended)
+            return self._sending_since
+        return ended
+
+    def _is_overdue(self, reveal: SentReveal) -> bool:
+        """Whether a share may be sent again although the agreed height stands still.
+
+        One of two nodes may be silent or report a false height, and must not hold a send back.
+        """
+        ended = self._last_ended_at(reveal)
+        return ended is None or self._clock.monotonic() - ended >= RESEND_SECONDS
 
     def _ordered_nodes(self, reveal: SentReveal) -> list[Node]:
         """Nodes in sync, in the order in which they are tried.

@@ -94,7 +94,10 @@ async def run_gateway(
     endpoints = NodePool(create_nodes(nodes), clock=clock, chain_id="test")
     for endpoint in endpoints.nodes:
         endpoint.health.record_probe(
-            BlockHead("test", 7, clock.now()), is_syncing=False, now=clock.now(), started_at=clock.monotonic()
+            BlockHead("test", 7, clock.now()),
+            is_syncing=False,
+            started_at=clock.monotonic(),
+            ended_at=clock.monotonic(),
         )
     gateway = Gateway(
         GatewayProxy(endpoints, timeout=timeout, limit=limit),

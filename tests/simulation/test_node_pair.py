@@ -62,7 +62,7 @@ def test_every_share_is_counted_in_time_if_one_of_two_honest_nodes_has_no_second
     assert violations == []
 
 
-@pytest.mark.parametrize("lie", [Lie.AHEAD, Lie.DISPUTE])
+@pytest.mark.parametrize("lie", [Lie.AHEAD, Lie.AHEAD_GROWING, Lie.FUTURE_BLOCKS, Lie.FORGED_TIME, Lie.DISPUTE])
 def test_honest_node_receives_every_share_while_the_other_lies(lie: Lie) -> None:
     counted, violations = simulate_pair(1, lies=(lie, Lie.SWALLOW))
     assert (len(counted), [seconds for seconds in counted if seconds > LIE_SECONDS]) == (SHARES, [])

@@ -114,7 +114,7 @@ class Pipeline:
         circuit: str = "auto",
         quick_retries: int = 5,
         prover: ProverPool | None = None,
-        **limits: float,
+        **limits: Any,
     ) -> None:
         self.clock = clock
         self.store = WatchedStore(path, clock)
@@ -198,9 +198,9 @@ class Pipeline:
         for endpoint in self.endpoints.nodes:
             head, started_at = endpoint.health.head, self.clock.monotonic()
             if head is not None:  # a probe before this block
-                endpoint.health.record_probe(head, is_syncing=False, now=now, started_at=started_at)
+                endpoint.health.record_probe(head, is_syncing=False, started_at=started_at, ended_at=started_at)
             new = BlockHead(CHAIN_ID, self.height, now if time is None else time)
-            endpoint.health.record_probe(new, is_syncing=False, now=now, started_at=started_at)
+            endpoint.health.record_probe(new, is_syncing=False, started_at=started_at, ended_at=started_at)
         self.endpoints.apply_probes()
 
     async def next_block(self) -> None:

@@ -26,7 +26,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> NodeSource:
         return AuditBlock(height, 0.0, ())
 
     monkeypatch.setattr(NodeSource, "_read_block", read_block)
-    pool = SimpleNamespace(newest_height=20, probe_all=probe_all)
+    pool = SimpleNamespace(greatest_height=20, probe_all=probe_all)
     return NodeSource(cast("Any", SimpleNamespace(node_pool=pool)), bytes(32))
 
 
@@ -36,7 +36,7 @@ async def test_blocks_are_those_up_to_the_newest_one(source: NodeSource, first: 
 
 
 async def test_blocks_take_no_memory_for_heights_that_a_node_only_claims(source: NodeSource) -> None:
-    cast("Any", source)._node_pool.newest_height = 4_000_000
+    cast("Any", source)._node_pool.greatest_height = 4_000_000
     tracemalloc.start()
     try:
         async with aclosing(source.blocks(1)) as blocks:

@@ -21,7 +21,16 @@ from helper.errors import ChainError, ChainResponseError, StoreError
 from helper.store.models import PreparedReveal, SentReveal
 from helper.store.rescan import start_rescan
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, json_response, recorded_round
+from tests.unit.chain.fakes import (
+    CHAIN_ID,
+    ROUND_ID,
+    VOTE_END,
+    FakeNetwork,
+    FakeNode,
+    MemoryStore,
+    json_response,
+    recorded_round,
+)
 
 
 def reveal(number: int) -> RevealMessage:
@@ -43,7 +52,7 @@ class Environment:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=height)
         self.network = FakeNetwork(node=self.node)
-        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc)
+        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
         self.store = MemoryStore()
         if cursor is not None:
             self.store.heights.append(cursor)
@@ -360,7 +369,7 @@ async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None
     env.node.lowest_height = 900
     archive = FakeNode(env.clock, height=1000)
     env.network.nodes["archive"] = archive
-    env.endpoints = env.network.create_node_pool(env.clock)
+    env.endpoints = env.network.create_node_pool(env.clock, chain_id=CHAIN_ID)
     env.rounds = RoundRegistry(env.store, env.endpoints)
     env.restart()
     del env.network.nodes["archive"]
@@ -744,7 +753,7 @@ async def test_head_reached_is_reported_when_no_block_was_missed() -> None:
 async def test_follower_implausible_head_of_one_node_does_not_move_cursor() -> None:
     env = Environment(rpc=False, height=100, cursor=98)
     env.network.nodes["other"] = FakeNode(env.clock, height=2**60)
-    env.endpoints = env.network.create_node_pool(env.clock)
+    env.endpoints = env.network.create_node_pool(env.clock, chain_id=CHAIN_ID)
     env.rounds = RoundRegistry(env.store, env.endpoints)
     env.restart()
     await env.sync_rounds()
@@ -779,7 +788,7 @@ class NodePairEnvironment(Environment):
         super().__init__(rpc=rpc, height=height, cursor=cursor)
         self.others = [FakeNode(self.clock, height=height) for _ in others or ("other",)]
         self.network.nodes |= dict(zip(others or ("other",), self.others, strict=True))
-        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc)
+        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
         self.follower = BlockFollower(self.store, self.endpoints, self.rounds)

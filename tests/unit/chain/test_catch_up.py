@@ -12,6 +12,7 @@ from helper.chain.catch_up import (
     MAX_BLOCKS_BEHIND,
     MIN_SEARCH_BLOCKS,
     SEARCH_WINDOW_BLOCKS,
+    SLACK_BLOCKS,
     AtHeadStep,
     CursorAboveHeadStep,
     FollowStep,
@@ -27,7 +28,6 @@ from helper.chain.catch_up import (
     next_history_read,
 )
 from helper.chain.copy_quorum import SecondCopyMissingError
-from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
 from helper.errors import ChainError, ChainUnavailable

@@ -26,7 +26,7 @@ def simulate_probes(shown: Sequence[float], interval: float) -> tuple[list[float
         if health.head is None or height > health.head.height:
             waits.append(now - shown[height - 1])
         head = BlockHead("c", height, shown[height - 1] - AHEAD)
-        health.record_probe(head, is_syncing=False, now=now, started_at=now)
+        health.record_probe(head, is_syncing=False, started_at=now, ended_at=now)
         now += health.next_probe_delay(interval, now)
     return probed_at, waits
 
@@ -68,7 +68,7 @@ def test_pause_never_below_quarter_of_interval() -> None:
         times.append(now)
         height += rng.choice((-3, 0, 0, 1, 1, 2, 1_000_000))
         head = BlockHead("c", height, now + rng.choice((0.0, -1.0, 1.0, 1e9, -1e9, rng.uniform(-2, 2))))
-        health.record_probe(head, is_syncing=False, now=now, started_at=now)
+        health.record_probe(head, is_syncing=False, started_at=now, ended_at=now)
         pause = health.next_probe_delay(1.0, now)
         assert PROBE_FRACTION <= pause <= 1.0
         now += pause
@@ -79,7 +79,10 @@ def test_pause_after_clock_change_is_interval() -> None:
     health = Health()
     for number in range(4):
         health.record_probe(
-            BlockHead("c", number, 5.0 * number), is_syncing=False, now=5.0 * number + 1, started_at=5.0 * number + 1
+            BlockHead("c", number, 5.0 * number),
+            is_syncing=False,
+            started_at=5.0 * number + 1,
+            ended_at=5.0 * number + 1,
         )
     assert health.next_probe_delay(1.0, 16.5) == 1.0
     assert health.next_probe_delay(1.0, 20.0) == 0.75
@@ -95,5 +98,5 @@ def test_pause_after_clock_change_is_interval() -> None:
 def test_pause_before_second_block_is_interval() -> None:
     health = Health()
     assert health.next_probe_delay(1.0, 0.0) == 1.0
-    health.record_probe(BlockHead("c", 1, 0.0), is_syncing=False, now=0.0, started_at=0.0)
+    health.record_probe(BlockHead("c", 1, 0.0), is_syncing=False, started_at=0.0, ended_at=0.0)
     assert health.next_probe_delay(1.0, 0.5) == 1.0

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain import response_times
+from helper.chain.models import BlockHead
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
 from helper.chain.node_pool import NodePool, create_nodes
@@ -35,7 +36,8 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
         await endpoints.probe_all()
     assert node_names(endpoints) == ["a:1317", "b:1317"]
     assert endpoints.head is not None
-    assert endpoints.head.height == 465
+    assert endpoints.head.height == 463, "the greatest height that both have"
+    assert endpoints.greatest_height == 465
     assert endpoints.chain_id == "svote-1"
     assert [log["endpoint"] for log in logs if log["event"] == "node_fresh"] == ["a:1317", "b:1317"]
     with capture_logs() as logs:
@@ -102,7 +104,7 @@ async def test_fresh_lists_slow_node_last(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_unreachable_node_is_reported() -> None:
     clock = FakeClock()
     network = FakeNetwork(good=FakeNode(clock), gone=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
+    endpoints = network.create_node_pool(clock, chain_id="svote-1")
     del network.nodes["gone"]
     await endpoints.probe_all()
     assert node_names(endpoints) == ["good:1317"]
@@ -130,73 +132,69 @@ async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     assert endpoints.has_usable_node, "nodes behind one URL may differ by a few blocks"
     node.height = 7
     await endpoints.probe_all()
-    assert endpoints.unusable_reasons()["a:1317"] == "height decreased from 463 to 7"
+    assert endpoints.unusable_reasons()["a:1317"] == "height decreased from 460 to 7"
     node.height = 464
     await endpoints.probe_all()
     assert endpoints.has_usable_node
 
 
-async def test_head_far_above_other_node_is_ignored_and_reported() -> None:
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("blocks", [2**60, 90, 60, 1, -4])
+async def test_one_false_head_moves_nothing(count: int, blocks: int) -> None:
     clock = FakeClock()
-    a, b = FakeNode(clock, height=2**60), FakeNode(clock, height=463)
-    endpoints = FakeNetwork(a=a, b=b).create_node_pool(clock, rpc=True)
+    nodes = {"abc"[number]: FakeNode(clock) for number in range(count)}
+    endpoints = FakeNetwork(**nodes).create_node_pool(clock, rpc=True)
+    nodes["a"].height += blocks
+    nodes["a"].age = -119.0
+    for _ in range(3):
+        await endpoints.probe_all()
+        expected = 463 + (blocks if count == 2 and blocks < 0 else 0)
+        assert endpoints.head == BlockHead("svote-1", expected, clock.now())
+        assert endpoints.last_head == endpoints.head
+        assert endpoints.agreed_height == endpoints.decision_height == expected
+        assert endpoints.wall_time() == clock.now()
+    assert len(endpoints.usable_nodes) == count, "a false head puts no node out of use"
+    nodes["a"].height, nodes["a"].age = 464, 0.0
+    nodes["b"].height = 464
     await endpoints.probe_all()
-    assert endpoints.head is not None
-    assert (endpoints.head.height, endpoints.newest_height, node_names(endpoints)) == (463, 463, ["b:1317"])
-    assert endpoints.unusable_reasons()["a:1317"] == f"height {2**60} is implausible: known height is 463"
-    a.height = 463 + 50_000
-    await endpoints.probe_all()
-    assert (endpoints.head.height, endpoints.newest_height) == (463, 463)
-    a.height = 464
-    await endpoints.probe_all()
-    assert node_names(endpoints) == ["a:1317", "b:1317"], "the wrong height is not remembered"
+    assert (endpoints.agreed_height, endpoints.head and endpoints.head.height) == (464, 464)
 
 
-async def test_head_of_lone_node_is_bounded_by_last_agreed_head() -> None:
+async def test_lone_node_moves_head_but_not_agreed_height() -> None:
     clock = FakeClock()
-    a, b = FakeNode(clock), FakeNode(clock)
-    network = FakeNetwork(a=a, b=b)
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
     endpoints = network.create_node_pool(clock)
     await endpoints.probe_all()
-    del network.nodes["b"]
-    for _ in range(50):
-        clock.advance(1)
-        a.height += 90
-        await endpoints.probe_all()
-    assert endpoints.head is None, "a single node cannot raise the bound in steps"
-    assert endpoints.newest_height < 463 + 100 + 50 / 0.1
-    network.nodes["b"] = b
-    b.height = a.height
+    silent = network.nodes.pop("b")
+    network.nodes["a"].height += 90
     await endpoints.probe_all()
-    assert len(endpoints.usable_nodes) == 2, "two nodes agree"
+    assert (endpoints.agreed_height, endpoints.head and endpoints.head.height) == (463, 553)
+    network.nodes["b"] = silent
+    await endpoints.probe_all()
+    assert (endpoints.agreed_height, endpoints.head and endpoints.head.height) == (463, 463)
 
 
-async def test_head_of_only_node_is_bounded_by_elapsed_time() -> None:
+@pytest.mark.parametrize(("count", "agree", "needed"), [(1, 2, 1), (2, 2, 2), (3, 2, 2), (2, 1, 1)])
+async def test_chain_id_is_set_once_enough_nodes_report_it(count: int, agree: int, needed: int) -> None:
+    clock = FakeClock()
+    network = FakeNetwork(**{"abc"[number]: FakeNode(clock) for number in range(count)})
+    endpoints = network.create_node_pool(clock, agree=agree)
+    nodes, network.nodes = network.nodes, {}
+    for number, name in enumerate(nodes, 1):
+        network.nodes[name] = nodes[name]
+        await endpoints.probe_all()
+        assert endpoints.chain_id == ("svote-1" if number >= needed else None)
+
+
+async def test_one_false_height_of_only_node_is_forgotten() -> None:
     clock = FakeClock()
     node = FakeNode(clock)
     endpoints = FakeNetwork(a=node).create_node_pool(clock)
-    await endpoints.probe_all()
-    node.height += 7200
-    await endpoints.probe_all()
-    assert "implausible" in str(endpoints.unusable_reasons()["a:1317"])
-    clock.advance(3600)
-    await endpoints.probe_all()
-    assert endpoints.has_usable_node, "an outage of an hour"
-    node.height = 2**60
-    await endpoints.probe_all()
-    assert not endpoints.has_usable_node
-    node.height = 463 + 7201
-    await endpoints.probe_all()
-    assert endpoints.has_usable_node
-
-
-async def test_low_head_does_not_displace_heads_above_cursor() -> None:
-    clock = FakeClock()
-    endpoints = FakeNetwork(a=FakeNode(clock, height=5), b=FakeNode(clock, height=90_000)).create_node_pool(clock)
-    endpoints.head_bounds.stored_cursor = 89_000
-    await endpoints.probe_all()
+    for height in (463, 2**60, 464):
+        node.height = height
+        await endpoints.probe_all()
     assert endpoints.head is not None
-    assert endpoints.head.height == 90_000
+    assert endpoints.head.height == 464
 
 
 async def test_configured_chain_id_is_not_replaced_by_node() -> None:
@@ -225,6 +223,32 @@ async def test_clock_is_not_suspect_when_one_node_differs() -> None:
     await endpoints.probe_all()
     assert endpoints.clock_skew == pytest.approx(1)
     assert not endpoints.is_clock_suspect
+
+
+@pytest.mark.parametrize(("step", "is_suspect"), [(3600.0, True), (60.0, False)])
+async def test_clock_is_suspect_when_two_of_three_nodes_differ(step: float, is_suspect: bool) -> None:
+    clock = FakeClock()
+    nodes = {name: FakeNode(clock, age=age) for name, age in (("a", 0.0), ("b", step), ("c", step))}
+    endpoints = FakeNetwork(**nodes).create_node_pool(clock)
+    await endpoints.probe_all()
+    assert endpoints.is_clock_suspect is is_suspect
+
+
+async def test_step_of_wall_clock_hides_no_new_block() -> None:
+    clock = FakeClock()
+    node = FakeNode(clock)
+    endpoints = FakeNetwork(a=node).create_node_pool(clock)
+    for step in (0.0, 60.0, -60.0):
+        await endpoints.probe_all()
+        clock.set_wall_clock(step)
+        node.age += step
+        sent_at = clock.monotonic()
+        await endpoints.probe_all()
+        clock.advance(5)
+        node.height += 1
+        await endpoints.probe_all()
+        assert endpoints.is_head_newer_than(sent_at)
+        assert endpoints.clock_skew == pytest.approx(node.age)
 
 
 async def test_clock_is_not_suspect_when_chain_halts() -> None:
@@ -529,8 +553,6 @@ async def test_recorded_head_is_fresh_at_its_time() -> None:
     await endpoints.probe_all()
     assert endpoints.head is not None
     assert (endpoints.head.chain_id, endpoints.head.height) == ("svote-1", 463)
-    assert endpoints.time_at(500) == endpoints.head.time
-    assert endpoints.time_at(462) is None
     await endpoints.aclose()
 
 

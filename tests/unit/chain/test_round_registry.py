@@ -15,7 +15,7 @@ from helper.chain.round_record import CONFIRMING_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, recorded_round
+from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, recorded_round
 
 
 class Environment:
@@ -678,7 +678,7 @@ async def test_round_listed_as_ended_by_one_of_two_nodes_is_stored_as_active() -
 
 
 async def test_round_listed_as_ended_is_unconfirmed_until_second_node_responds() -> None:
-    env = Environment("a", "b")
+    env = Environment("a", "b", chain_id=CHAIN_ID)
     env.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
     b = env.network.nodes.pop("b")
     await env.sync()

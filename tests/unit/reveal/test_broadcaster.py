@@ -85,7 +85,7 @@ async def test_broadcaster_sends_at_most_once_per_height(pipeline: Pipeline) -> 
     assert len(pipeline.nodes.posts) == 1
     pipeline.height -= 5  # the node with the newest block is unreachable: no reason to resend
     pipeline.show_block()
-    await pipeline.broadcaster.send(share)
+    await pipeline.broadcaster.reconcile(pipeline.height)
     assert len(pipeline.nodes.posts) == 1
 
 
@@ -99,7 +99,7 @@ async def test_block_existing_at_last_send_causes_no_resend(pipeline: Pipeline) 
     for endpoint in pipeline.endpoints.nodes:  # the first probe since the send: the block may be older than the send
         head = BlockHead(CHAIN_ID, pipeline.height, pipeline.clock.now())
         endpoint.health.record_probe(
-            head, is_syncing=False, now=pipeline.clock.now(), started_at=pipeline.clock.monotonic()
+            head, is_syncing=False, started_at=pipeline.clock.monotonic(), ended_at=pipeline.clock.monotonic()
         )
     await pipeline.broadcaster.reconcile(pipeline.height)
     assert len(pipeline.nodes.posts) == 1
@@ -120,7 +120,7 @@ async def test_block_reported_late_by_node_causes_no_resend(pipeline: Pipeline) 
         for endpoint in pipeline.endpoints.nodes:
             head = BlockHead(CHAIN_ID, height, time)
             endpoint.health.record_probe(
-                head, is_syncing=False, now=pipeline.clock.now(), started_at=pipeline.clock.monotonic()
+                head, is_syncing=False, started_at=pipeline.clock.monotonic(), ended_at=pipeline.clock.monotonic()
             )
     pipeline.height += 1
     await pipeline.broadcaster.reconcile(pipeline.height)
