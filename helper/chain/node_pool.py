@@ -202,23 +202,6 @@ class NodePool:
         return self._block_times.get(self.newest_height)
 
     @property
-    def smallest_offset(self) -> float:
-        """Upper bound, in seconds, of local clock minus chain clock.
-
-        Negative if the local clock is behind. It is the smallest difference between the local clock and the time of a
-        recent block when that block was first reported, over all nodes of this chain whose head is neither stale nor
-        ahead. Infinity before the first head.
-        """
-        now = self.clock.now()
-        heads = [(health.head, health.offsets) for health in (node.health for node in self.nodes)]
-        usable = [
-            offsets
-            for head, offsets in heads
-            if head is not None and head.chain_id == self.chain_id and not self.limits.exceeded_reason(now - head.time)
-        ]
-        return min((min(offsets) for offsets in usable if offsets), default=math.inf)
-
-    @property
     def clock_skew(self) -> float | None:
         """Smallest clock skew measured with any node, in seconds.
 
