@@ -5,16 +5,14 @@ A change takes effect only once enough nodes report it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from helper.chain.agreement import agreed, needed_nodes
 from helper.chain.models import BlockHead, Proposal, Round, RoundStatus, UnknownStatusRound
 
-CONFIRMING_NODES: Final = 2
-"""Number of nodes that must report the same change, if that many are configured."""
 CONFIRMING_BLOCKS: Final = 10
 """Blocks for which the only configured node must report the same change."""
 ENDED_STATUSES: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
@@ -74,7 +72,10 @@ class RoundRecord:
 
     Attributes:
         round_id: 32 bytes.
-        known: the round, None if it was never listed correctly or is purged.
+        known: the round, None if it was never listed correctly or is purged. While it is not agreed, it has what any
+            node lists.
+        is_agreed: whether every field of the round was agreed. Until then the round is not stored.
+        earliest_end: the earliest end that a node lists while the round is not agreed.
         is_past: whether it had ended when first listed; it is held in memory only.
         is_closed: whether the chain has closed it.
         is_purged: whether its data was deleted here.
@@ -91,6 +92,8 @@ class RoundRecord:
 
     round_id: bytes
     known: Round | None = None
+    is_agreed: bool = True
+    earliest_end: int | None = None
     is_past: bool = False
     is_closed: bool = False
     is_purged: bool = False
@@ -139,15 +142,23 @@ class RoundRecord:
         statuses = [report.value for (changed, _), report in self._reports.items() if changed is RoundField.STATUS]
         return any(status in ENDED_STATUSES for status in statuses)
 
+    def is_new(self, listed: Round) -> bool:
+        """Whether the round as a node lists it must be agreed before it is stored."""
+        if self.is_closed or self.is_purged or (listed.status in ENDED_STATUSES and self.is_foreign):
+            return False
+        return self.stored is None or not self.is_agreed or self.stored.status is RoundStatus.PENDING
+
+    def drop_listing(self) -> None:
+        """Forget a round that is not agreed and that no node lists any more."""
+        self.known, self.is_agreed, self.earliest_end = None, True, None
+
     def has_ended(self, chain_time: float | None) -> bool:
         """Whether a block at or after the round's end was processed."""
         return chain_time is not None and self.known is not None and self.known.vote_end_time <= chain_time
 
     def is_update(self, listed: Round) -> bool:
         """Whether the round must be stored as listed."""
-        if self.is_past or self.is_purged or self.frozen is not None:
-            return False
-        if listed.status in ENDED_STATUSES and self.is_foreign:
+        if self.stored is None or not self.is_agreed or self.is_past or self.is_purged or self.frozen is not None:
             return False
         return listed != self.known
 
@@ -228,17 +239,15 @@ class RoundRecord:
         reports = {
             node: report for (name, node), report in self._reports.items() if name is changed and node in heights
         }
-        if len(heights) < CONFIRMING_NODES:
+        if len(heights) == 1:
             lasting_values = [r.value for node, r in reports.items() if heights[node] >= r.since_height + blocks]
             return lasting_values[0] if lasting_values else None
-        agreed = [v for v, count in Counter(r.value for r in reports.values()).items() if count >= CONFIRMING_NODES]
-        return agreed[0] if len(agreed) == 1 else None
+        return agreed({node: report.value for node, report in reports.items()}, needed_nodes(len(heights)))
 
     def revert_changes(self, listed: Round) -> Round:
         """The listed round with the known values of all fields that need a confirmation."""
         stored = self.stored
-        if stored is None:
-            return listed
+        assert stored is not None
         is_change = (
             _find_status_change(stored.status, listed.status) is not None or listed.status is RoundStatus.PENDING
         )

@@ -1,9 +1,15 @@
 """Registry of the chain's voting rounds; decides whether a round is closed.
 
-A single node cannot change what is known. If a node omits a round, moves it to an earlier status or returns invalid
-data for it, the stored state is unchanged, and the node goes into backoff if another usable node reports the round
-as known. If none does, the round is *frozen*: none of its shares is accepted, revealed or purged until a node reports
-it correctly. Other rounds are not affected.
+A single node cannot change what is known, and it cannot introduce a round: at its first listing, a round is stored once
+its fields are agreed (`helper.chain.agreement`). Until then it is held in memory, with what any node lists, so that its
+shares are accepted and revealed: both are harmless if the node is false. Nothing is refused for good on its account,
+and it is never closed or purged.
+
+A round that one node lists or omits alone is no statement about other nodes. If a node moves a round to an earlier
+status, reports another height of creation or returns invalid data for it, the stored state is unchanged, and the node
+goes into backoff if another usable node reports the round as known. If none does, or enough nodes omit it, the round is
+*frozen*: none of its shares is accepted, revealed or purged until a node reports it correctly. Other rounds are not
+affected.
 
 A different `vote_end_time`, status or list of proposals takes effect once two nodes report it, or once the only
 configured node has reported it for ten blocks (a status that matches a processed block after the end: immediately).
@@ -25,12 +31,12 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from helper.chain.agreement import RoundFacts, Said, agreed, agreed_round, needed_nodes
 from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatusRound
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.round_record import (
     CONFIRMING_BLOCKS,
-    CONFIRMING_NODES,
     ENDED_STATUSES,
     ReportedValue,
     RoundField,
@@ -63,6 +69,7 @@ class _RoundsReport:
     Attributes:
         head: its newest block before the request; None before the first.
         invalid: why a listed round is not plausible, by round id.
+        omitted: known rounds that the node does not list although it should. This is no statement about other nodes.
         changes: fields whose listed value differs from the known one, by round id.
     """
 
@@ -70,6 +77,7 @@ class _RoundsReport:
     head: BlockHead | None
     round_list: RoundList
     invalid: dict[bytes, str]
+    omitted: frozenset[bytes]
     changes: dict[bytes, dict[RoundField, ReportedValue]]
 
     @property
@@ -79,7 +87,7 @@ class _RoundsReport:
             round_id: "listed with " + ", ".join(describe_value(field, value) for field, value in fields.items())
             for round_id, fields in self.changes.items()
         }
-        return {**changes, **self.invalid}
+        return {**changes, **dict.fromkeys(self.omitted, "no longer listed"), **self.invalid}
 
 
 class RoundRegistry:
@@ -168,8 +176,9 @@ class RoundRegistry:
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
         """A changed `vote_end_time` that is reported but not confirmed, None if there is none."""
-        end = self._find(round_id).unconfirmed.get(RoundField.END)
-        return end if isinstance(end, int) else None
+        record = self._find(round_id)
+        end = record.unconfirmed.get(RoundField.END)
+        return end if isinstance(end, int) else record.earliest_end
 
     def has_unconfirmed_status(self, round_id: bytes) -> bool:
         """Whether a changed status of the round is reported but not confirmed.
@@ -177,11 +186,14 @@ class RoundRegistry:
         Also true if the only known status is not confirmed.
         """
         record = self._find(round_id)
+        if not record.is_agreed and record.known is not None:
+            return record.known.status is not RoundStatus.ACTIVE
         return not self._is_end_confirmed(record) if record.is_past else RoundField.STATUS in record.unconfirmed
 
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
         """Whether changed proposals of the round are reported but not confirmed."""
-        return RoundField.PROPOSALS in self._find(round_id).unconfirmed
+        record = self._find(round_id)
+        return not record.is_agreed or RoundField.PROPOSALS in record.unconfirmed
 
     def latest_end(self, known_round: Round) -> int:
         """The later of the round's known end and an unconfirmed one, in Unix seconds."""
@@ -198,14 +210,16 @@ class RoundRegistry:
             for record in records
             if record.unconfirmed
         }
-        return {**changes, **{record.round_id: record.frozen for record in records if record.frozen is not None}}
+        waiting = {record.round_id: "listed, but not agreed yet" for record in records if not record.is_agreed}
+        frozen = {record.round_id: record.frozen for record in records if record.frozen is not None}
+        return {**changes, **waiting, **frozen}
 
     def frozen_shares(self) -> dict[bytes, int]:
         """Number of unconfirmed shares by frozen round, as of the last sync."""
         return {record.round_id: record.frozen_shares for record in self._records.values() if record.frozen_shares}
 
     def all_rounds(self) -> list[Round]:
-        """Every stored round, oldest first."""
+        """Every stored round, and those that are not agreed yet, oldest first."""
         return [known_round for record in self._stored if (known_round := record.stored) is not None]
 
     def active_rounds(self) -> list[Round]:
@@ -274,15 +288,15 @@ class RoundRegistry:
             ChainUnavailable: no node returned a list.
             StoreError: the rounds could not be stored.
         """
-        report = await self._fetch_best(head)
+        report, invalid = await self._fetch_best(head)
         await self._store_chain_id()
-        await self._freeze(report.invalid)
+        await self._freeze(invalid)
         self._note_unconfirmed(report.changes)
         await self._close_unreadable()
         self._add_past_rounds(report.round_list.rounds)
         # Only `_confirm_changes` changes fields that need a confirmation.
         listed = [(self._record(reported.round_id), reported) for reported in report.round_list.rounds]
-        updates = [(record, record.revert_changes(reported)) for record, reported in listed]
+        updates = [(r, r.revert_changes(reported)) for r, reported in listed if r.stored is not None and r.is_agreed]
         await self._save([update for record, update in updates if record.is_update(update)], report.node.height)
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
         self.is_synced = True
@@ -293,7 +307,8 @@ class RoundRegistry:
             await self._store.save_rounds(rounds, self._clock.now())
         for reported in rounds:
             record = self._record(reported.round_id)
-            known_round = record.stored
+            known_round = record.stored if record.is_agreed else None
+            record.is_agreed, record.earliest_end = True, None
             if known_round is None or known_round.status is not reported.status:
                 record.status_height = height
                 self._log.info(
@@ -326,14 +341,14 @@ class RoundRegistry:
         record.known, record.is_past = stored, False
         self._stored.sort(key=lambda other: other.order)
 
-    async def _fetch_best(self, head: int) -> _RoundsReport:
-        """Return the list of the node with the fewest differences.
+    async def _fetch_best(self, head: int) -> tuple[_RoundsReport, dict[bytes, str]]:
+        """Return the list of the node with the fewest differences, and why rounds are frozen, by round id.
 
         The first list without differences is returned immediately. Nodes whose differences this list contradicts go
         into backoff. Changes that enough nodes report are applied before the responses are compared.
         """
         reports = await self._node_pool.call_until(self._fetch_report, is_enough=self._is_enough, min_height=head)
-        changed = await self._reopen_rounds(reports)
+        changed = await self._agree_new_rounds(reports)
         while changed or await self._confirm_changes():
             reports = [self._create_report(r.node, r.head, r.round_list) for r in reports]
             changed = False
@@ -342,49 +357,69 @@ class RoundRegistry:
         for report in reports:
             if report.node.height > best.node.height and not report.invalid:
                 continue  # The best response may be from before the block with the change.
-            wrong = {k: reason for k, reason in report.differences.items() if k not in best.differences}
+            wrong = {
+                round_id: reason
+                for round_id, reason in report.differences.items()
+                if round_id not in best.differences and round_id not in report.omitted
+            }
             for round_id, reason in list(wrong.items())[:1]:
                 error = ChainResponseError(f"rounds: round {round_id.hex()[:8]}: {reason}")
                 self._node_pool.record_error(report.node, error)
-        return best
+        needed = needed_nodes(len(self._node_pool.nodes))
+        omitted = {
+            round_id: best.differences[round_id]
+            for round_id in best.omitted
+            if agreed({report.node.name: round_id in report.omitted for report in reports}, needed)
+        }
+        return best, {**omitted, **best.invalid}
 
     def _is_enough(self, report: _RoundsReport) -> bool:
         """Whether one response suffices.
 
-        It must have no differences and no new round that only this node reports as ended.
+        It must have no differences, no round that is not agreed, and none that only this node reports as ended.
         """
-        ended = [
-            self._record(reported.round_id)
-            for reported in report.round_list.rounds
-            if reported.status in ENDED_STATUSES
-        ]
-        return not report.differences and all(self._is_end_confirmed(record) for record in ended if record.is_foreign)
+        if report.differences or any(not record.is_agreed for record in self._stored):
+            return False
+        listed = [(self._find(reported.round_id), reported) for reported in report.round_list.rounds]
+        return not any(
+            record.is_new(reported)
+            or (reported.status in ENDED_STATUSES and record.is_foreign and not self._is_end_confirmed(record))
+            for record, reported in listed
+        )
 
     def _is_end_confirmed(self, record: RoundRecord) -> bool:
         """Whether enough nodes report that the round has ended."""
-        return len(record.end_reporters) >= min(CONFIRMING_NODES, len(self._node_pool.nodes))
+        return len(record.end_reporters) >= needed_nodes(len(self._node_pool.nodes))
 
-    async def _reopen_rounds(self, reports: list[_RoundsReport]) -> bool:
-        """Store rounds that not all nodes list as ended.
+    async def _agree_new_rounds(self, reports: list[_RoundsReport]) -> bool:
+        """Store new rounds of which every field is agreed; hold the others in memory with what any node lists.
 
         Covers rounds that one node listed as ended when they were first listed and that another node lists as open.
-        Returns whether there are any.
+        Returns whether a round was stored.
         """
-        ended = {
-            reported.round_id
-            for report in reports
-            for reported in report.round_list.rounds
-            if reported.status in ENDED_STATUSES
-        }
-        reopened: dict[bytes, Round] = {}
+        said: dict[bytes, dict[str, Said[Round]]] = {}
         for report in reports:
             for reported in report.round_list.rounds:
-                record = self._record(reported.round_id)
-                is_doubtful = (record.is_past or reported.round_id in ended) and not self._is_end_confirmed(record)
-                if reported.status not in ENDED_STATUSES and is_doubtful and record.is_foreign:
-                    reopened.setdefault(reported.round_id, reported)
-        await self._save(list(reopened.values()), max(report.node.height for report in reports))
-        return bool(reopened)
+                said.setdefault(reported.round_id, {})[report.node.name] = Said(report.node.height, reported)
+        complete = []
+        for round_id, statements in said.items():
+            record, listed = self._record(round_id), [fact for _, fact in statements.values()]
+            is_over = record.is_past and self._is_end_confirmed(record)
+            if is_over or not any(record.is_new(reported) for reported in listed):
+                continue
+            facts = agreed_round(statements, needed_nodes(len(self._node_pool.nodes)), known=RoundFacts(), height=0)
+            merged = _merge_listings(listed, facts)
+            if facts.is_complete:
+                complete += [merged] if merged != record.known or not record.is_agreed else []
+            elif record.frozen is None and (merged != record.known or record.is_agreed):
+                self._insert_round(merged)
+                record.is_agreed, record.earliest_end = False, min(reported.vote_end_time for reported in listed)
+                self.revision += 1
+        for record in [record for record in self._stored if not record.is_agreed and record.round_id not in said]:
+            record.drop_listing()
+            self._stored.remove(record)
+        await self._save(complete, max(report.node.height for report in reports))
+        return bool(complete)
 
     async def _confirm_changes(self) -> bool:
         """Apply the changes that enough nodes report. Returns whether there was one."""
@@ -450,7 +485,8 @@ class RoundRegistry:
         """
         heights = {node.name: node.height for node in self._node_pool.nodes}
         for record in [record for record in self._stored if record.is_open]:
-            if not record.has_ended(self._chain_time) or record.unconfirmed or not self._is_read(record):
+            is_due = record.is_agreed and record.has_ended(self._chain_time) and not record.unconfirmed
+            if not is_due or not self._is_read(record):
                 continue
             status = record.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
             if status is None and record.find_confirmed(RoundField.OMISSION, heights) is None:
@@ -517,6 +553,7 @@ class RoundRegistry:
             record
             for record in self._stored
             if record.is_open
+            and record.is_agreed
             and record.is_reported_ended
             and record.frozen is None
             and record.has_ended(self._chain_time)
@@ -566,7 +603,7 @@ class RoundRegistry:
             self._record(reported.round_id).note_ended(name, reported, head, is_consistent=is_consistent)
         listed = {reported.round_id for reported in report.round_list.rounds} | report.round_list.invalid.keys()
         for record in self._known():
-            if not (record.is_open or record.is_past) or record.known is None:
+            if not (record.is_open or record.is_past) or record.known is None or not record.is_agreed:
                 continue
             changes = dict(report.changes.get(record.round_id, {}))
             unknown = report.round_list.unknown_status.get(record.round_id)
@@ -582,6 +619,7 @@ class RoundRegistry:
         by_id: dict[bytes, Round | UnknownStatusRound] = {reported.round_id: reported for reported in round_list.rounds}
         by_id |= round_list.unknown_status
         invalid, changes = dict(round_list.invalid), dict[bytes, dict[RoundField, ReportedValue]]()
+        omitted = set[bytes]()
         for round_id, unknown in round_list.unknown_status.items():
             record = self._record(round_id)
             if not (record.is_closed or record.is_past or record.is_purged):
@@ -590,11 +628,34 @@ class RoundRegistry:
             if record.round_id in round_list.invalid:
                 continue
             reported = by_id.get(record.round_id)
+            if not record.is_agreed:
+                continue
             reason = record.invalid_reason(reported, node.height)
-            if reason is not None:
+            if reason is not None and reported is None:
+                omitted.add(record.round_id)
+            elif reason is not None:
                 invalid[record.round_id] = reason
             elif reported is not None and (fields := record.changes(reported, node.height)):
                 changes[record.round_id] = fields
-        report = _RoundsReport(node, head, round_list, invalid, changes)
+        report = _RoundsReport(node, head, round_list, invalid, frozenset(omitted), changes)
         self._note_reports(report)
         return report
+
+
+def _merge_listings(listed: list[Round], facts: RoundFacts) -> Round:
+    """A round with the agreed fields; the others are such that no leaf, share or reveal is missed."""
+    options: dict[int, set[int]] = {}
+    for proposal in (proposal for reported in listed for proposal in reported.proposals):
+        options.setdefault(proposal.id, set()).update(proposal.options)
+    proposals = tuple(Proposal(number, tuple(sorted(options[number]))) for number in options)
+    status = facts.status
+    if status in {None, RoundStatus.PENDING} and any(reported.status is RoundStatus.ACTIVE for reported in listed):
+        status = RoundStatus.ACTIVE  # a rejected share is lost, and an early acceptance does no harm
+    heights, ends = [r.created_at_height for r in listed], [r.vote_end_time for r in listed]
+    return Round(
+        listed[0].round_id,
+        listed[0].status if status is None else status,
+        max(ends) if facts.vote_end_time is None else facts.vote_end_time,
+        proposals if facts.proposals is None else facts.proposals,
+        min(heights) if facts.created_at_height is None else facts.created_at_height,
+    )

@@ -330,6 +330,8 @@ def _find_leaf_refusal(view: _View, status: RoundStatus) -> ShareRefused | Tempo
 
 
 def _find_status_refusal(view: _View, status: RoundStatus) -> ShareRefused | TemporaryRefusal | None:
+    if status is RoundStatus.PENDING:
+        return view.not_synced()  # an agreed status is a lower bound
     if not view.is_status_agreed:
         return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
     return None if status is RoundStatus.ACTIVE else _round_not_active()

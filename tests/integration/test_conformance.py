@@ -144,7 +144,7 @@ PLANTED = {
     Fault.ALTERED_IS_DUPLICATE: Planted(
         NEIGHBORS, numbered("KEY", *range(1, 7)) | numbered("FIELD", 507), frozenset({"FIELD-0801"})
     ),
-    Fault.UNKNOWN_ROUND_IS_500: Planted(["ROUND-001", "ROUND-002", "ROUND-003"], {"ROUND-001"}),
+    Fault.UNKNOWN_ROUND_IS_500: Planted(["ROUND-001", "ROUND-002", "ROUND-003"], {"ROUND-001", "ROUND-002"}),
     Fault.HTML_404: Planted(NEIGHBORS, numbered("ROUTE", *range(1, 6), *range(11, 17))),
     Fault.SLASH_REDIRECT: Planted(NEIGHBORS, numbered("ROUTE", 4, 5)),
     Fault.TEXT_ERRORS: Planted(NEIGHBORS, numbered("ERROR", 1, 2, 3, 5)),

@@ -140,16 +140,87 @@ async def test_registry_uses_node_with_correct_round(listed: list[dict[str, Any]
     await env.registry.sync()
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
     assert env.registry.frozen_reason(ROUND_ID) is None
-    assert [endpoint.name for endpoint in env.endpoints.usable_nodes] == ["b:1317"]
-    assert problem in str(env.endpoints.unusable_reasons()["a:1317"])
+    is_omitted = problem == "no longer listed"
+    usable = ["a:1317", "b:1317"] if is_omitted else ["b:1317"]
+    assert [endpoint.name for endpoint in env.endpoints.usable_nodes] == usable
+    assert is_omitted or problem in str(env.endpoints.unusable_reasons()["a:1317"])
     del env.network.nodes["b"]
     await env.advance_blocks()
     await env.registry.sync()
-    assert env.registry.frozen_reason(ROUND_ID) is not None, "no node reports the round"
+    is_frozen = env.registry.frozen_reason(ROUND_ID) is not None
+    assert is_frozen is not is_omitted, "an omission by one node says nothing, and no node reports the round correctly"
     env.network.nodes["b"] = env.nodes["b"]
     await env.advance_blocks()
     await env.registry.sync()
     assert env.registry.frozen_reason(ROUND_ID) is None
+
+
+async def test_round_that_one_node_lists_alone_is_not_stored_and_accuses_no_other_node() -> None:
+    env = Environment("liar", "honest")
+    await env.sync()
+    extra = bytes([9]) * 32
+    env.nodes["liar"].rounds = [recorded_round(1), recorded_round(1) | {"vote_round_id": b64encode(extra).decode()}]
+    for _ in range(3):
+        await env.advance_blocks()
+        await env.registry.sync()
+        assert len(env.endpoints.usable_nodes) == 2
+        assert env.store.stored_rounds.keys() == {ROUND_ID}
+        assert env.registry.unconfirmed_reports() == {extra: "listed, but not agreed yet"}
+        assert env.registry.frozen_reason(ROUND_ID) is None
+    env.registry.record_block(VOTE_END + 1)
+    assert not await env.registry.is_closed(extra)
+    env.set_rounds(recorded_round(1))
+    await env.advance_blocks()
+    await env.registry.sync()
+    assert (env.registry.get(extra), env.registry.unconfirmed_reports()) == (None, {})
+
+
+FALSE_FIELDS: list[dict[str, Any]] = [
+    {"vote_end_time": VOTE_END - 600},
+    {"vote_end_time": VOTE_END + 86_400},
+    {"proposals": []},
+    {"created_at_height": 1055},
+    {"created_at_height": 1},
+    {"status": 2},
+    {"status": 4},
+]
+
+
+@pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
+@pytest.mark.parametrize("false", FALSE_FIELDS)
+async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, ...], false: dict[str, Any]) -> None:
+    env = Environment(*hosts)
+    env.nodes["liar"].rounds = [recorded_round(1) | false]
+    await env.sync()
+    is_agreed = len(hosts) > 2 or false in ({"status": 2}, {"status": 4})
+    known = env.registry.get(ROUND_ID)
+    assert known is not None
+    assert [r.round_id for r in env.registry.active_rounds()] == [ROUND_ID], "votes are accepted"
+    assert {proposal.id for proposal in known.proposals} == {1, 2}
+    assert (ROUND_ID in env.store.stored_rounds) is is_agreed
+    if not is_agreed:
+        assert env.registry.has_unconfirmed_proposals(ROUND_ID)
+        assert env.registry.unconfirmed_end(ROUND_ID) == min(VOTE_END, false.get("vote_end_time", VOTE_END))
+        assert known.created_at_height <= 55
+    env.set_rounds(recorded_round(1))
+    await env.advance_blocks()
+    await env.registry.sync()
+    stored = env.store.stored_rounds[ROUND_ID]
+    assert (stored.status, stored.vote_end_time, stored.created_at_height) == (1, VOTE_END, 55)
+    assert stored.proposals == ((1, (0, 1)), (2, (0, 1)))
+    assert env.registry.unconfirmed_reports() == {}
+
+
+async def test_round_that_is_listed_while_the_other_node_is_silent_is_active() -> None:
+    env = Environment("a", "b")
+    silent = env.network.nodes.pop("b")
+    await env.sync()
+    assert len(env.registry.active_rounds()) == 1
+    assert env.store.stored_rounds == {}
+    env.network.nodes["b"] = silent
+    await env.advance_blocks()
+    await env.registry.sync()
+    assert env.store.stored_rounds.keys() == {ROUND_ID}
 
 
 async def test_round_never_readable_is_frozen_with_warning() -> None:

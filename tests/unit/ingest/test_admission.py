@@ -221,7 +221,12 @@ async def test_admission_takes_proposals_1_to_50_of_the_round(harness: Harness) 
     assert [share.proposal_id for share in harness.store.shares] == [1, 37, 50]
 
 
-@pytest.mark.parametrize("status", [s for s in RoundStatus if s is not RoundStatus.ACTIVE])
+async def test_admission_pending_round_refuses_temporarily(harness: Harness) -> None:
+    set_round_status(harness, RoundStatus.PENDING)
+    assert await harness.expect_temporary(make_share()) is Situation.VOTE_NOT_SYNCED
+
+
+@pytest.mark.parametrize("status", [RoundStatus.TALLYING, RoundStatus.FINALIZED])
 async def test_admission_inactive_round_refuses_new_share(harness: Harness, status: RoundStatus) -> None:
     set_round_status(harness, status)
     refused = await harness.expect_refusal(make_share())
