@@ -140,6 +140,10 @@ class Gates:
             chain_time=head.time,
         )
 
+    def store_damage(self) -> str | None:
+        """What operators must know about a database that is still used, or None. The text is public."""
+        return "the database was damaged: see the log" if self._store.has_found_damage else None
+
     def store_fault(self) -> PauseReason | None:
         """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
         reason = self._store.write_error

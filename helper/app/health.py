@@ -67,7 +67,7 @@ class ServiceHealth:
     def run_checks(self) -> list[Check]:
         """Run the checks that `/readyz` reports."""
         checks = [
-            Check("store", text_of(self._gates.store_fault())),
+            Check("store", text_of(self._gates.store_fault()), self._gates.store_damage()),
             Check("chain", text_of(self._gates.sync_fault()) or self._overdue_routes(), self._same_nodes()),
             Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks(), self._unread_blocks()),

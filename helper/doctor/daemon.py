@@ -43,6 +43,14 @@ ADVICE_BY_CHECK: Final = {
     "shared provers": "Start a host with that role, or one with the role all. If one runs, check its log.",
 }
 """Advice for each of the helper's own health checks, by name; `shared …` is a check of a queue in PostgreSQL."""
+_ADVICE_BY_NOTE: Final = {
+    "store": "Check the disk for errors, and restart the helper. If its log has `database_damaged` again, restore the "
+    "newest backup.",
+    "chain": "List two different nodes in [chain] endpoints; see the node checks.",
+    "rounds": "Query your own node. A changed end time takes effect once two nodes report it (or, with a single node, "
+    "after ten blocks). If the status is unknown, install a newer version.",
+}
+"""Advice for notes on health checks that passed, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +255,7 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
         warn(
             f"helper: {check.name}",
             check.note,
-            "List two different nodes in [chain] endpoints; see the node checks."
-            if check.name == "chain"
-            else "Query your own node. A changed end time takes effect once two nodes report it (or, with a single"
-            " node, after ten blocks). If the status is unknown, install a newer version.",
+            _ADVICE_BY_NOTE.get(check.name, _ADVICE_BY_NOTE["rounds"]),
         )
         for check in service.checks
         if check.note

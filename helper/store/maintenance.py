@@ -13,6 +13,11 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.store")
 
+DAMAGE_ADVICE: Final = (
+    "Check the disk for errors, and restart the helper. If the problem is found again, restore the newest backup:"
+    " `svote-helper db restore FILE --force`."
+)
+"""A share that a damaged index hid at the start is requeued by the next one."""
 FIRST_CHECK_SECONDS: Final = 60.0
 """Seconds until the first check, which runs early because a damaged share may be due soon."""
 CHECK_SECONDS: Final = 3600.0
@@ -20,22 +25,24 @@ CHECK_SECONDS: Final = 3600.0
 
 
 async def run_maintenance(store: Store, *, is_responsible: Callable[[], bool], clock: Clock) -> None:
-    """Check the database every hour until cancelled. A failed check is logged and repeated the next time.
+    """Check the database every hour, and within a minute after damage was met, until cancelled.
+
+    A failed check is logged and repeated the next time.
 
     Args:
         store: the database.
         is_responsible: whether this host runs the checks; exactly one host of a cluster does.
         clock: the clock.
     """
-    pause = FIRST_CHECK_SECONDS
+    due = clock.monotonic()
     while True:
-        await clock.sleep(pause)
-        pause = CHECK_SECONDS
-        if not is_responsible():
+        await clock.sleep(FIRST_CHECK_SECONDS)
+        if not is_responsible() or (clock.monotonic() < due and not store.has_met_damage):
             continue
+        due = clock.monotonic() + CHECK_SECONDS
         try:
             await store.delete_old_failure_counts()
             for problem in await store.verify():
-                log.error("database_damaged", reason=problem)
+                log.error("database_damaged", reason=problem, advice=DAMAGE_ADVICE)
         except HelperError as error:
             log.error("database_check_failed", error=str(error), advice=error.advice)

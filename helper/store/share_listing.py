@@ -108,12 +108,8 @@ async def _read_row(reader: RowReader, share_id: int, round_id: bytes, state: Sh
         rows = []
     if rows:
         return ListedShare(*rows[0])
-    try:
-        macs = await reader.fetch("get_mac_by_index", (share_id,))
-    except StoreCorrupt:
-        macs = []
     return ListedShare(
-        mac=macs[0][0] if macs else b"",
+        mac=b"",
         round_id=round_id,
         state=state.value,
         submit_at=0,

@@ -78,6 +78,8 @@ class Store(QueueReader, ABC):
 
     _first_rank = 0
     """Rank at which this host's order of overdue shares begins."""
+    has_found_damage = False
+    """Whether a check since the start has found damage other than of quarantined shares."""
 
     def __init__(self, clock: Clock, writer: WriterThread[Any], reader: RowReader, operator_reader: RowReader) -> None:
         super().__init__(operator_reader)
@@ -114,7 +116,16 @@ class Store(QueueReader, ABC):
 
     @abstractmethod
     async def verify(self) -> list[str]:
-        """Check the entire database and quarantine damaged shares. Returns descriptions of the remaining problems."""
+        """Check the entire database, quarantine damaged shares and rebuild damaged indexes.
+
+        Returns:
+            Descriptions of the problems that were found, without the quarantined shares.
+        """
+
+    @property
+    def has_met_damage(self) -> bool:
+        """Whether a change failed because the database is damaged, and no check has found damage since the start."""
+        return self._writer.has_met_damage and not self.has_found_damage
 
     @property
     def write_error(self) -> str | None:

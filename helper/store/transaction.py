@@ -6,7 +6,7 @@ import hmac
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -55,11 +55,6 @@ class TakenShare(NamedTuple):
     id_by_mac: int | None
     id_by_nullifier: int | None
 
-    @property
-    def ids(self) -> set[int]:
-        """The ids of its rows."""
-        return {share_id for share_id in (self.id_by_mac, self.id_by_nullifier) if share_id is not None}
-
 
 class StoredShare(NamedTuple):
     """A live row, damaged or not.
@@ -98,15 +93,8 @@ class RoundKey:
 
     def mac(self, key: ShareKey) -> bytes:
         """Return the share's identifier in this database: HMAC-SHA256, 32 bytes."""
-        return self._digest(key.encode())
-
-    def substitute_mac(self, key: ShareKey, replaced_id: int) -> bytes:
-        """Return another identifier of a share, for a row that replaces one which cannot be deleted."""
-        return self._digest(b"%b in place of row %d" % (key.encode(), replaced_id))
-
-    def _digest(self, data: bytes) -> bytes:
         mac = self._mac.copy()  # keyed once, because keying is most of the cost for a short input
-        mac.update(data)
+        mac.update(key.encode())
         return mac.digest()
 
 
@@ -189,18 +177,6 @@ class Transaction(ABC):
     @abstractmethod
     def get_live_share(self, share_id: int) -> ShareRow | None:
         """Like `get_share`, but also return None if the row was quarantined."""
-
-    @abstractmethod
-    def handle_index_damage(self) -> None:
-        """Handle an index that disagrees with its row: request a reindex, or continue if it was already done."""
-
-    def attempt(self, operation: Callable[[], object]) -> bool:
-        """Run an operation. If the database is too damaged for it, undo it and return False.
-
-        By default there is no such damage: PostgreSQL reports it as an error of the whole transaction.
-        """
-        operation()
-        return True
 
     @abstractmethod
     def force_sync(self) -> None:

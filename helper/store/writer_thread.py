@@ -43,6 +43,7 @@ class WriterThread(ABC, Generic[TransactionT]):
 
     Attributes:
         stats: counters since the start.
+        has_met_damage: whether an operation failed because the database is damaged, since this was last reset.
     """
 
     def __init__(self, on_damaged: Callable[[DamagedShare], None]) -> None:
@@ -53,6 +54,7 @@ class WriterThread(ABC, Generic[TransactionT]):
         self._stopped: asyncio.Future[None] | None = None
         self._keys: DatabaseKeys | None = None
         self.stats = WriterStats()
+        self.has_met_damage = False
 
     @property
     def keys(self) -> DatabaseKeys:

@@ -59,10 +59,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
     if row is None:
         return False
     if (row.round_no, row.nullifier) != (round_no, nullifier):
-        if row.is_sound(tx.keys.row_check):
-            if row.nullifier != nullifier:
-                tx.handle_index_damage()
-        else:
+        if not row.is_sound(tx.keys.row_check):
             tx.quarantine(share_id, row.to_damaged_share(), at_ms)
         return False
     if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("insert_tombstone", (round_no, row.mac)):

@@ -75,7 +75,7 @@ def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tup
         The number of deleted shares and tombstones, and whether data of the round is left.
 
     Raises:
-        StoreCorrupt: an index lists shares that do not exist.
+        StoreCorrupt: an index lists only shares that do not exist.
     """
     tx.lock_exclusive()
     key = tx.round_key(round_id)
@@ -89,7 +89,6 @@ def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tup
         count_failed(tx, [failure for failure in failures if failure is not None], at_ms)
         deleted = sum(delete_share(tx, share_id, key.no, state) for share_id, state in ids)
         if not deleted:
-            tx.handle_index_damage()
             raise StoreCorrupt("the database is damaged: an index lists shares of a closed round that do not exist")
         return deleted, True
     deleted_tombstones = tx.execute("purge_tombstones", params)

@@ -10,8 +10,8 @@ from typing import Final
 from helper.core.schedule import due_ms, rank
 from helper.core.share import Share, ShareState
 from helper.store.models import EnqueueResult, QueuedShare
+from helper.store.operations.actions import is_marked_closed
 from helper.store.operations.blocks import delete_share
-from helper.store.operations.healing import HEALED_NOTE, find_damaged, read_known, remove_damaged
 from helper.store.operations.messages import restore_message
 from helper.store.operations.transitions import (
     Transition,
@@ -20,7 +20,7 @@ from helper.store.operations.transitions import (
     load_row,
     update_row,
 )
-from helper.store.table_rows import RevealRow, ShareRow, add_row_checks
+from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
 from helper.store.write_jobs import BatchOperation
 
@@ -28,6 +28,10 @@ DUE_NOTIFICATION: Final = "due"
 """Notification to hosts that a share that is due soon was enqueued."""
 NOTIFY_WITHIN_MS: Final = 2_000
 """Shares due later need no notification: the dispatchers poll every second."""
+
+HEALED_NOTE: Final = "posted again; replaced a damaged row"
+LOST_MESSAGE_DELAY_MS: Final = 60_000
+"""Delay of a new proof if the message is damaged too: about ten blocks, as between any two proofs of a share."""
 
 _RECEIVED: Final = ShareState.RECEIVED.value
 _WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
@@ -57,7 +61,8 @@ class EnqueueOperation(BatchOperation):
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
-    A share whose row is damaged is stored in place of it. A known share that waits gets the earlier due time: whoever
+    A share whose row is damaged is stored in place of it: a damaged row is never processed, so the share would be lost
+    on this host although the wallet has posted it again. A known share that waits gets the earlier due time: whoever
     has seen it first may have posted it with the latest one, and whoever has it could reveal it anyway. The results
     equal those of enqueueing the shares one by one, but many shares need only one query and one statement, and one more
     query if any of them is known.
@@ -65,8 +70,8 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]
     taken = tx.find_taken(identities)
-    stored = read_known(tx, taken)
-    damaged = find_damaged(tx, identities, taken, stored)
+    stored = _read_known(tx, taken)
+    damaged = _find_damaged(tx, taken, stored)
     outcomes: list[EnqueueResult] = []
     rows: list[ShareRow] = []
     messages: list[tuple[ShareRow, RevealRow]] = []
@@ -78,7 +83,7 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
         outcome = EnqueueResult.DUPLICATE
         if mac not in in_batch and (round_no, nullifier) not in in_batch:
             if index in damaged:
-                row, message = _create_replacement(tx, operation, identity, taken[index])
+                row, message = _create_replacement(tx, operation, identity, damaged[index])
                 if row is not None and message is not None:
                     messages.append((row, message))
             elif index in waiting:
@@ -157,27 +162,76 @@ def _replace_waiting(tx: Transaction, row: ShareRow, operation: EnqueueOperation
     return _move_up(row, operation)._replace(id=tx.allocate_id())
 
 
+def _read_known(tx: Transaction, taken: Mapping[int, TakenShare]) -> dict[int, StoredShare]:
+    """Return the rows of the known shares that are not confirmed, by id; one query for all of them."""
+    ids = {known.id_by_mac for known in taken.values() if known.id_by_mac is not None and not known.is_confirmed}
+    return {share.id: share for share in tx.read_stored_shares(sorted(ids))} if ids else {}
+
+
+def _find_damaged(
+    tx: Transaction, taken: Mapping[int, TakenShare], stored: Mapping[int, StoredShare]
+) -> dict[int, int]:
+    """Return the rows of the known shares that are damaged, by index of the post.
+
+    Both indexes must name the row: an index entry can be damaged and refer to another share's row.
+    """
+    return {
+        index: known.id_by_mac
+        for index, known in taken.items()
+        if not known.is_confirmed
+        and known.id_by_mac is not None
+        and known.id_by_mac == known.id_by_nullifier
+        and known.id_by_mac in stored
+        and _is_damaged(tx, stored[known.id_by_mac])
+    }
+
+
+def _is_damaged(tx: Transaction, share: StoredShare) -> bool:
+    """Return whether a row is damaged, but readable, so that it can be deleted."""
+    return share.row is not None and (share.is_quarantined or not share.row.is_sound(tx.keys.row_check))
+
+
 def _create_replacement(
-    tx: Transaction, operation: EnqueueOperation, identity: ShareIdentity, known: TakenShare
+    tx: Transaction, operation: EnqueueOperation, identity: ShareIdentity, damaged_id: int
 ) -> tuple[ShareRow | None, RevealRow | None]:
-    """Remove the damaged rows of a share.
+    """Delete the damaged row of a share.
+
+    A message that may have been sent is kept if it passes its own check: the same bytes are then sent again, by the
+    same rules as before.
 
     Returns:
-        The row to store in place of them, and the message that it had sent and that is due again. (None, None) if the
-        share cannot be stored.
+        The row to store in place of it, and the message that is due again. (None, None) if the round is closed, or
+        another host has replaced the row.
     """
-    share, now_ms = operation.share, int(operation.now * 1000)
-    replacement = remove_damaged(tx, identity, known, now_ms)
-    if replacement is None:
+    round_no, now_ms = identity[0], int(operation.now * 1000)
+    row = None if is_marked_closed(tx, round_no) else tx.get_share(damaged_id)
+    is_quarantined = tx.fetch_one("is_quarantined", (damaged_id,)) is not None
+    if row is None or not _is_damaged(tx, StoredShare(damaged_id, row, is_quarantined)):
         return None, None
-    round_no, mac, nullifier = identity
-    if replacement.blocked_by is not None:
-        mac = tx.ensure_round(share.round_id).substitute_mac(share.key, replacement.blocked_by)
-    due = max(due_ms(share.submit_at, operation.now), replacement.not_before_ms)
-    row = create_row(tx, share, (round_no, mac, nullifier), received_ms=now_ms, due_at_ms=due)
-    message = replacement.message
-    row = row._replace(note=HEALED_NOTE, proved_height=None if message is None else message.height)
-    return row, message if share.submit_at * 1000 <= now_ms else None
+    message, is_lost = _read_sent_message(tx, row)
+    tx.quarantine(damaged_id, row.to_damaged_share(), now_ms)  # reports it, unless it was reported before
+    delete_share(tx, damaged_id, round_no, row.state)
+    due = due_ms(operation.share.submit_at, operation.now)
+    due = max(due, now_ms + LOST_MESSAGE_DELAY_MS) if is_lost else due
+    new_row = create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due)
+    new_row = new_row._replace(note=HEALED_NOTE, proved_height=None if message is None else message.height)
+    return new_row, message if operation.share.submit_at * 1000 <= now_ms else None
+
+
+def _read_sent_message(tx: Transaction, row: ShareRow) -> tuple[RevealRow | None, bool]:
+    """Return the message of a damaged row if a send was started, and whether such a message may be lost.
+
+    The chain has refused the message of a failed share, or it was not confirmed in time, so it is not sent again.
+    """
+    if row.state == ShareState.FAILED:
+        return None, False
+    columns = tx.fetch_one("reveal", (row.id,))
+    if columns is None:
+        return None, row.state == ShareState.BROADCAST
+    reveal = RevealRow(*columns)
+    if not reveal.is_sound(tx.keys.row_check):
+        return None, True
+    return (reveal if reveal.sends else None), False
 
 
 def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
@@ -226,17 +280,13 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
     tried: set[int] = set()
     incomplete = True
     while incomplete and len(claimed) < limit:
-        due: list[tuple[int, int, int]] = []
+        due: list[Row] = []
         for round_id in rounds:
             key = tx.round_key(round_id)
             if key is not None:
                 params = {"round_no": key.no, "now_ms": now_ms, "limit": limit - len(claimed)}
-                for at_ms, order, share_id in tx.fetch_all("due_shares", params):
-                    if isinstance(at_ms, int) and isinstance(order, int):
-                        due.append((at_ms, order, share_id))
-                    else:
-                        tx.handle_index_damage()
-        # Claim each share once, even if a damaged index lists it twice.
+                # Values of a damaged index may have another type; the integrity check finds them.
+                due += [row for row in tx.fetch_all("due_shares", params) if all(isinstance(v, int) for v in row)]
         ids = dict.fromkeys(share_id for _, _, share_id in sorted(due))
         untried = [share_id for share_id in ids if share_id not in tried][: limit - len(claimed)]
         tried.update(untried)
@@ -265,16 +315,9 @@ def _requeue_expired(tx: Transaction, at_ms: int, limit: int) -> None:
 
 
 def _load_due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
-    """Return the row of a share that is due by the index, None if it was quarantined."""
+    """Return the row of a share that is due by the index; None if it was quarantined, or is not due by its row."""
     row = load_row(tx, share_id, now_ms)
-    if row is None:
-        if tx.fetch_one("is_quarantined", (share_id,)) is None:
-            tx.handle_index_damage()
-        return None
-    if row.due_ms > now_ms or row.state != ShareState.RECEIVED:
-        tx.handle_index_damage()
-        return None
-    return row
+    return row if row is not None and row.due_ms <= now_ms and row.state == ShareState.RECEIVED else None
 
 
 def _claim_row(tx: Transaction, row: ShareRow) -> QueuedShare:
@@ -326,8 +369,4 @@ def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> tuple[int
     """Return up to `limit` WITNESSED shares to RECEIVED. Returns how many, and whether there may be more."""
     note = "the helper was restarted"
     change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
-    ids = tx.orphaned_claims(limit)
-    if not ids and tx.fetch_one("has_unindexed_share", {"state": ShareState.WITNESSED.value}) == (1,):
-        # Otherwise, a share hidden by a damaged index would wait until the next start.
-        tx.handle_index_damage()
-    return apply_transition_to_batch(tx, ids, change)
+    return apply_transition_to_batch(tx, tx.orphaned_claims(limit), change)

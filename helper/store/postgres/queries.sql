@@ -254,9 +254,6 @@ SELECT id FROM shares
 WHERE state = %(state)s AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
 
--- name: has_unindexed_share
-SELECT 0 WHERE %(state)s::bigint IS NOT NULL;
-
 -- name: share_ids
 SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
 

@@ -163,9 +163,6 @@ class PostgresTransaction(Transaction):
         rows = self.fetch_all("shares_of_tags", (list(by_tag),)) if by_tag else []
         return sorted((share_id, *entry) for share_id, tag in rows for entry in by_tag[tag])
 
-    def handle_index_damage(self) -> None:
-        """Do nothing: another host changed the row since the query, or an operator must run REINDEX."""
-
     def force_sync(self) -> None:
         """Write an unused message to the WAL."""
         self.fetch_all("force_sync")

@@ -11,10 +11,6 @@ _CONSTRAINT_CODES = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATC
 _DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
-class IndexDamageError(Exception):
-    """An index disagrees with its rows."""
-
-
 class UnreadableRowError(Exception):
     """SQLite cannot read a share's row; the transaction cannot continue."""
 
@@ -30,7 +26,7 @@ def result_code(error: sqlite3.Error) -> int:
 
 def is_damage(error: BaseException) -> bool:
     """Return whether a part of the file is damaged. Operations on other parts still succeed."""
-    if isinstance(error, UnicodeDecodeError | IndexDamageError):
+    if isinstance(error, UnicodeDecodeError):
         return True
     return isinstance(error, sqlite3.Error) and result_code(error) in _DAMAGE_CODES
 
@@ -61,9 +57,8 @@ def not_a_database(name: str) -> StoreForeign:
 
 def translate(error: BaseException) -> BaseException:
     """Return the `StoreError` for an error of SQLite; any other error unchanged."""
-    if isinstance(error, UnicodeDecodeError | IndexDamageError):
-        # A UnicodeDecodeError occurs if SQLite's message quotes a damaged schema.
-        return StoreCorrupt("the database is damaged: invalid schema, or an index that disagrees with its rows")
+    if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes a damaged schema
+        return StoreCorrupt("the database is damaged: its schema is invalid")
     if not isinstance(error, sqlite3.Error):
         return error
     code = result_code(error)

@@ -113,12 +113,6 @@ SELECT id FROM shares
 WHERE state = :state AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT :limit;
 
--- Detects a damaged index: the counter of a state exceeds the number of its quarantined shares, although the index lists
--- no other share.
-
--- name: has_unindexed_share
-SELECT coalesce(sum(n), 0) > (SELECT count(*) FROM damaged WHERE state IN (:state, -1)) FROM counters WHERE state = :state;
-
 -- The condition on :after applies to the start of the scan and again to each row (+). On a damaged page, rows can be out
 -- of order, and paging by the last id could return the same rows forever.
 
@@ -208,9 +202,6 @@ WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :
 SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged)
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
-
--- name: get_mac_by_index
-SELECT mac FROM shares INDEXED BY sqlite_autoindex_shares_1 WHERE +id = ?;
 
 -- name: shares_by_prefix
 SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,

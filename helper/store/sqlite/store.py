@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock, SystemClock
+from helper.errors import StoreCorrupt
 from helper.store.models import DamagedShare
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.integrity_check import check_integrity
@@ -81,14 +83,22 @@ class SqliteStore(Store):
         Takes longer than reading the file. Each read is short, so that the writer can erase deleted rows in between.
 
         Returns:
-            The remaining problems, as reported by SQLite.
+            The problems that were found, as reported by SQLite.
         """
         # Check the rows first: a rebuilt index would contain the wrong due time of a damaged row and hide the row from
         # claims.
-        await self._check_rows()
-        if await self._check_integrity():
-            await self._writer.run(reindex)
-        return await self._check_integrity()
+        problems: list[str] = []
+        try:
+            await self._check_rows()
+        except StoreCorrupt as error:
+            problems.append(str(error))
+        problems += await self._check_integrity()
+        if problems:
+            self.has_found_damage = True
+            with suppress(StoreCorrupt):  # a row is unreadable; the next check reports the problems again
+                await self._writer.run(reindex)
+        self._writer.has_met_damage = False
+        return problems
 
     async def _check_integrity(self) -> list[str]:
         reader = SqliteReader(self._path, self._encryption)  # so that reads of operators do not wait for the check

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 from helper.store.sql_files import multi_row_statement
-from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
+from helper.store.sqlite.errors import UnreadableRowError, result_code
 from helper.store.sqlite.row_format import UNENCRYPTED, RowFormat
 from helper.store.sqlite.schema import latest_version
 from helper.store.table_rows import Row, ShareRow
@@ -26,13 +26,11 @@ class SqliteTransaction(Transaction):
     Attributes:
         conn: the writer's connection.
         next_id: the next share id; never decreases while the process runs.
-        can_reindex: whether the indexes may be rebuilt; they are rebuilt at most once per start.
         row_format: encrypts and decrypts rows, if the file is encrypted.
     """
 
     conn: sqlite3.Connection
     next_id: int
-    can_reindex: bool = True
     row_format: RowFormat = UNENCRYPTED
 
     def execute(self, name: str, params: Params = ()) -> int:
@@ -159,22 +157,3 @@ class SqliteTransaction(Transaction):
                 raise UnreadableRowError(share_id) from error
             raise
         return None if columns is None else ShareRow(*columns)
-
-    def attempt(self, operation: Callable[[], object]) -> bool:
-        """Run an operation. If the file is too damaged for it, undo it and return False."""
-        self.conn.execute("SAVEPOINT attempt")
-        is_done = True
-        try:
-            operation()
-        except sqlite3.DatabaseError as error:
-            if result_code(error) != sqlite3.SQLITE_CORRUPT:
-                raise
-            self.conn.execute("ROLLBACK TO attempt")
-            is_done = False
-        self.conn.execute("RELEASE attempt")
-        return is_done
-
-    def handle_index_damage(self) -> None:
-        """Make the writer rebuild the indexes, unless it has done so since the start."""
-        if self.can_reindex:
-            raise IndexDamageError

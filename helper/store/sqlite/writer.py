@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from helper.clock import Clock
-from helper.errors import StoreCorrupt, StoreDisplaced, StoreError
+from helper.errors import StoreDisplaced, StoreError
 from helper.store.models import DamagedShare
 from helper.store.sqlite.disk_health import DiskHealth
 from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment_error, translate
@@ -139,8 +139,8 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
                 self._quarantine(opened.tx, batch[0].loop, failed.cause.share_id)
                 self._process_batch(opened, batch)
                 return
-            reindexed = is_damage(failed.cause) and self._rebuild_indexes(opened.tx)
-            if failed.is_batch_wide or (len(batch) == 1 and not reindexed):
+            self.has_met_damage |= is_damage(failed.cause)
+            if failed.is_batch_wide or len(batch) == 1:
                 for job in batch:
                     job.value, job.error = None, translate(failed.cause)
             else:
@@ -158,23 +158,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         tx.conn.execute("COMMIT")
         tx.damaged_shares.clear()
         call_on_loop(loop, self._on_damaged, UNREADABLE_SHARE)
-
-    def _rebuild_indexes(self, tx: SqliteTransaction) -> bool:
-        """Rebuild all indexes, at most once per start. A row that does not match an index cannot be changed.
-
-        Returns:
-            Whether they were rebuilt.
-        """
-        if not tx.can_reindex:
-            return False
-        tx.can_reindex = False
-        log.error("index_damaged", reason="the database is damaged; rebuilding its indexes", advice=StoreCorrupt.advice)
-        try:
-            tx.conn.execute("REINDEX")
-        except sqlite3.Error as error:
-            log.error("reindex_failed", error=str(error))
-            return False
-        return True
 
     def _commit(self, opened: OpenedDatabase, batch: list[WriteJob], *, probe: bool = False) -> None:
         tx = opened.tx

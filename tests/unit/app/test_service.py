@@ -21,6 +21,8 @@ from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.release import create_signed_release, sign_sums, write_sums
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
+from tests.unit.store.fixtures import enqueue_shares
+from tests.unit.store.test_damage import damage_index
 
 pytestmark = pytest.mark.anyio
 
@@ -321,3 +323,19 @@ async def test_service_with_require_verified_starts_only_with_the_native_module_
     sign_sums(release.manifest.parent, release.key)
     with pytest.raises(ReleaseError, match=r"_native.*does not match the signed release"):
         Service(config, prover_command=("false",))
+
+
+async def test_damaged_index_is_reported_until_the_next_start(harness: ServiceHarness, tmp_path: Path) -> None:
+    store = harness.service.store
+    assert isinstance(store, SqliteStore)
+    await enqueue_shares(store, *range(30))
+    await damage_index(store, tmp_path / "q.db", "shares_due")
+    await store.open()
+    (check,) = (check for check in harness.service.health.run_checks() if check.name == "store")
+    assert (check.problem, check.note) == (None, None)
+
+    await store.verify()
+
+    assert await store.verify() == [], "the index was rebuilt"
+    (check,) = (check for check in harness.service.health.run_checks() if check.name == "store")
+    assert (check.problem, check.note) == (None, "the database was damaged: see the log")

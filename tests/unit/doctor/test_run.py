@@ -321,6 +321,10 @@ def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
     lines = evaluate_daemon(service_status(checks=checks, paused="no store"), Path("helper.sock"))
     assert [line.subject for line in lines] == ["helper: store", "helper: clock", "helper: new one"]
     assert all(line.advice for line in lines)
+    noted = [{"name": "store", "note": "the database was damaged: see the log"}]
+    (line,) = evaluate_daemon(service_status(checks=noted), Path("helper.sock"))
+    assert (line.subject, line.level) == ("helper: store", Level.WARN)
+    assert "restart the helper" in str(line.advice)
     no_prover = [{"name": "provers", "problem": "no prover is ready"}]
     for deaths, is_memory_suspected in (({}, False), ({"died": 1}, True)):
         status = service_status(checks=no_prover, provers={"deaths": deaths})

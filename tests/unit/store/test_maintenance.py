@@ -17,6 +17,11 @@ class FakeStore(PartialStore):
         self.calls: list[str] = []
         self.findings: list[str] = []
         self.is_unavailable = False
+        self.is_damage_met = False
+
+    @property
+    def has_met_damage(self) -> bool:
+        return self.is_damage_met
 
     async def delete_old_failure_counts(self) -> int:
         self.calls.append("cleaned")
@@ -26,6 +31,7 @@ class FakeStore(PartialStore):
         if self.is_unavailable:
             raise StoreError("away", advice="Bring it back.")
         self.calls.append("verified")
+        self.is_damage_met = False
         return self.findings
 
 
@@ -39,9 +45,11 @@ async def test_maintenance_repeats_and_reports_damage() -> None:
         database.calls = []
         await asyncio.sleep(0)
         with capture_logs() as log:
-            clock.advance(seconds)
-            for _ in range(5):
-                await asyncio.sleep(0)
+            while seconds > 0:
+                clock.advance(min(seconds, FIRST_CHECK_SECONDS))
+                seconds -= FIRST_CHECK_SECONDS
+                for _ in range(5):
+                    await asyncio.sleep(0)
         return database.calls + [line.get("reason") or line["error"] for line in log]
 
     assert await after(FIRST_CHECK_SECONDS - 1) == []
@@ -49,6 +57,11 @@ async def test_maintenance_repeats_and_reports_damage() -> None:
     assert await after(CHECK_SECONDS - 1) == []
     database.findings = ["row 7 is not what was written"]
     assert await after(1) == ["cleaned", "verified", "row 7 is not what was written"]
+    database.is_damage_met = True
+    assert await after(FIRST_CHECK_SECONDS) == ["cleaned", "verified", "row 7 is not what was written"]
+    assert await after(CHECK_SECONDS - 1) == [], "once"
+    database.findings = []
+    assert await after(1) == ["cleaned", "verified"]
     database.is_unavailable = True
     assert await after(CHECK_SECONDS) == ["cleaned", "away"]
     database.is_unavailable, is_responsible = False, False

@@ -8,7 +8,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
-from helper.store.operations.healing import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
+from helper.store.operations.shares import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
 from helper.store.store import Store
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
 from tests.unit.store.conformance.test_chain_data import ChainRound
