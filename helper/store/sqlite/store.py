@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock, SystemClock
-from helper.errors import StoreCorrupt
+from helper.errors import StoreCorrupt, StoreForeign
 from helper.store.models import DamagedShare
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.integrity_check import check_integrity
@@ -102,9 +102,11 @@ class SqliteStore(Store):
 
     async def _check_integrity(self) -> list[str]:
         reader = SqliteReader(self._path, self._encryption)  # so that reads of operators do not wait for the check
-        await reader.open()
         try:
+            await reader.open()
             return (await check_integrity(reader, self.wait_for_erasure))[:MAX_PROBLEMS]
+        except (StoreCorrupt, StoreForeign) as error:  # the first page is damaged
+            return [str(error)]
         finally:
             await reader.close()
 

@@ -420,6 +420,17 @@ async def test_background_check_of_rows_out_of_order_completes(store: SqliteStor
         assert await store.verify() != []
 
 
+@pytest.mark.parametrize("place", [0, 100], ids=["header", "schema"])
+async def test_background_check_reports_damaged_first_page(store: SqliteStore, path: Path, place: int) -> None:
+    await enqueue_shares(store, *range(31))
+    await flush_to_file(store)
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\x7f")
+
+    assert await store.verify() != []
+
+
 @pytest.mark.parametrize("place", [-2, -1], ids=["key", "row"])
 @pytest.mark.parametrize("sent", [False, True], ids=["failed", "sent"])
 async def test_paging_through_damaged_index_completes(
