@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -23,12 +21,8 @@ from helper.runtime.hardening import harden_process
 
 if TYPE_CHECKING:
     from helper.store.db_copy.endpoint import MigrationEndpoint
-    from helper.store.db_copy.migration import Migration, MigrationResult
+    from helper.store.db_copy.migration import MigrationResult
 
-CHECK_PAUSE_SECONDS: Final = 1.0
-"""Seconds between two checks of whether the helper has stopped."""
-CATCH_UP_CHECKS: Final = 30
-"""Number of checks between two copies of recent changes."""
 MAX_DAMAGED_LISTED: Final = 20
 """Maximum number of damaged rows listed."""
 
@@ -63,9 +57,6 @@ def copy(
             show_default=False,
         ),
     ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the helper is stopped, then finish the move.")
-    ] = False,
     undo: Annotated[
         bool, typer.Option("--undo", help="Use the source again; changes made since the move are lost.")
     ] = False,
@@ -79,9 +70,8 @@ def copy(
 ) -> None:
     """Move the queue to a shared database, or back to a file.
 
-    The helper may be running: copying does not block it. Once it is stopped, the same command copies the changes
-    made since, compares every row, and marks the source, which helpers then refuse to use. An interrupted command
-    can be repeated.
+    Stop the helper first, on every host. The command copies and compares every row, and marks the source, which
+    helpers then refuse to use. An interrupted command can be repeated.
     """
     if [bool(to), undo, erase].count(True) != 1:
         fail("use exactly one of --to, --undo and --erase", ExitCode.USAGE)
@@ -90,7 +80,7 @@ def copy(
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         settings = read_settings(config, {"store.key_file": str(key_file) if key_file else None}).config
         if to:
-            result, code = _move(settings, origin, to, wait=wait, dry_run=dry_run, yes=yes)
+            result, code = _move(settings, origin, to, dry_run=dry_run, yes=yes)
         else:
             result, code = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes), ExitCode.OK
     if json:
@@ -105,7 +95,7 @@ def copy(
 
 
 def _move(
-    settings: Config, origin: str | None, to: str, *, wait: bool, dry_run: bool, yes: bool
+    settings: Config, origin: str | None, to: str, *, dry_run: bool, yes: bool
 ) -> tuple[dict[str, Any], ExitCode]:
     """Move the queue, or show the effect with --dry-run. Returns the result and the exit code."""
     # imported here, so that the help loads no database driver
@@ -119,50 +109,14 @@ def _move(
         if dry_run:
             return _migration_json("planned", source, target.label, migration.estimate()), ExitCode.OK
         confirm_or_exit(f"Move the queue of {source.label} to {target.label}?", yes=yes)
-        migration.begin()
-        with _report_interruption():
-            is_locked = migration.try_lock_source()
-            if not is_locked:
-                migration.catch_up()
-                is_locked = _wait_until_stopped(migration, source) if wait else migration.try_lock_source()
-            result = migration.finish() if is_locked else migration.result
-    if not result.is_finished:
-        _print_not_finished(source, target)
-        return _migration_json("copied", source, target.label, result), ExitCode.DEGRADED
+        try:
+            result = migration.run()
+        except (HelperError, KeyboardInterrupt):
+            if migration.has_begun:
+                print_message("the move is not finished: run the same command again to continue")
+            raise
     _print_moved(result, source, target)
     return _migration_json("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
-
-
-@contextmanager
-def _report_interruption() -> Iterator[None]:
-    """Print that the move can be resumed if it is interrupted."""
-    try:
-        yield
-    except (HelperError, KeyboardInterrupt):
-        print_message("the move is not finished: run the same command again to continue")
-        raise
-
-
-def _wait_until_stopped(migration: Migration, source: MigrationEndpoint) -> bool:
-    """Copy changes until the helper is stopped."""
-    print_message(f"waiting until the helper on {source.label} is stopped; Ctrl-C is safe")
-    checks = 0
-    while not migration.try_lock_source():
-        checks += 1
-        if checks % CATCH_UP_CHECKS == 0:
-            migration.run_live_pass()
-        time.sleep(CHECK_PAUSE_SECONDS)
-    return True
-
-
-def _print_not_finished(source: MigrationEndpoint, target: MigrationEndpoint) -> None:
-    print_message(
-        f"the queue is still in {source.label}, where a helper is running. Next:\n"
-        "  1. stop it (`systemctl stop svote-helper`; if hosts share the queue, on each of them)\n"
-        "  2. run the same command again: it copies the changes made since, compares all rows, and finishes the move\n"
-        f"Until then, helpers refuse to use {target.label}. With --wait, the command waits for the helper to "
-        "stop, then finishes the move."
-    )
 
 
 def _print_moved(result: MigrationResult, source: MigrationEndpoint, target: MigrationEndpoint) -> None:
@@ -226,7 +180,6 @@ def _migration_json(state: str, source: MigrationEndpoint, target: str, result: 
         "target": target,
         "live": result.live,
         "confirmed": result.confirmed,
-        "passes": result.passes,
         "written": result.written,
         "damaged": [share.ref for share in result.damaged],
         "uncounted": result.uncounted,
@@ -236,7 +189,6 @@ def _migration_json(state: str, source: MigrationEndpoint, target: str, result: 
 
 _SUMMARIES: Final = {
     "planned": "{source}: {live} live shares, {confirmed} confirmed would be moved to {target}",
-    "copied": "{target}: copied {live} live shares, {confirmed} confirmed; not moved yet",
     "moved": "{target}: {live} live shares, {confirmed} confirmed, compared row by row; the move is finished",
     "undone": "{source}: in use again, as it was when moved to {target}",
     "erased": "{source}: all data of the queue moved to {target} was deleted",

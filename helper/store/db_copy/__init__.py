@@ -1,9 +1,9 @@
 """Migrates a queue between databases.
 
-A migration copies all rows, compares them, and then marks the source as moved.
+A migration copies all rows while no helper runs, compares them, and then marks the source as moved.
 
-migration.py          the complete procedure: passes, comparison, marks
-table_pass.py         one pass over all rows
+migration.py          the complete procedure: locks, copy, comparison, marks
+table_pass.py         one pass over all rows, which copies or compares them
 tables.py             the migrated tables, and the comparison of pages
 endpoint.py           a database that is migrated from or to
 sqlite_endpoint.py    a SQLite file

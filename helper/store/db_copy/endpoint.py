@@ -125,10 +125,6 @@ class MigrationEndpoint(ABC):
         """Return a write transaction; it is on disk when the context exits."""
 
     @abstractmethod
-    def read_transaction(self) -> AbstractContextManager[None]:
-        """Return a short read transaction on one snapshot."""
-
-    @abstractmethod
     def end_copy(self) -> None:
         """Complete a copy inside `write_transaction`: recount shares, advance sequences, drop claims."""
 
@@ -151,12 +147,11 @@ class MigrationEndpoint(ABC):
         params = (*after, table.rows)
         if table is not SHARES:
             return self.fetch_all(f"page_{table.name}", params)
-        with self.read_transaction():
-            shares = self.fetch_all("page_shares", params)
-            if not shares:
-                return []
-            span = (*after, shares[-1][1])
-            return live_shares(shares, self.fetch_all("page_reveals", span), self.fetch_all("page_history", span))
+        shares = self.fetch_all("page_shares", params)
+        if not shares:
+            return []
+        span = (*after, shares[-1][1])
+        return live_shares(shares, self.fetch_all("page_reveals", span), self.fetch_all("page_history", span))
 
     def _read_all_rows(self, table: Table) -> list[Row]:
         rows = self.fetch_all(f"page_{table.name}")

@@ -27,7 +27,7 @@ _LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 class PostgresEndpoint(MigrationEndpoint):
-    """A shared database, read while its hosts are running.
+    """A shared database.
 
     The exclusive lock is an advisory lock that conflicts with the shared lock of each host.
 
@@ -66,15 +66,11 @@ class PostgresEndpoint(MigrationEndpoint):
             return
         try:
             with _translate_errors():
-                self._connect()
-                require_ready(self._connection, self._settings, self._encryption)
+                self._conn = connect(self._settings)
+                require_ready(self._conn, self._settings, self._encryption)
         except BaseException:
             self.close()
             raise
-
-    def _connect(self) -> None:
-        self._conn = connect(self._settings)
-        self._conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
 
     def lock_exclusive(self) -> None:
         """Acquire the exclusive lock, and create or upgrade the schema."""
@@ -82,7 +78,7 @@ class PostgresEndpoint(MigrationEndpoint):
             return
         with _translate_errors():
             if self._conn is None:
-                self._connect()
+                self._conn = connect(self._settings)
             parameters = (self._settings.schema,)
             for attempt in range(_LOCK_ATTEMPTS):
                 if self.fetch_all("lock_schema_exclusive", parameters) == [(True,)]:
@@ -127,12 +123,6 @@ class PostgresEndpoint(MigrationEndpoint):
     def write_transaction(self) -> Iterator[None]:
         """Open a write transaction."""
         with _translate_errors(), require_confirmed_commit(self._connection), self._connection.transaction():
-            yield
-
-    @contextmanager
-    def read_transaction(self) -> Iterator[None]:
-        """Open a read transaction on one snapshot."""
-        with _translate_errors(), self._connection.transaction():
             yield
 
     def end_copy(self) -> None:

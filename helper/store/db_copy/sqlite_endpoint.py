@@ -29,7 +29,7 @@ _DELETE_PREFIX: Final = "drop_"
 
 
 class SqliteEndpoint(MigrationEndpoint):
-    """A database file. It is read while a helper is running, and locked with the helper's lock.
+    """A database file, locked with the helper's lock.
 
     When run as root, it opens and closes the file as the owner of the file or its directory, so that new files belong
     to that user.
@@ -161,16 +161,6 @@ class SqliteEndpoint(MigrationEndpoint):
                 self._opened.eraser.record_deletion()
             with acting_as_owner(self._path):  # this opens the WAL file
                 self._opened.eraser.run_due(idle=False)
-
-    @contextmanager
-    def read_transaction(self) -> Iterator[None]:
-        """Open a read transaction. Read only one page in it, because the helper cannot erase data during it."""
-        with _translate_errors():
-            self._connection.execute("BEGIN")
-            try:
-                yield
-            finally:
-                self._connection.execute("ROLLBACK")
 
     def end_copy(self) -> None:
         """Recount shares."""

@@ -46,7 +46,7 @@ class TablePass:
     """Compares all tables once.
 
     Args:
-        source: may change during the pass; the next pass finds rows that this pass missed.
+        source: must be locked.
         target: must be locked.
         write: apply the differences to the target; otherwise only count them.
         report: called after each page with the table name and the number of rows read from it so far.
@@ -68,8 +68,7 @@ class TablePass:
         """Make the pass.
 
         Raises:
-            StoreError: a database could not be read or written. Rows that were already written remain for the next
-                pass.
+            StoreError: a database could not be read or written. Rows that were already written remain.
         """
         for table in TABLES:
             self._pass_table(table)
@@ -106,7 +105,6 @@ class TablePass:
         if fit is None:
             self._stats.damaged.append(live.share.to_damaged_share() if aside is None else aside)
             return None
-        # The next pass copies a round that was added during this pass.
         return fit if self._rounds.get(fit.round_no) == fit.share.round_id else None
 
     def _has_known_round(self, table: Table, row: Row) -> bool:

@@ -19,7 +19,6 @@ import psycopg
 import pytest
 
 from bench.fill_database import insert_shares as fill_many
-from helper.cli import db_copy
 from helper.core.share import ShareState
 from helper.errors import StoreMoved
 from helper.store.sqlite.reader import open_queue_file
@@ -142,50 +141,20 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert read_json(capsys)["state"] == "undone"
 
 
-def test_db_copy_with_running_helper_only_copies(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
-    async def enqueue_meanwhile(store: SqliteStore) -> None:
+def test_db_copy_with_running_helper_is_refused(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
+    async def copy_meanwhile(store: SqliteStore) -> None:
         await enqueue_some(store)
-        assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 3
-        output = capsys.readouterr()
-        assert json.loads(output.out)["state"] == "copied"
-        assert "stop it" in output.err
-        await enqueue_shares(store, 4)
+        assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 1
+        assert run_command("db", "copy", "--to", copy_setup.address, "--dry-run") == 0
 
-    copy_setup.with_store(enqueue_meanwhile)
+    copy_setup.with_store(copy_meanwhile)
+    output = capsys.readouterr()
+    assert "Stop the other helper first" in output.err
+    assert "not finished" not in output.err
+    assert "would be moved" in output.out
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 0
     result = read_json(capsys)
-    assert (result["state"], result["live"], result["written"]) == ("moved", 3, 1)
-
-
-def test_db_copy_waits_for_running_helper_to_exit(
-    copy_setup: CopySetup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(db_copy, "CHECK_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(db_copy, "CATCH_UP_CHECKS", 2)
-
-    async def run_copy() -> None:
-        store = SqliteStore(copy_setup.file)
-        await store.open()
-        await enqueue_some(store)
-        exit_codes: list[int] = []
-
-        async def command() -> None:
-            arguments = ("db", "copy", "--to", copy_setup.address, "--yes", "--wait")
-            exit_codes.append(await anyio.to_thread.run_sync(run_command, *arguments))
-
-        messages = ""
-        async with anyio.create_task_group() as group:
-            group.start_soon(command)
-            with anyio.fail_after(TIMEOUT_SECONDS):
-                while messages.count("pass ") < 2:  # the second pass runs while the command waits
-                    await anyio.sleep(0.01)
-                    messages += capsys.readouterr().err
-            await enqueue_shares(store, 4)
-            await store.close()
-        assert exit_codes == [0]
-        assert "3 live shares" in capsys.readouterr().out
-
-    anyio.run(run_copy)
+    assert (result["state"], result["live"]) == ("moved", 2)
 
 
 def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:

@@ -6,13 +6,11 @@ import asyncio
 import itertools
 import re
 import secrets
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -33,6 +31,7 @@ from helper.store.db_copy.tables import (
     rows_up_to,
 )
 from helper.store.keyring import Keyring
+from helper.store.meta import UNFINISHED_KEY, MigrationMark
 from helper.store.models import QueueFilter
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import migrations as postgres_migrations
@@ -133,33 +132,18 @@ async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> N
     await store.close()
 
 
-def hold_source(migration: Migration) -> None:
-    """Lock the source against helpers; a server detects the end of the last connection with a delay."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not migration.try_lock_source():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def begin_held_migration(endpoints: tuple[MigrationEndpoint, MigrationEndpoint]) -> Migration:
-    """Begin a migration between two endpoints and lock the source."""
-    migration = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
-    migration.begin()
-    hold_source(migration)
-    return migration
+def migrate_between(endpoints: tuple[MigrationEndpoint, MigrationEndpoint]) -> MigrationResult:
+    """Run a migration, and close both databases."""
+    try:
+        return Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None).run()
+    finally:
+        for end in endpoints:
+            end.close()
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
-    """Run a complete migration while no helper uses the source or the target."""
-    ends = create_endpoint(source), create_endpoint(target)
-    try:
-        migration = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
-        migration.begin()
-        hold_source(migration)
-        return migration.finish()
-    finally:
-        for end in ends:
-            end.close()
+    """Run a complete migration."""
+    return migrate_between((create_endpoint(source), create_endpoint(target)))
 
 
 def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
@@ -220,7 +204,7 @@ async def test_migration_copies_all_rows_and_retires_source(
 
     moved = migrate(source, target)
 
-    assert (moved.is_finished, moved.live, moved.confirmed, moved.damaged, moved.uncounted) == (True, 7, 1, [], 0)
+    assert (moved.live, moved.confirmed, moved.damaged, moved.uncounted) == (7, 1, [], 0)
     assert read_all_rows(target) == before
     with pytest.raises(StoreMoved, match="was moved to") as refused:
         await open_store(source)
@@ -301,16 +285,16 @@ async def test_round_trip_migration_restores_no_erased_rows(
 
 
 def interrupt_after(endpoints: tuple[MigrationEndpoint, MigrationEndpoint], steps: int) -> None:
-    """Interrupt a migration after this many transactions have begun."""
+    """Interrupt a migration after this many transactions have begun or pages were read."""
     left = itertools.count(steps, -1)
     for end in endpoints:
-        for name in ("write_transaction", "read_transaction"):
+        for name in ("write_transaction", "read_page"):
             original = getattr(end, name)
 
-            def cut(original: Any = original) -> Any:
+            def cut(*args: Any, original: Any = original) -> Any:
                 if next(left) <= 0:
                     raise KeyboardInterrupt
-                return original()
+                return original(*args)
 
             setattr(end, name, cut)
 
@@ -331,21 +315,14 @@ async def test_interrupted_migration_resumes_without_duplicates(
     source, target = backends
     await create_filled_queue(open_store, source)
     before = read_all_rows(source)
-    cuts = 0
-    for steps in itertools.count():
+    cuts, is_finished = 0, False
+    while not is_finished:
         ends = create_endpoint(source), create_endpoint(target)
-        interrupt_after(ends, steps)
-        migration = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
+        interrupt_after(ends, cuts)
         with suppress(KeyboardInterrupt):
-            migration.begin()
-            hold_source(migration)
-            migration.finish()
-        for end in ends:
-            end.close()
-        if migration.result.is_finished:
-            break
-        cuts += 1
-        if steps:
+            is_finished = migrate_between(ends) is not None
+        cuts += not is_finished
+        if cuts > 5 and not is_finished:  # the target is marked
             with pytest.raises(StoreMoved):
                 await open_once_unlocked(open_store, target)
     assert cuts >= 8
@@ -359,70 +336,24 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
     source, target = backends
     await create_filled_queue(open_store, source)
     ends = create_endpoint(source), create_endpoint(target)
-    migration = begin_held_migration(ends)
+    set_mark = ends[1].set_mark
 
-    def cut(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def cut(name: str, mark: MigrationMark | None) -> None:
+        if (name, mark) == (UNFINISHED_KEY, None):
+            raise KeyboardInterrupt
+        set_mark(name, mark)
 
     monkeypatch.setattr(ends[1], "set_mark", cut)
     with pytest.raises(KeyboardInterrupt):
-        migration.finish()
-    for end in ends:
-        end.close()
+        migrate_between(ends)
     for backend in backends:
         with pytest.raises(StoreMoved):
             await open_store(backend)
 
-    assert migrate(source, target).is_finished
+    migrate(source, target)
     await open_store(target)
     with pytest.raises(StoreMoved, match="was moved to"):
         await open_store(source)
-
-
-async def test_migration_with_running_helper_waits_for_its_exit(
-    backends: tuple[StoreBackend, StoreBackend],
-    endpoints: tuple[MigrationEndpoint, MigrationEndpoint],
-    open_store: OpenStore,
-) -> None:
-    source, target = backends
-    source_store = await open_store(source)
-    await fill_store(source_store)
-    migration = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
-    with ThreadPoolExecutor(1) as executor:  # a connection belongs to the thread that created it
-        run = partial(asyncio.get_running_loop().run_in_executor, executor)
-        await run(migration.begin)
-        with pytest.raises((StoreMoved, StoreLocked)):
-            await open_store(target)
-
-        change_task = asyncio.create_task(change_store(source_store))
-        await run(migration.catch_up)
-        await change_task
-        await run(migration.run_live_pass)
-        assert await run(migration.run_live_pass) == 0
-        assert not await run(migration.try_lock_source)
-        await enqueue_shares(source_store, 90)
-        assert await run(migration.run_live_pass) == 1  # still readable after the failed lock
-        await enqueue_shares(source_store, 91)
-        await source_store.close()
-        await run(hold_source, migration)
-        with pytest.raises(StoreLocked):
-            await open_store(source)
-        moved = await run(migration.finish)
-        for end in endpoints:
-            await run(end.close)
-
-    assert moved.is_finished
-    assert moved.live == 7 + 20 - 10 + 2
-    assert read_all_rows(target) == read_all_rows(source)
-    await open_store(target)
-
-
-async def change_store(store: Store) -> None:
-    """Changes by a running helper: new shares, some of them confirmed."""
-    for number in range(50, 70):
-        await enqueue_shares(store, number)
-        if number % 2:
-            await store.apply_block(number, [(ROUND, make_posted_share(number).nullifier)], now=NOW)
 
 
 TAMPERING_STATEMENTS = {
@@ -457,7 +388,6 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
     await create_filled_queue(open_store, source)
     for what in [*TAMPERING_STATEMENTS, "a witness"]:
         ends = create_endpoint(source), create_endpoint(target)
-        migration = begin_held_migration(ends)
         end_copy = ends[1].end_copy
 
         def tampered(what: str = what, end: Any = ends[1], end_copy: Callable[[], None] = end_copy) -> None:
@@ -468,14 +398,12 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
 
         monkeypatch.setattr(ends[1], "end_copy", tampered)
         with pytest.raises(StoreCopyDiffers, match="differs from"):
-            migration.finish()
-        for end in ends:
-            end.close()
+            migrate_between(ends)
 
     with pytest.raises(StoreMoved, match="unfinished copy"):
         await open_store(target)
     await (await open_store(source)).close()
-    assert migrate(source, target).is_finished
+    migrate(source, target)
     assert read_all_rows(target) == read_all_rows(source)
 
 
@@ -519,39 +447,40 @@ async def test_migration_into_other_queue_is_refused(
         await open_store(backend)
 
 
-async def test_migration_to_target_in_use_is_refused(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
+@pytest.mark.parametrize("place", [0, 1], ids=["source", "target"])
+async def test_migration_of_database_in_use_is_refused(
+    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore, place: int
 ) -> None:
     source, target = backends
-    await fill_store(await open_store(source))
-    target_store = await open_store(target)
+    await create_filled_queue(open_store, source)
+    in_use = await open_once_unlocked(open_store, backends[place])
     with pytest.raises(StoreLocked):
         migrate(source, target)
-    await target_store.close()
+    await in_use.close()
+    for backend in backends:
+        await (await open_once_unlocked(open_store, backend)).close()
 
 
-async def test_concurrent_migrations_of_one_queue_are_exclusive(
+async def test_migration_continued_after_another_has_moved_the_queue_is_refused(
     backends: tuple[StoreBackend, StoreBackend],
     endpoints: tuple[MigrationEndpoint, MigrationEndpoint],
     open_store: OpenStore,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source, target = backends
-    source_store = await open_store(source)
-    await fill_store(source_store)
-    slower = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
-    slower.begin()
-    await source_store.close()
+    await create_filled_queue(open_store, source)
+    monkeypatch.setattr(endpoints[1], "end_copy", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        migrate_between(endpoints)
     (tmp_path / "third").mkdir()
     third = SqliteBackend(tmp_path / "third")
     migrate(source, third)
     with pytest.raises(StoreMoved, match=str(third.path)):
-        slower.try_lock_source()
-    for end in endpoints:
-        end.close()
+        migrate(source, target)
     await open_store(third)
     with pytest.raises(StoreMoved, match="unfinished copy"):
-        await open_store(target)
+        await open_once_unlocked(open_store, target)
 
 
 async def test_migration_survey_writes_nothing(
@@ -565,7 +494,7 @@ async def test_migration_survey_writes_nothing(
         estimates.append(Migration(*ends, clock=FakeClock(), on_progress=lambda _: None).estimate())
         for end in ends:
             end.close()
-    assert [(estimate.live, estimate.confirmed, estimate.is_finished) for estimate in estimates] == [(7, 1, False)] * 2
+    assert [(estimate.live, estimate.confirmed) for estimate in estimates] == [(7, 1)] * 2
     with pytest.raises(NotFound):
         create_endpoint(target).connect_read_only()
 
