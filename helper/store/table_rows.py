@@ -97,12 +97,7 @@ class ShareRow(NamedTuple):
         return _matches_check(key, self.checked_columns(), self.row_check)
 
     def checked_columns(self) -> tuple[Column, ...]:
-        """Return the columns that the check covers: all others, except `kind` and `extra` if both are empty.
-
-        Rows written before these columns existed keep their check.
-        """
-        if self.kind == "" and self.extra == b"":  # a damaged column may have another type
-            return self[:_SHARE_CHECK]
+        """Return the columns that the check covers: all others."""
         return (*self[:_SHARE_CHECK], self.kind, self.extra)
 
     def to_columns(self) -> tuple[Column, ...]:

@@ -56,7 +56,11 @@ CREATE TABLE shares (
   stage         TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
   note          TEXT NOT NULL CHECK (length(note) <= 400),
   -- Here the check is also over the round's id.
-  row_check     BLOB NOT NULL CHECK (length(row_check) = 8)
+  row_check     BLOB NOT NULL CHECK (length(row_check) = 8),
+  -- Fields that the circuits k10 and k11 do not have: which ones, and their values as encoded by their circuit
+  -- generation.
+  kind          TEXT NOT NULL CHECK (length(kind) <= 16),
+  extra         BLOB NOT NULL CHECK (length(extra) <= 16384)
 ) STRICT;
 
 CREATE INDEX shares_due ON shares (round_no, due_ms, rank) WHERE state = 0;

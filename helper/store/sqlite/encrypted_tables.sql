@@ -1,4 +1,4 @@
--- The tables of an encrypted file, in place of those of the migrations up to version 2 (`../migrations/`). They differ in
+-- The tables of an encrypted file, in place of those of `../migrations/0001_initial.sql`. They differ in
 -- the columns that nobody with access to the file may read: these are encrypted (`../row_encryption.py`).
 
 DROP TABLE reveals;

@@ -14,8 +14,6 @@ APPLICATION_ID: Final = 0x73564F54
 """`application_id` in the header of the helper's files: "sVOT"."""
 ENCRYPTED_APPLICATION_ID: Final = 0x73564F45
 """The same for files with encrypted witnesses: "sVOE"."""
-_ENCRYPTED_SINCE: Final = 2
-"""Schema version whose tables `encrypted_tables.sql` replaces."""
 
 IDENTITY_QUERY: Final = (
     "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema) "
@@ -87,12 +85,12 @@ def migrations() -> tuple[str, ...]:
 def encrypted_migrations() -> tuple[str, ...]:
     """Return the migrations of the schema of an encrypted file.
 
-    They are the same, except that version 2 replaces the tables with encrypted columns. No encrypted file has an older
-    version. A later migration that changes one of these tables needs a second form here.
+    They are the same, except that version 1 replaces the tables with encrypted columns. A later migration that changes
+    one of these tables needs a second form here.
     """
-    steps = migrations()
+    initial, *later = migrations()
     tables = (resources.files("helper.store.sqlite") / "encrypted_tables.sql").read_text("utf-8")
-    return (*steps[: _ENCRYPTED_SINCE - 1], f"{steps[_ENCRYPTED_SINCE - 1]}\n{tables}", *steps[_ENCRYPTED_SINCE:])
+    return (f"{initial}\n{tables}", *later)
 
 
 def latest_version() -> int:

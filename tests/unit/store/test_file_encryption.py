@@ -288,7 +288,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
 
     store = SqliteStore(path, encryption=NEW)
     await store.open()
-    posted = make_posted_share(4)
+    posted = make_posted_share(1)
     assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
     assert await store.verify() == []
     await store.close()

@@ -70,26 +70,6 @@ def read_schema_version(path: Path) -> int:
         return int(conn.execute("PRAGMA user_version").fetchone()[0])
 
 
-async def test_start_keeps_shares_of_a_database_without_share_kinds(
-    path: Path, failed_id: int, open_sqlite_store: StoreOpener
-) -> None:
-    with open_closed_database(path) as conn:
-        conn.executescript(
-            "ALTER TABLE shares DROP COLUMN extra; ALTER TABLE shares DROP COLUMN kind; PRAGMA user_version = 1;"
-        )
-
-    store = await open_sqlite_store(path)
-
-    assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
-    assert sorted((queued.share.tree_position, queued.share.kind) for queued in await claim_all_due(store)) == [
-        (70_001, ""),
-        (70_002, ""),
-    ]
-    assert failed_id
-    await store.close()
-    assert read_schema_version(path) == latest_version()
-
-
 async def test_start_upgrades_the_schema_and_keeps_the_shares(
     old_database: Path, failed_id: int, open_sqlite_store: StoreOpener
 ) -> None:

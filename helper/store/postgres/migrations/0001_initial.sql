@@ -37,8 +37,8 @@ CREATE TABLE shares (
   id            BIGINT PRIMARY KEY,
   round_no      BIGINT NOT NULL REFERENCES round_keys (no),
   mac           BYTEA NOT NULL UNIQUE CHECK (length(mac) = 32),
-  tag           BYTEA NOT NULL CHECK (length(tag) = 16),     -- keyed hash of the nullifier
-  witness       BYTEA NOT NULL CHECK (length(witness) = 742), -- encrypted
+  tag           BYTEA NOT NULL CHECK (length(tag) = 16), -- keyed hash of the nullifier
+  witness       BYTEA NOT NULL CHECK (length(witness) BETWEEN 742 AND 17200), -- encrypted
   rank          BIGINT NOT NULL CHECK (rank >= 0),
   state         BIGINT NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        BIGINT NOT NULL CHECK (due_ms >= 0),
