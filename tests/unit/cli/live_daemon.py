@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any, TypeVar
 
 from helper.core.round_authentication import RoundAuthentication
@@ -19,6 +21,7 @@ from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness
 
 T = TypeVar("T")
+ServerT = TypeVar("ServerT", bound=BaseServer)
 
 SERVICE_STATUS: dict[str, Any] = {
     "ready": True,
@@ -34,6 +37,43 @@ SERVICE_STATUS: dict[str, Any] = {
 
 async def round_states() -> list[RoundState]:
     return [RoundState(ROUND_ID, 1, END, 50, 7, is_closed=False)]
+
+
+class SilentHandler(BaseHTTPRequestHandler):
+    """Serves requests on a socket of any kind, and logs nothing."""
+
+    def address_string(self) -> str:
+        return "control socket"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.respond()
+
+    def respond(self) -> None:
+        """Respond to a GET."""
+        raise NotImplementedError
+
+    def send_body(self, status: int, body: bytes) -> None:
+        """Send a complete response."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def run_server(server: ServerT) -> Iterator[ServerT]:
+    """Serve in a thread until the end of the block."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class LiveDaemon:

@@ -7,7 +7,6 @@ import os
 import time
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -23,7 +22,7 @@ from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_foreig
 from tests.support.bucket import MemoryBucket
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import run_live_daemon
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import OperationsHarness
 
@@ -39,12 +38,6 @@ def _files(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("good.zip").write_bytes(BUNDLE)
     Path("bad.zip").write_bytes(with_foreign_parts(root=b"\x01" * 32))
     Path("junk.zip").write_bytes(b"junk")
-
-
-def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 @pytest.mark.parametrize(

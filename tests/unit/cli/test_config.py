@@ -8,7 +8,6 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,15 +15,7 @@ from helper.config import Config, load
 from helper.doctor.chain import NodeReport
 from helper.store.backup import DATABASE_HEADER
 from helper.store.sqlite.file_lock import AGE_HEADER
-from tests.unit.cli.test_main import run_command
-
-
-def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The only line on standard output."""
-    out = capsys.readouterr().out
-    assert out.endswith("\n")
-    assert out.count("\n") == 1
-    return json.loads(out)
+from tests.unit.cli.test_main import read_json, run_command
 
 
 def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +36,7 @@ def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[st
 def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = ["--endpoint", "http://a:1317", "--endpoint", "http://b:1317", "--rpc", "http://a:26657"]
     assert run_command("config", "init", *nodes, "--db", "queue.db", "--json") == 0
-    result = last_json(capsys)
+    result = read_json(capsys)
     assert result == {
         "path": "helper.toml",
         "set": ["chain.endpoints", "chain.rpc", "helper.db_path", "operator.token"],
@@ -107,7 +98,7 @@ def test_show_prints_effective_values_without_secrets(
     monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://me:hush@node:2")
     monkeypatch.setenv("SVOTE_HELPER_CHAIN_RPC", "http://me:hush@node:1")
     assert run_command("config", "show", "--json", "--origin") == 0
-    result = last_json(capsys)
+    result = read_json(capsys)
     assert result["path"] == "helper.toml"
     assert result["settings"]["helper"]["port"] == 1
     assert result["settings"]["chain"]["rpc"] == ["http://***@node:1"]
@@ -120,7 +111,7 @@ def test_show_prints_effective_values_without_secrets(
     assert "port = 1  # helper.toml:3\n" in output
     assert "hush" not in output
     assert run_command("config", "show", "--json") == 0
-    assert "origins" not in last_json(capsys)
+    assert "origins" not in read_json(capsys)
 
 
 def test_show_invalid_config_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +132,7 @@ def test_validate_reports_all_problems(capsys: pytest.CaptureFixture[str]) -> No
         "bad.toml:4: chian: unknown section, did you mean [chain]?",
     ]
     assert run_command("config", "validate", "--config", "bad.toml", "--json") == 1
-    result = last_json(capsys)
+    result = read_json(capsys)
     assert result["ok"] is False
     assert result["problems"][0] == {
         "source": "bad.toml",
@@ -157,7 +148,7 @@ def test_validate_valid_config_succeeds(capsys: pytest.CaptureFixture[str]) -> N
     assert run_command("config", "validate", "good.toml") == 0
     assert capsys.readouterr().err == "good.toml: ok\n"
     assert run_command("config", "validate", "good.toml", "--json") == 0
-    assert last_json(capsys) == {"ok": True, "problems": []}
+    assert read_json(capsys) == {"ok": True, "problems": []}
 
 
 def test_validate_missing_file_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +186,7 @@ def test_validate_online_reports_every_node(
 
     StubNodeQueries(monkeypatch, a=None, b="unreachable")
     assert run_command("config", "validate", "--online", "--json") == 3
-    result = last_json(capsys)
+    result = read_json(capsys)
     assert result["ok"] is False
     assert result["problems"] == []
     assert [(line["subject"], line["level"]) for line in result["online"]] == [
@@ -213,4 +204,4 @@ def test_validate_online_reports_every_node(
 def test_validate_online_invalid_config_queries_no_node(capsys: pytest.CaptureFixture[str]) -> None:
     Path("bad.toml").write_text("[helper]\nprot = 1\n")
     assert run_command("config", "validate", "bad.toml", "--online", "--json") == 1
-    assert last_json(capsys)["online"] == []
+    assert read_json(capsys)["online"] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.schemas import assert_conforms
+from tests.unit.cli.live_daemon import run_server
 from tests.unit.cli.test_main import run_command
 
 
@@ -53,12 +53,8 @@ class StatusHandler(BaseHTTPRequestHandler):
 def helper() -> Iterator[Helper]:
     server = Helper(("127.0.0.1", 0), StatusHandler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with run_server(server):
+        yield server
 
 
 def test_conformance_passes_and_prints_table_and_json(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pyrage
@@ -13,7 +11,7 @@ import pytest
 
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.store.fixtures import enqueue_shares
 
 PASSPHRASE = "correct horse battery"
@@ -43,12 +41,6 @@ def key(tmp_path: Path) -> Path:
 def file_names() -> set[str]:
     """The files here, without the WAL and shared memory that a reader creates."""
     return {path.name for path in Path().iterdir() if not path.name.endswith(("-wal", "-shm"))}
-
-
-def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 def test_backup_and_restore_with_passphrase(

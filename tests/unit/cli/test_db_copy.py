@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -25,8 +24,7 @@ from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from tests.support.postgres import Cluster
 from tests.support.process import TIMEOUT_SECONDS
-from tests.support.schemas import assert_conforms
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend
 from tests.unit.store.fixtures import NOW, ROUND, enqueue_shares, make_posted_share
 from tests.unit.store.test_migration import read_all_rows
@@ -86,19 +84,11 @@ async def enqueue_some(store: SqliteStore) -> None:
     await store.apply_block(9, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
 
 
-def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    result: dict[str, Any] = json.loads(out)
-    assert_conforms("db-copy", result)
-    return result
-
-
 def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
     copy_setup.with_store(enqueue_some)
     before = copy_setup.read_all_rows("sqlite")
     assert run_command("db", "copy", "--to", copy_setup.address, "--dry-run", "--json") == 0
-    planned = read_json(capsys)
+    planned = read_json(capsys, "db-copy")
     assert (planned["state"], planned["live"], planned["confirmed"]) == ("planned", 2, 1)
 
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
@@ -123,14 +113,14 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
         assert effect in plan
         assert "would be moved" not in plan
         assert run_command("db", "copy", after, "--dry-run", "--json") == 0
-        assert read_json(capsys)["state"] == "planned"
+        assert read_json(capsys, "db-copy")["state"] == "planned"
 
     assert run_command("db", "copy", "--erase", "--yes", "--json") == 0
-    assert read_json(capsys)["state"] == "erased"
+    assert read_json(capsys, "db-copy")["state"] == "erased"
     assert make_posted_share(1).share.shares_hash not in copy_setup.file.read_bytes()
 
     assert run_command("db", "copy", "--from", copy_setup.address, "--to", "sqlite", "--yes", "--json") == 0
-    moved = read_json(capsys)
+    moved = read_json(capsys, "db-copy")
     assert (moved["state"], moved["live"], moved["confirmed"], moved["damaged"]) == ("moved", 2, 1, [])
     assert copy_setup.read_all_rows("sqlite") == before
     copy_setup.with_store(enqueue_some)
@@ -138,7 +128,7 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert run_command("db", "copy", "--undo", "--yes") == 1
     assert "not marked as moved" in capsys.readouterr().err
     assert run_command("db", "copy", "--undo", "--from", copy_setup.address, "--yes", "--json") == 0
-    assert read_json(capsys)["state"] == "undone"
+    assert read_json(capsys, "db-copy")["state"] == "undone"
 
 
 def test_db_copy_with_running_helper_is_refused(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +143,7 @@ def test_db_copy_with_running_helper_is_refused(copy_setup: CopySetup, capsys: p
     assert "not finished" not in output.err
     assert "would be moved" in output.out
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 0
-    result = read_json(capsys)
+    result = read_json(capsys, "db-copy")
     assert (result["state"], result["live"]) == ("moved", 2)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Any
 
 import pyrage
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.store.test_schema_upgrade import add_migration, fill, read_schema_version
 
 OLD = latest_version()
@@ -40,12 +38,6 @@ def old_database(current: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same database, with a program whose schema is one version newer."""
     add_migration(monkeypatch)
     return current
-
-
-def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 def test_db_migrate_dry_run_changes_nothing(old_database: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from socketserver import BaseServer, UnixStreamServer
 
@@ -16,6 +15,7 @@ import pytest
 from helper.config import peek_listen_addresses
 from helper.observability.readiness_text import Check, format_checks
 from tests.support.process import find_free_port
+from tests.unit.cli.live_daemon import SilentHandler, run_server
 from tests.unit.cli.test_main import run_command
 
 REPO_ROOT = Path(__file__).parents[3]
@@ -28,44 +28,27 @@ def _unused_port(tmp_path: Path) -> None:
     (tmp_path / "helper.toml").write_text(f"[helper]\nport = {find_free_port()}\n")
 
 
-class FakeHelperHandler(BaseHTTPRequestHandler):
+class FakeHelperHandler(SilentHandler):
     """Sends the configured response."""
 
     response = READY_STATUS
 
-    def address_string(self) -> str:
-        return "control socket"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
+    def respond(self) -> None:
         assert self.path == "/readyz?verbose"
         status, text = self.response
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-
-def run_server(server: BaseServer) -> Iterator[BaseServer]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+        self.send_body(status, text.encode())
 
 
 @pytest.fixture
 def socket_server(tmp_path: Path) -> Iterator[BaseServer]:
-    yield from run_server(UnixStreamServer(str(tmp_path / "helper.sock"), FakeHelperHandler))
+    with run_server(UnixStreamServer(str(tmp_path / "helper.sock"), FakeHelperHandler)) as server:
+        yield server
 
 
 @pytest.fixture
 def port_server() -> Iterator[HTTPServer]:
-    server = HTTPServer(("127.0.0.1", 0), FakeHelperHandler)
-    yield from run_server(server)  # type: ignore[misc]
+    with run_server(HTTPServer(("127.0.0.1", 0), FakeHelperHandler)) as server:
+        yield server
 
 
 @pytest.mark.parametrize(("expected", "code", "status"), [(READY_STATUS, 0, "ready"), (DEGRADED_STATUS, 3, "degraded")])
@@ -102,14 +85,10 @@ def test_healthcheck_with_unix_socket_uses_it_instead_of_port(
     Path("helper.toml").write_text(f'[helper]\nport = {port_server.server_port}\n[server]\nunix_socket = "{path}"\n')
     assert run_command("healthcheck") == 6
     assert f"no helper is listening on {path}" in capsys.readouterr().err
-    server = run_server(UnixStreamServer(str(path), FakeHelperHandler))
-    next(server)
-    try:
+    with run_server(UnixStreamServer(str(path), FakeHelperHandler)):
         assert run_command("healthcheck", "--json") == 0
         assert json.loads(capsys.readouterr().out)["asked"] == str(path)
         assert run_command("healthcheck", "--url", f"unix:{path}") == 0
-    finally:
-        next(server, None)
 
 
 def test_healthcheck_without_helper_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ from helper.cli import command_line
 from helper.cli.command_line import COMMANDS
 from helper.cli.main import main
 from helper.errors import HelperError
+from tests.support.schemas import assert_conforms
 
 
 def run_command(*arguments: str) -> int:
@@ -23,6 +25,17 @@ def run_command(*arguments: str) -> int:
     code = caught.value.code
     assert isinstance(code, int) or code is None
     return code or 0
+
+
+def read_json(capsys: pytest.CaptureFixture[str], schema: str | None = None) -> Any:
+    """Return the JSON of a command, the only line on standard output; check it against this schema."""
+    out = capsys.readouterr().out
+    assert out.endswith("\n")
+    assert out.count("\n") == 1
+    result = json.loads(out)
+    if schema is not None:
+        assert_conforms(schema, result)
+    return result
 
 
 def test_help_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:

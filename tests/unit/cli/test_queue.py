@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import socketserver
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ from helper.server import operator_json
 from helper.store.models import EnqueueResult
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.live_daemon import SilentHandler, run_server
+from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import (
     END,
     ROUND_ID,
@@ -34,12 +33,6 @@ from tests.unit.ingest.admission_fixtures import (
 from tests.unit.server.test_operator_routes import STORY, make_entry
 
 
-def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
-
-
 class FakeDaemon:
     """Listens on the control socket: responses by path; records the requests."""
 
@@ -48,23 +41,12 @@ class FakeDaemon:
         self.requests: list[str] = []
         daemon = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def address_string(self) -> str:
-                return "control socket"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
+        class Handler(SilentHandler):
+            def respond(self) -> None:
                 daemon.requests.append(self.path)
-                status, body = daemon.responses[self.path.partition("?")[0]]
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.send_body(*daemon.responses[self.path.partition("?")[0]])
 
         self.server = socketserver.UnixStreamServer(str(path), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
 
     def set_response(self, path: str, value: Any, status: int = 200) -> None:
         self.responses[path] = (status, value if isinstance(value, bytes) else json.dumps(value).encode())
@@ -73,11 +55,8 @@ class FakeDaemon:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     serving = FakeDaemon(tmp_path / "helper.sock")
-    serving.thread.start()
-    yield serving
-    serving.server.shutdown()
-    serving.thread.join()
-    serving.server.server_close()
+    with run_server(serving.server):
+        yield serving
 
 
 LIST_RESPONSE = operator_json.list_json(
@@ -92,23 +71,25 @@ STATS_RESPONSE = operator_json.stats_json(
 )
 
 
-def test_queue_list_prints_response_of_helper(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.set_response("/queue", LIST_RESPONSE)
-    assert run_command("queue", "list", "--state", "failed", "--limit", "5", "--json") == 0
-    assert last_json(capsys) == LIST_RESPONSE
-    assert daemon.requests == ["/queue?state=failed&limit=5"]
-
-
-def test_queue_show_prints_response_of_helper(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.set_response("/queue/012345", SHOW_RESPONSE)
-    assert run_command("queue", "show", "012345", "--json") == 0
-    assert last_json(capsys) == SHOW_RESPONSE
-
-
-def test_queue_stats_prints_response_of_helper(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.set_response("/stats", STATS_RESPONSE)
-    assert run_command("queue", "stats", "--json") == 0
-    assert last_json(capsys) == STATS_RESPONSE
+@pytest.mark.parametrize(
+    ("arguments", "request_path", "response"),
+    [
+        (("list", "--state", "failed", "--limit", "5"), "/queue?state=failed&limit=5", LIST_RESPONSE),
+        (("show", "012345"), "/queue/012345", SHOW_RESPONSE),
+        (("stats",), "/stats", STATS_RESPONSE),
+    ],
+)
+def test_queue_command_prints_response_of_helper(
+    daemon: FakeDaemon,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    request_path: str,
+    response: dict[str, Any],
+) -> None:
+    daemon.set_response(request_path.partition("?")[0], response)
+    assert run_command("queue", *arguments, "--json") == 0
+    assert read_json(capsys) == response
+    assert daemon.requests == [request_path]
 
 
 def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,19 +166,19 @@ def database(tmp_path: Path) -> Path:
 
 def test_queue_without_helper_reads_file(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("queue", "list", "--json") == 0
-    listed = last_json(capsys)
+    listed = read_json(capsys)
     assert listed["source"] == "file"
     assert len(listed["shares"]) == 3
     assert listed["shares"][0].keys() == LIST_RESPONSE["shares"][0].keys()
     assert {share["state"] for share in listed["shares"]} == {"received"}
     assert run_command("queue", "list", "--db", str(database), "--state", "failed", "--json") == 0
-    assert last_json(capsys)["shares"] == []
+    assert read_json(capsys)["shares"] == []
     assert run_command("queue", "show", listed["shares"][0]["ref"][:6], "--json") == 0
-    details = last_json(capsys)
+    details = read_json(capsys)
     assert details.keys() == SHOW_RESPONSE.keys()
     assert (details["submit_at"], details["vote_end_time"], details["transaction"]) == (END - 60, END, None)
     assert run_command("queue", "stats", "--json") == 0
-    stats = last_json(capsys)
+    stats = read_json(capsys)
     assert stats["total"]["received"] == 3
     assert stats.keys() == STATS_RESPONSE.keys() - {"service"}
 
@@ -205,7 +186,7 @@ def test_queue_without_helper_reads_file(database: Path, capsys: pytest.CaptureF
 def test_queue_with_stale_socket_reads_file(database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FakeDaemon(tmp_path / "helper.sock").server.server_close()
     assert run_command("queue", "list", "--json") == 0
-    assert last_json(capsys)["source"] == "file"
+    assert read_json(capsys)["source"] == "file"
 
 
 def test_queue_with_unresponsive_helper_is_unreachable(
@@ -245,7 +226,7 @@ def test_queue_read_only_file_in_read_only_directory_is_read(
     tmp_path.chmod(0o500)
     try:
         assert run_command("queue", "stats", "--json") == 0
-        assert last_json(capsys)["total"]["received"] == 3
+        assert read_json(capsys)["total"]["received"] == 3
     finally:
         tmp_path.chmod(0o700)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from helper.store import backup
 from helper.store.models import QueueFilter
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import LiveDaemon, run_live_daemon
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness, nullifier_of, recorded_share
 
@@ -82,12 +81,6 @@ def daemon_with_shares() -> Iterator[LiveDaemon]:
     with run_live_daemon(DATABASE.absolute()) as daemon:
         daemon.run(fill_queue)
         yield daemon
-
-
-def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 def read_states(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, int]:

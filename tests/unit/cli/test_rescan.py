@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -13,9 +11,8 @@ from structlog.testing import capture_logs
 
 from helper.cli import chain
 from helper.observability import log_config
-from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import SERVICE_STATUS, LiveDaemon, run_live_daemon
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness, nullifier_of, recorded_share
 
@@ -56,14 +53,6 @@ def file() -> None:
     anyio.run(make)
 
 
-def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    result = json.loads(out)
-    assert_conforms("chain-rescan", result)
-    return result
-
-
 def test_rescan_waits_and_reports_progress_and_pruned_blocks(
     daemon: LiveDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +74,7 @@ def test_rescan_waits_and_reports_progress_and_pruned_blocks(
     )
     assert next(steps, None) is None
     assert run_command("chain", "rescan", "--json") == 3
-    assert read_json(capsys) == {
+    assert read_json(capsys, "chain-rescan") == {
         "source": "daemon",
         "from": FIRST,
         "to": LAST,
@@ -128,7 +117,7 @@ def test_rescan_without_helper_is_recorded_for_the_next_start(capsys: pytest.Cap
     assert run_command("chain", "rescan", "--from", str(LAST)) == 0
     assert "no helper is running: it reads 1 blocks when it starts" in capsys.readouterr().out
     assert run_command("chain", "rescan", "--json") == 0
-    result = read_json(capsys)
+    result = read_json(capsys, "chain-rescan")
     assert (result["source"], result["from"], result["left"]) == ("file", LAST, 1)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from helper.runtime import release_files
 from tests.support.release import SIGNER, SignedRelease, create_signed_release, write_release
-from tests.support.schemas import assert_conforms
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, run_command
 
 
 @pytest.fixture
@@ -36,18 +33,12 @@ def options(signed: SignedRelease) -> tuple[str, ...]:
     return ("--verify", "--manifest", str(signed.manifest), "--allowed-signers", str(signed.signers))
 
 
-def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    result = json.loads(capsys.readouterr().out)
-    assert_conforms("version", result)
-    return result
-
-
 def test_verify_matching_files_exits_0(signed: SignedRelease, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("version", *options(signed)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [f"release 1.0.0, commit 5d2a5d2a5d2a, signed by {SIGNER}", "12 files match"]
     assert run_command("version", *options(signed), "--json") == 0
-    result = read_json(capsys)
+    result = read_json(capsys, "version")
     assert (result["release"]["signer"], result["release"]["matching"]) == (SIGNER, 12)
     assert result["circuits"].keys() == {"k10", "k11"}
 
@@ -73,7 +64,7 @@ def test_verify_differing_files_exits_1_and_names_them(
     assert "changed: 1 more\n" in output
     assert "missing: helper/module03.py\nunlisted: helper/planted.so\n" in output
     assert run_command("version", *options(signed), "--json") == 1
-    assert len(read_json(capsys)["release"]["changed"]) == 11
+    assert len(read_json(capsys, "version")["release"]["changed"]) == 11
 
 
 def test_verify_differing_files_loads_no_native_code(signed: SignedRelease, packages: Path) -> None:

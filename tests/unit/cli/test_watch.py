@@ -8,9 +8,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from types import SimpleNamespace
@@ -29,6 +27,7 @@ from helper.server.control_client import (
     request_control_socket,
     stream_control_socket,
 )
+from tests.unit.cli.live_daemon import SilentHandler, run_server
 from tests.unit.cli.test_main import run_command
 
 NOW = 1_795_268_000
@@ -211,14 +210,8 @@ class FakeFeed:
         self.status = 200
         feed = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def address_string(self) -> str:
-                return "control socket"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
+        class Handler(SilentHandler):
+            def respond(self) -> None:
                 self.send_response(feed.status)
                 self.end_headers()
                 for number, state in enumerate(feed.states):
@@ -227,17 +220,13 @@ class FakeFeed:
                     )
 
         self.server = ThreadingUnixStreamServer(str(path), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
 
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Iterator[FakeFeed]:
     serving = FakeFeed(tmp_path / "helper.sock")
-    serving.thread.start()
-    yield serving
-    serving.server.shutdown()
-    serving.thread.join()
-    serving.server.server_close()
+    with run_server(serving.server):
+        yield serving
 
 
 class ExpectedOutputError(Exception):

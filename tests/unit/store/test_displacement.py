@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import ROUND, StoreOpener, enqueue_shares, read_database_files
 
 PATIENCE_SECONDS = 60.0
+ShareCounter = Callable[[Path], Awaitable[int]]
 
 WRITER_SCRIPT = """
 import asyncio, sys
@@ -113,6 +114,23 @@ def run_writer(database: Path) -> Iterator[WriterProcess]:
         started.crash()
 
 
+def crash_with_shares(database: Path, number: int = 5) -> None:
+    """Leave a database as a helper that has stored shares and was killed does."""
+    with run_writer(database) as writer:
+        assert writer.enqueue(*range(number)) == "stored"
+        writer.crash()
+
+
+@pytest.fixture
+def count_shares(open_sqlite_store: StoreOpener) -> ShareCounter:
+    """Opens a database and counts its shares."""
+
+    async def count(database: Path) -> int:
+        return await number_of_shares(await open_sqlite_store(database))
+
+    return count
+
+
 async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
@@ -188,7 +206,7 @@ def test_restore_through_link_replaces_its_target(tmp_path: Path) -> None:
 
 
 async def test_open_hard_link_after_crash_is_refused_until_one_name_is_left(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
+    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener, count_shares: ShareCounter
 ) -> None:
     link = tmp_path / "elsewhere" / "link.db"
     link.parent.mkdir()
@@ -203,7 +221,7 @@ async def test_open_hard_link_after_crash_is_refused_until_one_name_is_left(
     assert not Path(f"{link}-wal").exists()
 
     link.unlink()
-    assert await number_of_shares(await open_sqlite_store(path)) == 5
+    assert await count_shares(path) == 5
 
 
 async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, open_sqlite_store: StoreOpener) -> None:
@@ -233,9 +251,7 @@ def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Pat
     mounted = tmp_path / "elsewhere" / "queue.db"
     mounted.parent.mkdir()
     mounted.touch()
-    with run_writer(path) as writer:
-        assert writer.enqueue(*range(5)) == "stored"
-        writer.crash()
+    crash_with_shares(path)
     script = f"mount --bind {path} {mounted} || exit 77; exec {sys.executable} -c '{OPEN_SCRIPT}' {mounted}"
     completed = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
@@ -257,7 +273,7 @@ def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Pat
 
 
 async def test_open_after_crash_without_database_is_refused_until_it_is_moved_back(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
+    path: Path, tmp_path: Path, count_shares: ShareCounter
 ) -> None:
     moved_path = tmp_path / "aside.db"
     with run_writer(path) as writer:
@@ -276,13 +292,11 @@ async def test_open_after_crash_without_database_is_refused_until_it_is_moved_ba
     assert (Path(f"{path}-wal").read_bytes(), path.exists()) == (log, False)
 
     moved_path.rename(path)
-    assert await number_of_shares(await open_sqlite_store(path)) == 24
+    assert await count_shares(path) == 24
 
 
 async def test_open_after_crash_with_empty_file_in_place_of_database_is_refused(path: Path) -> None:
-    with run_writer(path) as writer:
-        assert writer.enqueue(1) == "stored"
-        writer.crash()
+    crash_with_shares(path, 1)
     path.unlink()
     path.touch()
     with pytest.raises(StoreDisplaced, match="is missing or empty"):
@@ -294,7 +308,7 @@ async def test_open_after_crash_with_empty_file_in_place_of_database_is_refused(
 
 
 async def test_open_after_crash_with_another_database_in_place_is_refused(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
+    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener, count_shares: ShareCounter
 ) -> None:
     old, moved_path = tmp_path / "old.db", tmp_path / "aside.db"
     await (await open_sqlite_store(path)).close()
@@ -311,47 +325,29 @@ async def test_open_after_crash_with_another_database_in_place_is_refused(
     assert read_database_files(path) == before
 
     moved_path.replace(path)
-    assert await number_of_shares(await open_sqlite_store(path)) == 5
+    assert await count_shares(path) == 5
 
 
-async def test_open_after_crash_without_log_is_refused(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
-) -> None:
+async def test_open_after_crash_without_log_is_refused(path: Path, tmp_path: Path, count_shares: ShareCounter) -> None:
     log, moved_log = Path(f"{path}-wal"), tmp_path / "aside-wal"
-    with run_writer(path) as writer:
-        assert writer.enqueue(*range(5)) == "stored"
-        writer.crash()
+    crash_with_shares(path)
     log.rename(moved_log)
     with pytest.raises(StoreDisplaced, match=r"queue\.db-wal is missing"):
         await SqliteStore(path).open()
     moved_log.rename(log)
-    assert await number_of_shares(await open_sqlite_store(path)) == 5
+    assert await count_shares(path) == 5
 
 
-async def test_open_after_crash_of_files_copied_together_succeeds(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
-) -> None:
-    with run_writer(path) as writer:
-        assert writer.enqueue(*range(5)) == "stored"
-        writer.crash()
+async def test_open_after_crash_of_copies_succeeds(path: Path, tmp_path: Path, count_shares: ShareCounter) -> None:
+    crash_with_shares(path)
     copy = tmp_path / "copy" / path.name
     copy.parent.mkdir()
     for name in read_database_files(path):
         shutil.copy(path.parent / name, copy.parent / name)
-    assert await number_of_shares(await open_sqlite_store(copy)) == 5
-
-
-async def test_open_after_crash_of_copies_with_any_inodes_succeeds(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
-) -> None:
-    """On a new volume, a copy may have the inode number of the original."""
-    with run_writer(path) as writer:
-        assert writer.enqueue(*range(5)) == "stored"
-        writer.crash()
-    copy = tmp_path / "copy.db"
-    shutil.copy(path, copy)
-    copy.replace(path)
-    assert await number_of_shares(await open_sqlite_store(path)) == 5
+    same_inode = tmp_path / "copy.db"  # on a new volume, a copy may have the inode number of the original
+    shutil.copy(path, same_inode)
+    same_inode.replace(path)
+    assert (await count_shares(copy), await count_shares(path)) == (5, 5)
 
 
 async def test_open_after_crash_with_restored_snapshot_and_old_log_is_refused(path: Path) -> None:
@@ -369,18 +365,18 @@ async def test_open_after_crash_with_restored_snapshot_and_old_log_is_refused(pa
     assert read_database_files(path) == before
 
 
-async def test_open_again_after_two_crashes_recovers_all_shares(path: Path, open_sqlite_store: StoreOpener) -> None:
+async def test_open_again_after_two_crashes_recovers_all_shares(path: Path, count_shares: ShareCounter) -> None:
     for first in (0, 5):
         with run_writer(path) as writer:
             assert writer.enqueue(*range(first, first + 5)) == "stored"
             writer.crash()
     record = Path(f"{path}.lock").read_bytes().split()
     assert (record[0], len(record[1])) == (b"open", 32)
-    assert await number_of_shares(await open_sqlite_store(path)) == 10
+    assert await count_shares(path) == 10
 
 
 async def test_open_after_log_was_written_back_at_close_succeeds(
-    path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
+    path: Path, open_sqlite_store: StoreOpener, count_shares: ShareCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing deletes the WAL before the lock records the clean end."""
     store = await open_sqlite_store(path)
@@ -389,7 +385,7 @@ async def test_open_after_log_was_written_back_at_close_succeeds(
     await store.close()
     monkeypatch.undo()
     assert Path(f"{path}.lock").read_bytes() == b"open\n"
-    assert await number_of_shares(await open_sqlite_store(path)) == 1
+    assert await count_shares(path) == 1
 
 
 @pytest.mark.parametrize(("suffix", "reason"), [("", DATABASE_DISPLACED_TEXT), ("-wal", WAL_DISPLACED_TEXT)])
@@ -441,7 +437,7 @@ async def test_write_after_symlink_changed_is_refused(
 
 
 async def test_close_after_database_was_moved_keeps_its_log(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
+    path: Path, tmp_path: Path, count_shares: ShareCounter
 ) -> None:
     moved_path = tmp_path / "aside.db"
     with run_writer(path) as writer:
@@ -453,11 +449,11 @@ async def test_close_after_database_was_moved_keeps_its_log(
     with pytest.raises(StoreDisplaced):
         await SqliteStore(path).open()
     moved_path.rename(path)
-    assert await number_of_shares(await open_sqlite_store(path)) == 12
+    assert await count_shares(path) == 12
 
 
 async def test_deleted_database_is_rescued_from_the_running_process(
-    path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
+    path: Path, tmp_path: Path, count_shares: ShareCounter
 ) -> None:
     """Follows the procedure in docs/operations.md."""
     rescued = tmp_path / "rescued"
@@ -470,13 +466,11 @@ async def test_deleted_database_is_rescued_from_the_running_process(
         shutil.copyfile(deleted[0], rescued)
         writer.stop()
     rescued.rename(path)
-    assert await number_of_shares(await open_sqlite_store(path)) == 5
+    assert await count_shares(path) == 5
 
 
 def test_restore_without_database_renames_the_log_of_a_crash(path: Path) -> None:
-    with run_writer(path) as writer:
-        assert writer.enqueue(*range(5)) == "stored"
-        writer.crash()
+    crash_with_shares(path)
     path.unlink()
     with pytest.raises(BackupError, match="already"):
         restore_database(b"image", path, set_aside=False)

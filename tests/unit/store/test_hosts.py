@@ -416,44 +416,32 @@ LATE_CALLS: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
 }
 
 
+@pytest.mark.parametrize("is_claimed_again", [True, False], ids=["claimed", "released"])
 @pytest.mark.parametrize("name", LATE_CALLS)
 async def test_host_with_expired_claim_changes_nothing(
-    join_host: JoinHost, backend: PostgresBackend, name: str
-) -> None:
-    host_a, host_b = await join_host("one"), await join_host("two")
-    await enqueue_shares(host_a, 1)
-    (queued_a,) = await claim_all_due(host_a)
-    expire_claims(backend)
-    (queued_b,) = await claim_all_due(host_b)
-    rows = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")]
-
-    assert not await LATE_CALLS[name](host_a, queued_a.id)
-
-    assert [
-        backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")
-    ] == rows
-    assert await host_b.prepare(queued_b.id, make_reveal(2))
-    (sent,) = await host_a.list_unconfirmed()
-    assert sent.prepared == make_reveal(2)
-
-
-@pytest.mark.parametrize("name", LATE_CALLS)
-async def test_released_share_cannot_be_changed_by_former_host(
-    join_host: JoinHost, backend: PostgresBackend, name: str
+    join_host: JoinHost, backend: PostgresBackend, name: str, *, is_claimed_again: bool
 ) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1)
     (queued,) = await claim_all_due(host_a)
     expire_claims(backend)
-    assert await host_b.claim_due(now=NOW, limit=1, rounds=[]) == []  # it releases expired claims but claims nothing
-    rows = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
-    assert backend.query_rows("SELECT * FROM claims") == []
+    if is_claimed_again:
+        await claim_all_due(host_b)
+    else:  # this releases expired claims, and claims nothing
+        assert await host_b.claim_due(now=NOW, limit=1, rounds=[]) == []
+    tables = ("shares", "claims", "reveals", "history")
+    rows = [backend.query_rows(f"SELECT * FROM {table}") for table in tables]
+    assert len(rows[1]) == is_claimed_again
 
     assert not await LATE_CALLS[name](host_a, queued.id)
 
-    assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == rows
-    (reclaimed,) = await claim_all_due(host_a)
-    assert await host_a.prepare(reclaimed.id, make_reveal(1))
+    assert [backend.query_rows(f"SELECT * FROM {table}") for table in tables] == rows
+    owner = host_b
+    if not is_claimed_again:
+        owner, (queued,) = host_a, await claim_all_due(host_a)
+    assert await owner.prepare(queued.id, make_reveal(2))
+    (sent,) = await host_a.list_unconfirmed()
+    assert sent.prepared == make_reveal(2)
 
 
 async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHost, backend: PostgresBackend) -> None:

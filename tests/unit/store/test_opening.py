@@ -16,7 +16,6 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.store.sqlite import opening
 from helper.store.sqlite.file_lock import FileLock
-from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
@@ -84,31 +83,6 @@ async def test_open_on_full_disk_names_the_disk(
         await open_sqlite_store(path)
     assert str(path) in str(caught.value)
     assert f"df -h {path.parent}" in caught.value.advice
-
-
-async def test_open_text_file_is_refused(path: Path) -> None:
-    path.write_text("not a database\n" * 500)
-
-    error = await expect_refusal(path, StoreForeign, "not a database")
-
-    assert "db_path" in error.advice
-
-
-async def test_open_foreign_database_is_refused(path: Path) -> None:
-    with open_closed_database(path) as conn:
-        conn.execute("CREATE TABLE songs (title TEXT)")
-
-    await expect_refusal(path, StoreForeign, "another program")
-
-
-async def test_open_newer_schema_is_refused(store: SqliteStore, path: Path) -> None:
-    await store.close()
-    with open_closed_database(path) as conn:
-        conn.execute("PRAGMA user_version = 99")
-
-    error = await expect_refusal(path, StoreForeign, "newer version")
-
-    assert "version" in error.advice
 
 
 async def test_open_truncated_database_is_refused_with_advice(store: SqliteStore, path: Path) -> None:
@@ -208,42 +182,6 @@ async def test_open_missing_directory_or_directory_is_named(tmp_path: Path) -> N
     (tmp_path / "queue.db").mkdir()
     with pytest.raises(StoreError, match="not a file"):
         await SqliteStore(tmp_path / "queue.db").open()
-
-
-async def test_open_empty_file_creates_database(open_sqlite_store: StoreOpener, path: Path) -> None:
-    path.touch()
-    store = await open_sqlite_store(path)
-    await enqueue_shares(store, 1)
-    await store.close()
-    assert path.stat().st_size > 4096
-
-
-async def test_failed_schema_migration_is_rolled_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = (*migrations(), "CREATE TABLE more (n INTEGER); INSERT INTO nowhere VALUES (1);")
-    monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
-
-    with pytest.raises(StoreError, match="nowhere"):
-        await SqliteStore(path).open()
-
-    with open_closed_database(path) as conn:
-        assert conn.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
-
-
-async def test_open_older_schema_migrates_it(
-    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await enqueue_shares(store, 1)
-    await store.close()
-    steps = (*migrations(), "CREATE TABLE more (n INTEGER);")
-    monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
-
-    newer = await open_sqlite_store(path)
-    assert await newer.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
-    await newer.close()
-
-    with open_closed_database(path) as conn:
-        assert conn.execute("PRAGMA user_version").fetchone() == (len(steps),)
-        assert conn.execute("SELECT * FROM more").fetchall() == []
 
 
 async def test_closed_store_raises_store_closed(path: Path, clock: FakeClock) -> None:

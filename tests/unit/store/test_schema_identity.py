@@ -87,6 +87,7 @@ async def test_every_operation_refuses_foreign_file_with_same_error(
 
     assert str(refused.value).startswith(f"{path} {text}")
     assert refused.value.advice
+    assert kind is not StoreForeign or "db_path" in refused.value.advice or "newer" in text
     assert path.read_bytes() == before
 
 

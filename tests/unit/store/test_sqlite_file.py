@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.errors import StoreError, StoreForeign
+from helper.errors import StoreError
 from helper.store.models import QueueFilter
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.store.fixtures import ROUND, enqueue_shares, open_closed_database, read_database_files
+from tests.unit.store.fixtures import ROUND, enqueue_shares, read_database_files
 
 
 async def test_offline_reader_equals_store_and_changes_nothing(store: SqliteStore, path: Path) -> None:
@@ -70,26 +70,6 @@ async def test_cancelled_snapshot_leaves_no_transaction(store: SqliteStore) -> N
         await asyncio.wait([reading])
         await reader.fetch("counts")
         assert not reader._conn.in_transaction
-
-
-async def test_offline_reader_refuses_foreign_file(store: SqliteStore, path: Path, tmp_path: Path) -> None:
-    await store.close()
-    with open_closed_database(path) as conn:
-        conn.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreForeign):
-        async with open_queue_file(path):
-            pass
-
-    foreign = tmp_path / "foreign.db"
-    conn = sqlite3.connect(foreign)
-    conn.execute("CREATE TABLE songs (title TEXT)")
-    conn.close()
-    with pytest.raises(StoreForeign):
-        async with open_queue_file(foreign):
-            pass
-    with pytest.raises(StoreError):
-        async with open_queue_file(tmp_path / "none.db"):
-            pass
 
 
 async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path: Path) -> None:

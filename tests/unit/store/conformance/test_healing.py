@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -27,12 +28,20 @@ DAMAGE_ROW = "UPDATE shares SET due_ms = due_ms + 5000 WHERE id = (SELECT min(id
 DAMAGE_MESSAGE = "UPDATE reveals SET height = height + 1"
 
 
-async def reopen_damaged(store: Store, backend: StoreBackend, reopen: Reopen, *changes: str) -> Store:
-    """Change stored rows by hand, as a fault would."""
-    await store.close()
-    for change in changes or [DAMAGE_ROW]:
-        backend.execute(change)
-    return await reopen()
+Damage = Callable[..., Awaitable[Store]]
+
+
+@pytest.fixture
+def damage(store: Store, backend: StoreBackend, reopen: Reopen) -> Damage:
+    """Changes stored rows by hand, as a fault would, and reopens the store."""
+
+    async def damage_rows(*changes: str) -> Store:
+        await store.close()
+        for change in changes or [DAMAGE_ROW]:
+            backend.execute(change)
+        return await reopen()
+
+    return damage_rows
 
 
 async def post(store: Store, number: int, *, submit_at: int = 0, now: float = NOW) -> EnqueueResult:
@@ -50,10 +59,10 @@ async def send_message(store: Store, number: int) -> None:
 @pytest.mark.rule("R10", "N25")
 @pytest.mark.parametrize("is_quarantined", [False, True])
 async def test_post_of_share_with_damaged_row_replaces_it(
-    store: Store, backend: StoreBackend, reopen: Reopen, reported: list[DamagedShare], *, is_quarantined: bool
+    store: Store, damage: Damage, reported: list[DamagedShare], *, is_quarantined: bool
 ) -> None:
     await enqueue_shares(store, 1, 2)
-    store = await reopen_damaged(store, backend, reopen)
+    store = await damage()
     if is_quarantined:
         await store.verify()
         assert len(await store.list_damaged()) == 1
@@ -71,11 +80,9 @@ async def test_post_of_share_with_damaged_row_replaces_it(
     assert await store.list_damaged() == []
 
 
-async def test_post_of_damaged_share_keeps_the_message_that_may_have_been_sent(
-    store: Store, backend: StoreBackend, reopen: Reopen
-) -> None:
+async def test_post_of_damaged_share_keeps_the_message_that_may_have_been_sent(store: Store, damage: Damage) -> None:
     await send_message(store, 1)
-    store = await reopen_damaged(store, backend, reopen)
+    store = await damage()
     assert await store.list_unconfirmed() == []
 
     assert await post(store, 1) is EnqueueResult.QUEUED
@@ -91,11 +98,9 @@ async def test_post_of_damaged_share_keeps_the_message_that_may_have_been_sent(
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
-async def test_post_of_damaged_share_with_later_submit_at_waits_until_then(
-    store: Store, backend: StoreBackend, reopen: Reopen
-) -> None:
+async def test_post_of_damaged_share_with_later_submit_at_waits_until_then(store: Store, damage: Damage) -> None:
     await send_message(store, 1)
-    store = await reopen_damaged(store, backend, reopen)
+    store = await damage()
 
     assert await post(store, 1, submit_at=int(NOW) + 90) is EnqueueResult.QUEUED
 
@@ -105,10 +110,10 @@ async def test_post_of_damaged_share_with_later_submit_at_waits_until_then(
 
 
 async def test_post_of_damaged_share_discards_a_message_that_was_never_sent(
-    store: Store, backend: StoreBackend, reopen: Reopen
+    store: Store, backend: StoreBackend, damage: Damage
 ) -> None:
     await enqueue_and_prepare(store, 1)
-    store = await reopen_damaged(store, backend, reopen)
+    store = await damage()
 
     assert await post(store, 1) is EnqueueResult.QUEUED
 
@@ -120,10 +125,10 @@ async def test_post_of_damaged_share_discards_a_message_that_was_never_sent(
 
 @pytest.mark.parametrize("change", [DAMAGE_MESSAGE, "DELETE FROM reveals"])
 async def test_post_of_share_with_damaged_message_delays_the_new_proof(
-    store: Store, backend: StoreBackend, reopen: Reopen, change: str
+    store: Store, backend: StoreBackend, damage: Damage, change: str
 ) -> None:
     await send_message(store, 1)
-    store = await reopen_damaged(store, backend, reopen, change)
+    store = await damage(change)
     assert await store.list_unconfirmed() == []
     assert len(await store.list_damaged()) == 1
 
@@ -137,13 +142,11 @@ async def test_post_of_share_with_damaged_message_delays_the_new_proof(
     assert len(await claim_all_due(store, now=again_at)) == 1
 
 
-async def test_post_of_failed_damaged_share_proves_it_again(
-    store: Store, backend: StoreBackend, reopen: Reopen
-) -> None:
+async def test_post_of_failed_damaged_share_proves_it_again(store: Store, damage: Damage) -> None:
     await send_message(store, 1)
     (sent,) = await store.list_unconfirmed()
     await store.fail(sent.share_id, stage="broadcast", note="refused")
-    store = await reopen_damaged(store, backend, reopen)
+    store = await damage()
 
     assert await post(store, 1) is EnqueueResult.QUEUED
 
@@ -151,7 +154,7 @@ async def test_post_of_failed_damaged_share_proves_it_again(
     assert len(await claim_all_due(store)) == 1, "its message was refused, so it is not sent again"
 
 
-async def test_work_on_a_replaced_row_has_no_effect(store: Store, backend: StoreBackend, reopen: Reopen) -> None:
+async def test_work_on_a_replaced_row_has_no_effect(store: Store, backend: StoreBackend) -> None:
     old_id = await enqueue_and_claim(store, 1)
     backend.execute(DAMAGE_ROW)
 
@@ -166,11 +169,9 @@ async def test_work_on_a_replaced_row_has_no_effect(store: Store, backend: Store
     assert await store.prepare(queued.id, make_reveal(1))
 
 
-async def test_posts_of_one_batch_replace_a_damaged_row_once(
-    store: Store, backend: StoreBackend, reopen: Reopen
-) -> None:
+async def test_posts_of_one_batch_replace_a_damaged_row_once(store: Store, damage: Damage) -> None:
     await enqueue_shares(store, 1, 2)
-    store = await reopen_damaged(store, backend, reopen)
+    store = await damage()
 
     results = await asyncio.gather(*(post(store, number) for number in (1, 2, 1, 3)))
 
@@ -178,27 +179,18 @@ async def test_posts_of_one_batch_replace_a_damaged_row_once(
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 3}}
 
 
-async def test_post_of_damaged_share_that_is_spent_is_duplicate(
-    store: Store, backend: StoreBackend, reopen: Reopen
+@pytest.mark.parametrize("is_closed", [False, True], ids=["spent", "closed"])
+async def test_post_of_damaged_share_that_is_spent_or_in_closed_round_is_duplicate(
+    store: Store, damage: Damage, *, is_closed: bool
 ) -> None:
     await store.save_rounds([ChainRound()], NOW)
     await enqueue_shares(store, 1)
-    store = await reopen_damaged(store, backend, reopen)
-    await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    store = await damage()
+    if is_closed:
+        await store.mark_closed(ROUND, now=NOW)
+    else:
+        await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
 
     assert await post(store, 1) is EnqueueResult.DUPLICATE
 
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
-
-
-async def test_post_of_damaged_share_in_closed_round_is_duplicate(
-    store: Store, backend: StoreBackend, reopen: Reopen
-) -> None:
-    await store.save_rounds([ChainRound()], NOW)
-    await enqueue_shares(store, 1)
-    store = await reopen_damaged(store, backend, reopen)
-    await store.mark_closed(ROUND, now=NOW)
-
-    assert await post(store, 1) is EnqueueResult.DUPLICATE
-
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED if is_closed else ShareState.SUBMITTED: 1}}
