@@ -27,7 +27,7 @@ from helper.chain.catch_up import (
     is_thorough,
     next_follow_step,
 )
-from helper.chain.copy_quorum import BlockNotAgreedError, CopyQuorum
+from helper.chain.copy_quorum import BlockNotAgreedError, Disputes
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
@@ -77,9 +77,9 @@ class BlockFollower:
         self._store = store
         self._node_pool = node_pool
         self._rounds = rounds
-        self._quorum = CopyQuorum(node_pool)
-        self._source = BlockSource(node_pool, self._quorum)
-        self._sent_reveal_check = SentRevealCheck(store, node_pool, self._quorum)
+        self._disputes = Disputes()
+        self._source = BlockSource(node_pool, self._disputes)
+        self._sent_reveal_check = SentRevealCheck(store, node_pool)
         self._clock = node_pool.clock
         self._on_block = on_block
         self._on_confirmed = on_confirmed
@@ -98,7 +98,7 @@ class BlockFollower:
             store,
             node_pool,
             rounds,
-            quorum=self._quorum,
+            disputes=self._disputes,
             sent_reveal_check=self._sent_reveal_check,
             is_leader=is_leader,
             is_awaited=lambda: not self.is_ready,
@@ -143,7 +143,7 @@ class BlockFollower:
     @property
     def disputed_height(self) -> int | None:
         """A height at which nodes report different reveals, None if there is none."""
-        return min(self._quorum.disputed_heights, default=None)
+        return min(self._disputes.heights, default=None)
 
     async def run(self) -> None:
         """Follow the chain until cancelled. On a new database it starts after the first sync of the rounds."""

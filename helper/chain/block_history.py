@@ -11,6 +11,7 @@ skipped, and an error is logged.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,18 +23,18 @@ from helper.chain.catch_up import (
     CONCURRENT_BLOCKS,
     INDEX_LAG_BLOCKS,
     MAX_ATTEMPTS,
-    is_pruned_everywhere,
     is_thorough,
     next_history_read,
 )
-from helper.chain.copy_quorum import BlockNotAgreedError, CopyQuorum
+from helper.chain.copy_quorum import BlockNotAgreedError, Disputes
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
+from helper.chain.rest_client import HeightPrunedError
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import BlockResults, CountedNullifier
 from helper.chain.sent_reveal_check import SentRevealCheck
 from helper.errors import ChainError, HelperError
-from helper.store.block_ranges import BlockRange, add_range, count_heights, remove_heights, remove_range
+from helper.store.block_ranges import BlockRange, add_range, count_heights, remove_heights
 from helper.store.rescan import Rescan
 from helper.store.store import Store
 
@@ -71,7 +72,7 @@ class HistoryReader:
     Args:
         store: stores the nullifiers and the unread blocks.
         rounds: the round registry; searches cover its open rounds.
-        quorum: decides whether one node's copy of a block is enough.
+        disputes: receives the heights on which nodes do not agree.
         sent_reveal_check: checks sent reveals by nullifier if blocks are missing on all nodes.
         is_leader: whether this host reads; with a shared database, only one host does.
         is_awaited: whether dispatch waits for the history; if not, the reader pauses after each batch for as long as
@@ -89,7 +90,7 @@ class HistoryReader:
         node_pool: NodePool,
         rounds: RoundRegistry,
         *,
-        quorum: CopyQuorum,
+        disputes: Disputes,
         sent_reveal_check: SentRevealCheck,
         is_leader: Callable[[], bool],
         is_awaited: Callable[[], bool],
@@ -100,9 +101,8 @@ class HistoryReader:
         self._node_pool = node_pool
         self._rounds = rounds
         self._clock = node_pool.clock
-        self._quorum = quorum
-        self._source = BlockSource(node_pool, quorum, uses_backoff=False)
-        self._rescan_source = BlockSource(node_pool, quorum, uses_backoff=False, compares_empty=True)
+        self._disputes = disputes
+        self._source = BlockSource(node_pool, disputes, uses_backoff=False)
         self._sent_reveal_check = sent_reveal_check
         self._is_leader = is_leader
         self._is_awaited = is_awaited
@@ -134,10 +134,8 @@ class HistoryReader:
         hold.tried_at, hold.copies = now, self._count_copies(height)
 
     def _count_copies(self, height: int) -> int:
-        """Number of nodes in sync that have reached this height; one more than all if one copy is sufficient."""
-        nodes = self._node_pool.in_sync_nodes
-        is_one_enough = self._quorum.is_one_node_enough
-        return len(nodes) + 1 if is_one_enough else sum(node.height >= height for node in nodes)
+        """Number of nodes in sync that have reached this height."""
+        return sum(node.height >= height for node in self._node_pool.in_sync_nodes)
 
     def _held_heights(self) -> list[int]:
         """The heights of blocks that are not tried now."""
@@ -198,11 +196,11 @@ class HistoryReader:
         rescan = self._rescan if self._rescan is not None and self._rescan.unread else None
         held = self._held_heights()
         unread = remove_heights(self._ranges, held)
-        if rescan is not None and rescan.unread[-1][1] in held:
-            # A rescan compares every block, so older blocks would be held too.
-            unread = remove_range(unread, 0, rescan.unread[-1][1])
-        read = next_history_read(unread, self._failures, rescan=() if rescan is None else rescan.unread)
-        if read is None or head is None or not self._is_leader():
+        rescanned = [] if rescan is None else remove_heights(rescan.unread, held)
+        read = next_history_read(unread, self._failures, rescan=rescanned)
+        if read is None or head is None or self._node_pool.in_sync_count < self._node_pool.needed:
+            return False
+        if not self._is_leader():
             return False
         last = read.batch[0]
         if read.window is not None:
@@ -210,8 +208,7 @@ class HistoryReader:
             if found is not None:
                 await self._apply(remove_heights([(read.window[0], last)], found[1]), found[0])
                 return True
-        source = self._rescan_source if read.is_rescan else self._source
-        results = await source.fetch_all(read.batch, always_try_rest=is_thorough(self._failures))
+        results = await self._source.fetch_all(read.batch, always_try_rest=is_thorough(self._failures))
         ranges, spent = list[BlockRange](), list[CountedNullifier]()
         for height, result in zip(read.batch, results, strict=True):
             if isinstance(result, BlockResults):
@@ -219,8 +216,6 @@ class HistoryReader:
                 spent = [*result.reveals, *spent]
             elif self._is_not_agreed(height, result):
                 self.hold(height)
-                if read.is_rescan:
-                    break
             elif height == last:
                 return await self._handle_missing(last, result)
             else:
@@ -231,7 +226,15 @@ class HistoryReader:
     def _is_not_agreed(self, height: int, problem: ChainError | None) -> bool:
         """Whether nodes do not agree on a block yet, or some of them have not reached it."""
         is_pending = problem is None and any(node.height < height for node in self._node_pool.in_sync_nodes)
-        return is_pending or isinstance(problem, BlockNotAgreedError)
+        may_exist = isinstance(problem, HeightPrunedError) and not self._are_all_usable
+        return is_pending or may_exist or isinstance(problem, BlockNotAgreedError)
+
+    @property
+    def _are_all_usable(self) -> bool:
+        """Whether every service of every configured node can be asked."""
+        pool = self._node_pool
+        rpcs = sum(node.rpc is not None for node in pool.nodes)
+        return len(pool.usable_nodes) == len(pool.nodes) and len(pool.usable_rpc_nodes) == rpcs
 
     async def _apply(
         self, ranges: Sequence[BlockRange], spent: Sequence[CountedNullifier], rescan: Rescan | None = None
@@ -247,8 +250,13 @@ class HistoryReader:
             await self._note_progress(ranges[-1][1])
 
     def _drop_holds(self, first: int, last: int) -> None:
-        for height in [height for height in self._holds if first <= height <= last]:
+        dropped = [height for height in self._holds if first <= height <= last]
+        for height in dropped:
             del self._holds[height]
+        # A node has probably recovered, so the nearest held blocks are tried too, and so on.
+        nearest = sorted(self._holds, key=lambda height: abs(height - last)) if dropped else []
+        for height in nearest[:CONCURRENT_BLOCKS]:
+            self._holds[height].tried_at = -math.inf
 
     async def _note_progress(self, height: int) -> None:
         """Update the state after the blocks at `height` and just below it were read or abandoned."""
@@ -282,7 +290,7 @@ class HistoryReader:
                 self._search_backoff_until[node.name] = self._clock.monotonic() + SEARCH_BACKOFF_SECONDS
                 log.info("history_search_failed", endpoint=node.name, reason=str(error))
                 continue
-            if self._quorum.needs_two_copies:
+            if self._node_pool.needed > 1:
                 return await self._read_blocks(sorted({height for height, _ in reveals}))
             return [spent for _, spent in reveals], []
         return None
@@ -314,11 +322,7 @@ class HistoryReader:
             if self._failures >= MAX_ATTEMPTS and self.stalled_height != height:
                 self.stalled_height = height
                 log.error("block_missing", height=height, reason=str(error or "no node has this block yet"))
-            pool = self._node_pool
-            all_queried = len(pool.usable_nodes) == len(pool.nodes) and len(pool.usable_rpc_nodes) == sum(
-                node.rpc is not None for node in pool.nodes
-            )
-            if is_pruned_everywhere(error, self._failures, all_queried=all_queried):
+            if isinstance(error, HeightPrunedError) and self._are_all_usable:
                 await self._skip_missing(height)
                 return True
         if error is not None:
@@ -341,5 +345,5 @@ class HistoryReader:
             self._on_confirmed(confirmed)
         await self._store.abandon_unread(height)
         self._drop_holds(0, height)
-        self._quorum.forget_heights(height)
+        self._disputes.forget_heights(height)
         await self._note_progress(height)

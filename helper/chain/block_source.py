@@ -5,11 +5,13 @@ With a consensus RPC this takes one request; with REST, one for the block and on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import NoReturn
 
-from helper.chain.copy_quorum import BlockDisputedError, CopyQuorum, SecondCopyMissingError
+from helper.chain.agreement import agreed
+from helper.chain.copy_quorum import BlockDisputedError, Disputes, SecondCopyMissingError
 from helper.chain.counted_reveals import is_counted
 from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
@@ -23,27 +25,21 @@ _CONCURRENT_TXS = 8
 
 
 class BlockSource:
-    """Fetches blocks from any node. If two are configured, two must report the same reveals.
+    """Fetches blocks. If two nodes are configured, two must report the same reveals.
 
-    Every block with reveals is compared, not only those with shares of this helper, so that requests reveal nothing
-    about these shares.
+    Every block is compared, also an empty one, not only those with shares of this helper. So requests reveal nothing
+    about these shares, and no node can hide a reveal.
 
     Args:
-        quorum: decides whether one copy of a block is enough.
+        disputes: receives the heights on which nodes do not agree.
         uses_backoff: whether errors put a node into backoff. Old blocks are read without backoff, because a node that
             cannot return them is still valid for due shares.
-        compares_empty: whether blocks without reveals are compared too. Otherwise one copy of such a block is enough,
-            because it confirms nothing.
     """
 
-    def __init__(
-        self, node_pool: NodePool, quorum: CopyQuorum, *, uses_backoff: bool = True, compares_empty: bool = False
-    ) -> None:
+    def __init__(self, node_pool: NodePool, disputes: Disputes, *, uses_backoff: bool = True) -> None:
         self._node_pool = node_pool
-        self._quorum = quorum
+        self._disputes = disputes
         self._uses_backoff = uses_backoff
-        self._compares_empty = compares_empty
-        self._lacks_second_copy = False  # True after a block got no second copy in time
 
     async def fetch(self, height: int, *, always_try_rest: bool = False) -> BlockResults | None:
         """Fetch the counted reveals of a block.
@@ -58,7 +54,7 @@ class BlockSource:
             HeightPrunedError: every usable node has pruned the height; has the lowest height of any of them.
             ChainUnavailable: no node responded.
             ChainResponseError: every node that responded returned an error.
-            SecondCopyMissingError: no second node has reported the reveals yet.
+            SecondCopyMissingError: no second node has reported the block yet.
             BlockDisputedError: nodes report different reveals.
         """
         last_error: ChainError | None = None
@@ -69,6 +65,8 @@ class BlockSource:
         sources += [(node, None) for node in self._node_pool.usable_nodes]
         while sources:
             node, rpc = sources.pop(0)
+            if node in [copied for copied, _ in copies]:
+                continue
             if is_pending and rpc is None and not always_try_rest and not copies:
                 break
             try:
@@ -84,17 +82,11 @@ class BlockSource:
             if results is None:
                 is_pending = True
                 continue
-            if not copies and not (self._quorum.needs_two_copies and (results.reveals or self._compares_empty)):
-                return results
             copies.append((node, results))
-            sources.sort(key=lambda source: source[0] in [node for node, _ in copies])
             if (agreed := self._find_agreed_copy(copies, height)) is not None:
                 return agreed
         if copies:
-            # A node that has pruned a block reports its lowest one. Other errors may be temporary.
-            without_block = {node for node, error in pruned.items() if (error.lowest_height or 0) > height}
-            others_pruned = set(self._node_pool.in_sync_nodes) <= {copied for copied, _ in copies} | without_block
-            return self._check_single_copy(copies, height, others_pruned=others_pruned)
+            self._raise_not_agreed(copies, height)
         return (
             None if is_pending else _raise_reason(height, list(pruned.values()), last_error, has_response=has_response)
         )
@@ -129,43 +121,26 @@ class BlockSource:
         return leading, None
 
     def _find_agreed_copy(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults | None:
-        """The copy that two nodes report, None if there is none. Nodes that report another one go into backoff."""
-        node, newest = copies[-1]
-        if not any(other is not node and set(copy.reveals) == set(newest.reveals) for other, copy in copies[:-1]):
+        """The copy that enough nodes report, None if there is none. Nodes that report another go into backoff."""
+        facts = {node.name: frozenset(copy.reveals) for node, copy in copies}
+        fact = agreed(facts, self._node_pool.needed)
+        if fact is None:
             return None
-        self._quorum.note_agreement(height)
-        self._lacks_second_copy = False
-        agreeing = {other for other, copy in copies if set(copy.reveals) == set(newest.reveals)}
-        for other in {other for other, _ in copies} - agreeing:
-            self._node_pool.record_error(
-                other, ChainResponseError(f"block {height}: two other nodes report different reveals")
-            )
-        return newest
+        self._disputes.note_agreement(height)
+        for node, copy in copies:
+            if frozenset(copy.reveals) != fact:
+                self._node_pool.record_error(
+                    node, ChainResponseError(f"block {height}: two other nodes report different reveals")
+                )
+        matching = [copy for _, copy in copies if frozenset(copy.reveals) == fact]
+        return min(matching, key=lambda copy: math.inf if copy.time is None else copy.time)
 
-    def _check_single_copy(
-        self, copies: Sequence[tuple[Node, BlockResults]], height: int, *, others_pruned: bool
-    ) -> BlockResults:
-        """Return the only copy of a block if one is enough.
-
-        Raises an error if one is not enough, or if copies differ.
-
-        Args:
-            copies: the copies of one node, or copies that differ.
-            height: height of the block.
-            others_pruned: whether all other nodes in sync have pruned it. A block without reveals then needs no second
-                copy. It does not need one either after an earlier block got none in time, because nodes that cannot
-                return one old block usually cannot return many.
-        """
-        names = sorted({node.name for node, _ in copies})
-        if len(names) > 1:
-            self._quorum.note_dispute(height, ", ".join(names))
-            raise BlockDisputedError(f"block {height}: {', '.join(names)} report different reveals")
-        is_harmless = (others_pruned or self._lacks_second_copy) and not copies[0][1].reveals
-        if not is_harmless:
-            if not self._quorum.accept_single_copy(height):
-                raise SecondCopyMissingError(f"block {height}: no second node has reported its reveals yet")
-            self._lacks_second_copy = self._quorum.needs_two_copies
-        return copies[0][1]
+    def _raise_not_agreed(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> NoReturn:
+        names = ", ".join(sorted({node.name for node, _ in copies}))
+        if len({frozenset(copy.reveals) for _, copy in copies}) > 1:
+            self._disputes.note_dispute(height, names)
+            raise BlockDisputedError(f"block {height}: {names} report different reveals")
+        raise SecondCopyMissingError(f"block {height}: only {names} has reported its reveals yet")
 
     async def _fetch_by_rest(self, node: Node, height: int) -> BlockResults | None:
         """Fetch a block and the result of every reveal in it.

@@ -113,8 +113,8 @@ class HistoryRead:
     Attributes:
         window: blocks to search by a node's index, None if a search has no advantage.
         batch: blocks to fetch if no index can be searched, newest first.
-        is_rescan: whether these blocks belong to a rescan. Each is then compared with a second copy,
-            and no index is searched, because a node that served wrong blocks may have a wrong index.
+        is_rescan: whether these blocks belong to a rescan. No index is then searched, because a node that served wrong
+            blocks may have a wrong index.
     """
 
     window: range | None
@@ -155,22 +155,6 @@ def is_left_to_history(problem: ChainError | None, failures: int) -> bool:
         failures: failed attempts at the block, including this one.
     """
     return failures >= MAX_ATTEMPTS or isinstance(problem, (HeightPrunedError, BlockNotAgreedError))
-
-
-def is_pruned_everywhere(problem: ChainError | None, failures: int, *, all_queried: bool) -> bool:
-    """Whether the history reader abandons a block that it cannot read, because every node has pruned it.
-
-    This is certain immediately if every configured node was queried and one reports its lowest height; otherwise only
-    after `MAX_ATTEMPTS` attempts.
-
-    Args:
-        problem: as for `is_left_to_history`.
-        failures: as for `is_left_to_history`.
-        all_queried: whether every service of every configured node was queried.
-    """
-    return isinstance(problem, HeightPrunedError) and (
-        failures >= MAX_ATTEMPTS or (all_queried and problem.lowest_height is not None)
-    )
 
 
 def is_thorough(failures: int) -> bool:

@@ -22,7 +22,7 @@ from functools import partial
 import anyio
 import structlog
 
-from helper.chain.agreement import agreed, needed_nodes
+from helper.chain.agreement import agreed
 from helper.chain.limited_gather import gather_limited
 from helper.chain.models import Round, TreeState
 from helper.chain.node import Node
@@ -283,7 +283,7 @@ class CommitmentTreeSync:
                 root = await self._fetch_root(known_round, node, height)
                 if root is not None:
                     roots[node.name] = root
-            newest = agreed(roots, needed_nodes(len(self._node_pool.nodes)))
+            newest = agreed(roots, self._node_pool.needed)
             if newest is not None:
                 return newest
         return None

@@ -83,6 +83,11 @@ class HeightPrunedError(ChainResponseError):
         self.lowest_height = int(match.group(1)) if lowest_height is None and match else lowest_height
 
 
+def refusal_of_height(message: str) -> InvalidResponse | HeightPrunedError:
+    """The error for a node's refusal of a block. Only a known text means that the node has pruned it."""
+    return HeightPrunedError(message) if _LOWEST_HEIGHT_PATTERN.search(message) else InvalidResponse(message)
+
+
 class ChainClient(NodeHttp):
     """Client for one node's REST API.
 
@@ -223,7 +228,7 @@ class ChainClient(NodeHttp):
                 message = Fields(loads(response.body, "block"), "block").text("message")
                 if "bigger then the chain length" in message or "bigger than the chain length" in message:
                     return None
-                raise HeightPrunedError(f"block: {sanitize_text(message)}")
+                raise refusal_of_height(f"block: {sanitize_text(message)}")
             block = parse_block(_parse_body(response, "block"))
             if block.head.height != height:
                 raise InvalidResponse(f"block: height {block.head.height} was returned for {height}")

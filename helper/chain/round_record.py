@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from helper.chain.agreement import agreed, needed_nodes
+from helper.chain.agreement import agreed
 from helper.chain.models import BlockHead, Proposal, Round, RoundStatus, UnknownStatusRound
 
 CONFIRMING_BLOCKS: Final = 10
@@ -225,7 +225,7 @@ class RoundRecord:
                 self._reports[changed, node] = _Report(value, height)
 
     def find_confirmed(
-        self, changed: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
+        self, changed: RoundField, heights: Mapping[str, int], needed: int, *, blocks: int = CONFIRMING_BLOCKS
     ) -> ReportedValue | None:
         """The value that enough nodes report, or None.
 
@@ -234,6 +234,7 @@ class RoundRecord:
         Args:
             changed: the field of the round.
             heights: the present height of every configured node, by name.
+            needed: see `agreement.needed_nodes`.
             blocks: blocks for which the only configured node must have reported it.
         """
         reports = {
@@ -242,7 +243,7 @@ class RoundRecord:
         if len(heights) == 1:
             lasting_values = [r.value for node, r in reports.items() if heights[node] >= r.since_height + blocks]
             return lasting_values[0] if lasting_values else None
-        return agreed({node: report.value for node, report in reports.items()}, needed_nodes(len(heights)))
+        return agreed({node: report.value for node, report in reports.items()}, needed)
 
     def revert_changes(self, listed: Round) -> Round:
         """The listed round with the known values of all fields that need a confirmation."""

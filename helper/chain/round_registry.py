@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from helper.chain.agreement import RoundFacts, Said, agreed, agreed_round, needed_nodes
+from helper.chain.agreement import RoundFacts, Said, agreed, agreed_round
 from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatusRound
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
@@ -365,7 +365,7 @@ class RoundRegistry:
             for round_id, reason in list(wrong.items())[:1]:
                 error = ChainResponseError(f"rounds: round {round_id.hex()[:8]}: {reason}")
                 self._node_pool.record_error(report.node, error)
-        needed = needed_nodes(len(self._node_pool.nodes))
+        needed = self._node_pool.needed
         omitted = {
             round_id: best.differences[round_id]
             for round_id in best.omitted
@@ -389,7 +389,7 @@ class RoundRegistry:
 
     def _is_end_confirmed(self, record: RoundRecord) -> bool:
         """Whether enough nodes report that the round has ended."""
-        return len(record.end_reporters) >= needed_nodes(len(self._node_pool.nodes))
+        return len(record.end_reporters) >= self._node_pool.needed
 
     async def _agree_new_rounds(self, reports: list[_RoundsReport]) -> bool:
         """Store new rounds of which every field is agreed; hold the others in memory with what any node lists.
@@ -407,7 +407,7 @@ class RoundRegistry:
             is_over = record.is_past and self._is_end_confirmed(record)
             if is_over or not any(record.is_new(reported) for reported in listed):
                 continue
-            facts = agreed_round(statements, needed_nodes(len(self._node_pool.nodes)), known=RoundFacts(), height=0)
+            facts = agreed_round(statements, self._node_pool.needed, known=RoundFacts(), height=0)
             merged = _merge_listings(listed, facts)
             if facts.is_complete:
                 complete += [merged] if merged != record.known or not record.is_agreed else []
@@ -427,7 +427,9 @@ class RoundRegistry:
         changed = False
         for record in [record for record in self._known() if record.is_open or record.is_past]:
             for field in (RoundField.END, RoundField.STATUS, RoundField.PROPOSALS):
-                value = record.find_confirmed(field, heights, blocks=self._blocks_needed(record, field))
+                value = record.find_confirmed(
+                    field, heights, self._node_pool.needed, blocks=self._blocks_needed(record, field)
+                )
                 if value is None or record.known is None:
                     continue
                 known_round, height = record.known, max(heights.values())
@@ -488,8 +490,8 @@ class RoundRegistry:
             is_due = record.is_agreed and record.has_ended(self._chain_time) and not record.unconfirmed
             if not is_due or not self._is_read(record):
                 continue
-            status = record.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
-            if status is None and record.find_confirmed(RoundField.OMISSION, heights) is None:
+            status = record.find_confirmed(RoundField.UNKNOWN_STATUS, heights, self._node_pool.needed)
+            if status is None and record.find_confirmed(RoundField.OMISSION, heights, self._node_pool.needed) is None:
                 continue
             await self._mark_closed(record)
             record.frozen, record.frozen_shares = None, 0

@@ -20,7 +20,7 @@ from helper.chain.node_http import (
     NodeResponse,
     parse_response,
 )
-from helper.chain.rest_client import HeightPrunedError
+from helper.chain.rest_client import refusal_of_height
 from helper.chain.verdicts import sanitize_text
 from helper.errors import ChainUnavailable, InvalidResponse
 
@@ -78,7 +78,7 @@ class RpcClient(NodeHttp):
             # "not find results": the block is stored but not executed yet, or its results were pruned.
             if any(piece in refusal.data for piece in _NOT_YET_MESSAGES):
                 return None
-            raise HeightPrunedError(f"block_results: {refusal.data}") from None
+            raise refusal_of_height(str(refusal)) from None
 
     async def tx_codes(self, height: int) -> list[int] | None:
         """The code of each transaction of a block, 0 if it succeeded. None if the node does not have the results."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
@@ -30,9 +29,8 @@ _MISSED_HEIGHT_KEY = "chain.gap"
 class SentRevealCheck:
     """Finds counted reveals after blocks were missed."""
 
-    def __init__(self, store: Store, node_pool: NodePool, quorum: CopyQuorum) -> None:
+    def __init__(self, store: Store, node_pool: NodePool) -> None:
         self._store = store
-        self._quorum = quorum
         self._node_pool = node_pool
         self._has_missed_blocks: bool | None = None
 
@@ -104,7 +102,7 @@ class SentRevealCheck:
         A node with an RPC is queried for the chain's state, any other for the result of the transaction. If two nodes
         are configured, two must confirm it, as for a block.
         """
-        needed = 1 if self._quorum.is_one_node_enough else 2
+        needed = self._node_pool.needed
         responding: set[Node] = set()
         counted: set[Node] = set()
         for node in self._node_pool.usable_rpc_nodes:

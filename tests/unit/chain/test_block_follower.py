@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 
 from helper.chain.block_follower import MAX_START_WAIT_SECONDS, BlockFollower
 from helper.chain.catch_up import CONCURRENT_BLOCKS, CURSOR_RESET_HEADS, MAX_ATTEMPTS
-from helper.chain.copy_quorum import SECOND_COPY_WAIT_SECONDS, SINGLE_NODE_SECONDS
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, ChainResponseError, StoreError
@@ -82,6 +81,9 @@ class Environment:
         assert all(round_id == ROUND_ID for round_id, _ in self.store.spent)
         return sorted(int.from_bytes(nullifier, "little") for _, nullifier in self.store.spent)
 
+
+WAIT_SECONDS = 40
+"""Seconds after which nothing may have changed: a block waits without limit."""
 
 both_transports = pytest.mark.parametrize("rpc", [True, False], ids=["rpc", "rest"])
 
@@ -353,15 +355,12 @@ async def test_history_is_read_down_to_oldest_block_of_node() -> None:
     env.add_reveal(321, 3)
     await env.sync_rounds()
     with capture_logs() as logs:
-        for _ in range(MAX_ATTEMPTS - 1):
+        for _ in range(MAX_ATTEMPTS + 1):
             with pytest.raises(ChainError):
                 await env.follow()
-        assert env.follower.height == 400
-        assert env.spent == [3]
-        assert missed_ranges(logs) == []
-        await env.follow()
-    assert missed_ranges(logs) == [(101, 220)]
-    assert env.store.unread_ranges == []
+    assert (env.follower.height, env.spent, env.follower.stalled_height) == (400, [3], 320)
+    assert missed_ranges(logs) == [], "an error without the lowest height does not mean that the block is pruned"
+    assert env.store.unread_ranges == [(101, 320)]
 
 
 async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None:
@@ -374,15 +373,17 @@ async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None
     env.restart()
     del env.network.nodes["archive"]
     await env.sync_rounds()
-    for _ in range(MAX_ATTEMPTS - 1):
-        with pytest.raises(ChainError):
-            await env.follow()
-    assert env.store.unread_ranges == [(101, 899)]
-    env.network.nodes["archive"] = archive
     with capture_logs() as logs:
+        for _ in range(MAX_ATTEMPTS + 1):
+            await env.follow()
+        assert (env.follower.height, env.store.unread_ranges) == (1000, [(101, 1000)])
+        requests = len(env.node.requests)
+        await env.follow()
+        assert len(env.node.requests) <= requests + 2, "no block is requested while a second node is missing"
+        env.network.nodes["archive"] = archive
         await env.follow()
     assert missed_ranges(logs) == []
-    assert env.store.unread_ranges == []
+    assert env.store.unread_ranges == [(101, 899)], "only one node has the older blocks"
 
 
 async def test_history_block_with_invalid_response_is_not_skipped() -> None:
@@ -750,9 +751,9 @@ async def test_head_reached_is_reported_when_no_block_was_missed() -> None:
     assert (env.follower.is_ready, reported) == (True, [100])
 
 
-async def test_follower_implausible_head_of_one_node_does_not_move_cursor() -> None:
+async def test_follower_false_head_of_one_node_does_not_move_cursor() -> None:
     env = Environment(rpc=False, height=100, cursor=98)
-    env.network.nodes["other"] = FakeNode(env.clock, height=2**60)
+    env.network.nodes["other"] = FakeNode(env.clock, height=200)
     env.endpoints = env.network.create_node_pool(env.clock, chain_id=CHAIN_ID)
     env.rounds = RoundRegistry(env.store, env.endpoints)
     env.restart()
@@ -806,14 +807,14 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
     env = NodePairEnvironment(rpc=rpc)
     env.add_reveal(99, 1)
     with capture_logs() as logs:
-        await env.follow_for(3 * int(SECOND_COPY_WAIT_SECONDS))
+        await env.follow_for(3 * WAIT_SECONDS)
     assert env.store.own_nullifiers != {}
     assert env.store.spent == []
     assert env.follower.disputed_height == 99
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
     assert env.follower.height == 100, "later blocks are read"
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
-    await env.follow_for(3 * int(SECOND_COPY_WAIT_SECONDS) // 4)
+    await env.follow_for(3 * WAIT_SECONDS // 4)
     assert env.store.own_nullifiers == {}
     assert env.follower.disputed_height is None
 
@@ -825,8 +826,8 @@ async def test_reveal_reported_by_two_nodes_is_confirmed_immediately(rpc: bool) 
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow()
     assert env.store.own_nullifiers == {}
-    blocks = [path for path in env.others[0].requests if "block_results" in path or "/blocks/1" in path]
-    assert not any("100" in path for path in blocks), "a block without reveals is read from one node"
+    blocks = [path for path in env.others[0].requests if "block_results" in path or path.endswith(("/99", "/100"))]
+    assert len(blocks) == 2, "one request for each block, also for an empty one"
     assert reveal(1).nullifier.hex() not in " ".join(env.others[0].requests)
 
 
@@ -843,26 +844,46 @@ async def test_reveal_missing_on_two_of_three_nodes_is_not_confirmed(rpc: bool) 
 
 
 @both_transports
-async def test_reveal_wait_for_unreachable_second_node_is_bounded(rpc: bool) -> None:
+async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
     del env.network.nodes["other"]
     env.add_reveal(99, 1)
-    await env.follow_for(int(SINGLE_NODE_SECONDS) - 1)
+    await env.follow_for(WAIT_SECONDS)
     assert env.store.own_nullifiers != {}
     assert env.follower.stalled_height is None
-    await env.follow_for(3)
+    env.network.nodes["other"] = env.others[0]
+    env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
+    await env.follow()
     assert env.store.own_nullifiers == {}
     assert env.store.unread_ranges == []
 
 
-async def test_reveal_waits_longer_for_second_node_in_backoff() -> None:
+@both_transports
+@pytest.mark.parametrize("count", [1, 2])
+async def test_block_invented_above_the_chain_confirms_nothing(rpc: bool, count: int) -> None:
+    env = NodePairEnvironment(*["second", "third"][:count], rpc=rpc)
+    env.node.height = 185
+    env.add_reveal(150, 1)
+    add_to_all(env, 120, 2)
+    for _ in range(5):
+        await env.follow_for(WAIT_SECONDS)
+        for node in (env.node, *env.others):
+            node.height += 5
+    for node in env.others:
+        node.height = 160
+    await env.follow_for(WAIT_SECONDS)
+    assert env.store.own_nullifiers != {}
+    assert env.spent == [2], "the blocks of the chain are read, and none is skipped"
+
+
+async def test_block_waits_for_second_node_that_returns_errors() -> None:
     env = NodePairEnvironment(rpc=False)
     env.add_reveal(99, 1)
     env.others[0].faults["/blocks/99"] = lambda _: httpx.Response(500, content=b"<html>")
-    await env.follow_for(2 * int(SINGLE_NODE_SECONDS))
+    await env.follow_for(2 * WAIT_SECONDS)
     assert env.store.own_nullifiers != {}
     env.others[0].faults.clear()
-    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS))
+    await env.follow_for(WAIT_SECONDS)
     assert env.store.own_nullifiers != {}
     assert env.follower.disputed_height == 99
 
@@ -895,13 +916,13 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
     env.others[0].add_transaction(95, reveal(1).to_tx(), reveal_result(1))
     await env.follow()
     assert env.store.own_nullifiers != {}, "the first node served an empty block"
+    assert env.follower.disputed_height == 95, "an empty block is compared too"
 
     await env.store.begin_rescan(90)
     await env.follow_for(3)
     assert env.store.own_nullifiers != {}
-    assert env.follower.disputed_height == 95, "an empty block is compared too"
     assert env.store.rescan is not None
-    assert env.store.rescan.unread == ((90, 95),)
+    assert env.store.rescan.unread == ((95, 95),), "a disputed block stops no other"
 
     env.add_reveal(95, 1)
     with capture_logs() as logs:
@@ -939,7 +960,8 @@ async def test_rescan_of_pruned_blocks_reports_them_and_reads_the_others(rpc: bo
     assert env.store.own_nullifiers == {}
     assert env.store.rescan is not None
     assert env.store.rescan.pruned == ((20, 39),)
-    assert env.store.rescan.counts == {"read": 61, "pruned": 20, "added": 1, "confirmed": 1}
+    assert env.store.rescan.unread == ((40, 49),), "only one node has them"
+    assert env.store.rescan.counts == {"read": 51, "pruned": 20, "added": 1, "confirmed": 1}
     assert env.follower.stalled_height is None
 
 
@@ -956,26 +978,11 @@ async def test_rescan_waits_for_a_second_copy_of_an_empty_block(response: httpx.
     await env.follow()
     env.others[0].faults["/blocks/100"] = lambda _: response
     await env.store.begin_rescan(100)
-    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS) - 1)
+    await env.follow_for(WAIT_SECONDS)
     assert env.store.rescan is not None
     assert env.store.rescan.left == 1
     env.others[0].faults.clear()
     await env.follow_for(10)
-    assert env.store.rescan.left == 0
-
-
-async def test_rescan_waits_once_for_a_node_that_returns_no_old_blocks() -> None:
-    env = NodePairEnvironment(rpc=False)
-    add_to_all(env, 40, 1)
-    await env.follow()
-    env.others[0].faults["/blocks/"] = lambda request: (
-        env.others[0]._block(100) if request.url.path.endswith("latest") else httpx.Response(500, content=b"<html>")
-    )
-    await env.store.begin_rescan(30)
-    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS) + 10)
-    assert env.store.rescan is not None
-    assert env.store.rescan.unread == ((30, 40),), "a block with a reveal waits by itself"
-    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS) + 2)
     assert env.store.rescan.left == 0
 
 

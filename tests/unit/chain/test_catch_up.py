@@ -22,7 +22,6 @@ from helper.chain.catch_up import (
     SkipStep,
     WaitStep,
     is_left_to_history,
-    is_pruned_everywhere,
     is_thorough,
     next_follow_step,
     next_history_read,
@@ -117,8 +116,7 @@ def test_next_history_read_of_a_rescan(unread: list[BlockRange], rescan: list[Bl
 
 UNKNOWN = None
 AWAY = ChainUnavailable("no node answered")
-GONE = HeightPrunedError("height is not available")
-GONE_BELOW = HeightPrunedError("height is not available, lowest height is 321")
+GONE = HeightPrunedError("height is not available, lowest height is 321")
 ONE_COPY = SecondCopyMissingError("no second node")
 
 
@@ -134,21 +132,6 @@ ONE_COPY = SecondCopyMissingError("no second node")
 )
 def test_is_left_to_history(problem: ChainError | None, failures: int, is_left: bool) -> None:
     assert is_left_to_history(problem, failures) is is_left
-
-
-@pytest.mark.parametrize(
-    ("problem", "failures", "all_queried", "is_pruned"),
-    [
-        (UNKNOWN, MAX_ATTEMPTS, True, False),
-        (AWAY, MAX_ATTEMPTS + 1, True, False),
-        (GONE_BELOW, 1, True, True),
-        (GONE_BELOW, 1, False, False),
-        (GONE, 1, True, False),
-        (GONE, MAX_ATTEMPTS, False, True),
-    ],
-)
-def test_is_pruned_everywhere(problem: ChainError | None, failures: int, all_queried: bool, is_pruned: bool) -> None:
-    assert is_pruned_everywhere(problem, failures, all_queried=all_queried) is is_pruned
 
 
 def test_is_thorough_from_half_of_the_tries_on() -> None:
