@@ -84,7 +84,8 @@ class NodePool:
     """The configured nodes of one chain.
 
     Attributes:
-        chain_id: the chain's id; None until it is configured, restored, or read from the first response.
+        chain_id: the chain's id; None until it is configured, restored, or reported.
+        is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes; otherwise it may change.
         nodes: every node, in the configured order.
         limits: maximum staleness and clock skew of a node.
         clock: source of wall and monotonic time.
@@ -105,6 +106,7 @@ class NodePool:
     ) -> None:
         self.nodes = list(nodes)
         self.chain_id = chain_id or None
+        self.is_chain_id_agreed = self.chain_id is not None
         self.limits = HeadLimits(stale_after, clock_skew)
         self.clock = clock
         self._log = structlog.get_logger("helper.chain")
@@ -433,7 +435,7 @@ class NodePool:
 
         Sets an unknown chain id, logs changes and calls the callbacks.
         """
-        if self.chain_id is None:
+        if not self.is_chain_id_agreed:
             self._set_chain_id()
         self._report_changes()
         head = self.head
@@ -442,10 +444,12 @@ class NodePool:
             callback(head)
 
     def _set_chain_id(self) -> None:
-        """Set the chain id once enough nodes report the same one."""
-        heads = {node.name: node.health.head for node in self.nodes}
-        chain_id = agreed({name: head.chain_id for name, head in heads.items() if head is not None}, self.needed)
-        if chain_id is not None:
+        """Use the chain id of the nodes that respond until enough nodes report the same one."""
+        healths = {node.name: node.health for node in self.nodes}
+        ids = {name: health.head.chain_id for name, health in healths.items() if health.head and not health.error}
+        chain_id = agreed(ids, min(self.needed, max(1, len(ids))))
+        self.is_chain_id_agreed = chain_id is not None and len(ids) >= self.needed
+        if chain_id != self.chain_id:
             self.chain_id = chain_id
             self._log.info("chain_id_learned", chain_id=chain_id)
 

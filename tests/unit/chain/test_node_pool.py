@@ -175,7 +175,7 @@ async def test_lone_node_moves_head_but_not_agreed_height() -> None:
 
 
 @pytest.mark.parametrize(("count", "agree", "needed"), [(1, 2, 1), (2, 2, 2), (3, 2, 2), (2, 1, 1)])
-async def test_chain_id_is_set_once_enough_nodes_report_it(count: int, agree: int, needed: int) -> None:
+async def test_chain_id_is_agreed_once_enough_nodes_report_it(count: int, agree: int, needed: int) -> None:
     clock = FakeClock()
     network = FakeNetwork(**{"abc"[number]: FakeNode(clock) for number in range(count)})
     endpoints = network.create_node_pool(clock, agree=agree)
@@ -183,7 +183,20 @@ async def test_chain_id_is_set_once_enough_nodes_report_it(count: int, agree: in
     for number, name in enumerate(nodes, 1):
         network.nodes[name] = nodes[name]
         await endpoints.probe_all()
-        assert endpoints.chain_id == ("svote-1" if number >= needed else None)
+        assert (endpoints.chain_id, endpoints.is_chain_id_agreed) == ("svote-1", number >= needed)
+
+
+async def test_chain_id_of_lone_false_node_is_replaced() -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock, chain_id="other-9"), b=FakeNode(clock), c=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    honest = {name: network.nodes.pop(name) for name in "bc"}
+    seen = []
+    for name in ("", "b", "c"):
+        network.nodes |= {name: honest[name]} if name else {}
+        await endpoints.probe_all()
+        seen.append(endpoints.chain_id)
+    assert seen == ["other-9", None, "svote-1"]
 
 
 async def test_one_false_height_of_only_node_is_forgotten() -> None:
