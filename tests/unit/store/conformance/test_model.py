@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.store.action_models import ExportedReveal, ExportedShare, ImportResult
+from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ImportResult
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
@@ -259,23 +259,37 @@ class StoreModel(RuleBasedStateMachine):
         if name := self.draw_key(data):
             model = self.live[name]
             retried = self.run_until_complete(retry_as_operator(self.store, model.share_id))
-            assert retried == model.can_be_retried
+            assert retried == (model.can_be_retried and not model.is_moved)
             if retried:
                 model.retry()
 
     # Operator actions on many shares
 
-    @rule(numbers=st.sets(NUMBERS, min_size=1), closed=st.sampled_from([(), (), (ROUND,)]), dry=RARELY_TRUE)
-    def retry_failed(self, numbers: set[int], closed: tuple[bytes, ...], dry: bool) -> None:
+    @rule(
+        numbers=st.sets(NUMBERS, min_size=1),
+        closed=st.sampled_from([(), (), (ROUND,)]),
+        stage=st.sampled_from([None, MOVED]),
+        dry=RARELY_TRUE,
+    )
+    def retry_failed(self, numbers: set[int], closed: tuple[bytes, ...], stage: str | None, dry: bool) -> None:
         names = [(round_id, number) for round_id in (ROUND, OTHER_ROUND) for number in sorted(numbers)]
         selected = [self.live[name] for name in names if name in self.live]
-        failed = [name for name in names if name in self.live and self.live[name].can_be_retried]
+        failed = [
+            name
+            for name in names
+            if name in self.live and self.live[name].can_be_retried and (stage is None or self.live[name].is_moved)
+        ]
         ids = [model.share_id for model in selected]
         counts = self.run_until_complete(
-            self.store.retry_failed(ids, QueueFilter(), closed=closed, note="asked for", dry_run=dry)
+            self.store.retry_failed(ids, QueueFilter(stage=stage), closed=closed, note="asked for", dry_run=dry)
         )
-        retried = [name for name in failed if name[0] not in closed]
-        assert (counts["retried"], counts["closed"]) == (len(retried), len(failed) - len(retried))
+        of_open_round = [name for name in failed if name[0] not in closed]
+        retried = [name for name in of_open_round if stage == MOVED or not self.live[name].is_moved]
+        assert (counts["retried"], counts["closed"], counts["moved"]) == (
+            len(retried),
+            len(failed) - len(of_open_round),
+            len(of_open_round) - len(retried),
+        )
         for name in [] if dry else retried:
             self.live[name].retry()
 
