@@ -1,7 +1,8 @@
-"""Two nodes, the first of them faulty: the second serves, and no share spends an attempt."""
+"""Two nodes, the first of them faulty: the second serves, no share spends an attempt, and confirmations wait."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,12 @@ async def test_one_faulty_node_costs_no_attempt(
         round_id = await healthy_node.open_round()
         vote = await cast_vote(healthy_node, helper, round_id)
         assert vote.is_accepted
+        counted = {share.nullifier.hex(): 1 for share in vote.shares}
+        async with helper.timeout("has revealed a vote"):
+            while await healthy_node.spent_nullifiers(round_id) != counted:
+                await asyncio.sleep(0.05)
+        await chain.clear_faults()
         await helper.wait_until_confirmed(vote)
-        assert await healthy_node.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
         counts = await helper.service_counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
