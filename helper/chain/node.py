@@ -67,6 +67,7 @@ class Health:
         absence_offsets: the same for the last probe that did not find the head.
         block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
         error: error of the last probe, None if it succeeded.
+        failed_at: monotonic start of the probe that failed after one that succeeded.
         has_failed_once: whether the node responded with an error to the last probe, after one that succeeded.
         backoff_until: monotonic end of the backoff; until then the service is only probed.
         backoff_reason: cause of the backoff.
@@ -85,6 +86,7 @@ class Health:
     absence_offsets: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
     block_seconds: float = math.inf
     error: str | None = "not probed yet"
+    failed_at: float = -math.inf
     has_failed_once: bool = False
     backoff_until: float = 0.0
     backoff_reason: str = ""

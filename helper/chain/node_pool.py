@@ -425,6 +425,7 @@ class NodePool:
                 health.error is None and not health.has_failed_once and not isinstance(error, NoResponse)
             )
             if not health.has_failed_once:
+                health.failed_at = started_at if health.error is None else health.failed_at
                 health.error = str(error)
         else:
             ended_at = self.clock.monotonic()
@@ -457,8 +458,9 @@ class NodePool:
         changed, reason = False, self._create_reason_check()
         for node in self.nodes:
             changed |= self._report_change(node.health, reason, node.name, "node")
-            # While the whole node fails or hangs, its RPC is not reported too.
-            if node.rpc is not None and node.health.logged_reason is None and not node.client.is_slow:
+            # The RPC is not reported too while the whole node fails or hangs, or may have failed with it.
+            has_responded = node.health.logged_reason is None and node.health.probed_at > node.rpc_health.failed_at
+            if node.rpc is not None and has_responded and not node.client.is_slow:
                 changed |= self._report_change(node.rpc_health, reason, node.rpc.name, "rpc")
         if changed:
             for callback in self._change_callbacks:

@@ -492,8 +492,11 @@ async def test_rpc_health_is_separate() -> None:
     network.nodes["a"].faults["/status"] = lambda _: httpx.Response(500, content=b"<html>")
     network.nodes["a"].height += 1
     with capture_logs() as logs:
-        for _ in range(3):  # The RPC is probed after the REST API reports a new block; one error is not final.
+        # The RPC is probed after the REST API reports a new block. One error is not final, and the REST API must respond
+        # after the second.
+        for _ in range(4):
             await endpoints.probe_all()
+            clock.advance(1)
     assert node_names(endpoints) == ["a:1317", "b:1317"]
     assert [endpoint.name for endpoint in endpoints.usable_rpc_nodes] == ["b:1317"]
     assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc_not_fresh", "a:26657")]

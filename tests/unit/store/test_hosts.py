@@ -981,8 +981,8 @@ def test_serve_with_host_name_in_use_is_refused_before_loading(backend: Postgres
     (keys := tmp_path / "keys").touch(0o600)
     keys.write_text(token_hex(32))
     (settings := tmp_path / "helper.toml").write_text(
-        f'[helper]\nport = 0\n[store]\nurl = "{backend.address}"\nschema_name = "{backend.schema}"\n'
-        f'host = "one"\nkey_file = "{keys}"\n'
+        f'[helper]\nport = 0\n[chain]\nendpoints = ["http://127.0.0.1:9"]\n'
+        f'[store]\nurl = "{backend.address}"\nschema_name = "{backend.schema}"\nhost = "one"\nkey_file = "{keys}"\n'
     )
     with backend.connect() as old_conn:
         old_conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
