@@ -1,4 +1,4 @@
-"""`chain rescan` after a node served blocks without their reveals."""
+"""`chain rescan` after the only node served blocks without their reveals; with two, such blocks are not agreed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_rescan_confirms_and_erases_shares_whose_blocks_were_served_empty(
 ) -> None:
     first = await chain.newest_height()
     await chain.set_faults(empty_blocks=True)
-    async with run_helper(tmp_path, http, chain, nodes=2, program=STAND_IN_PROGRAM) as helper:
+    async with run_helper(tmp_path, http, chain, program=STAND_IN_PROGRAM) as helper:
         round_id = await chain.open_round()
         vote = await cast_vote(chain, helper, round_id)
         nullifiers = {share.nullifier.hex(): 1 for share in vote.shares}
