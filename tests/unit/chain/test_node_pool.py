@@ -492,8 +492,8 @@ async def test_rpc_health_is_separate() -> None:
     network.nodes["a"].faults["/status"] = lambda _: httpx.Response(500, content=b"<html>")
     network.nodes["a"].height += 1
     with capture_logs() as logs:
-        # The RPC is probed after the REST API reports a new block. One error is not final, and after the second the REST
-        # API must respond.
+        # The RPC is probed after the REST API reports a new block. One error is not final, and the REST API must
+        # respond after the second.
         for _ in range(4):
             await endpoints.probe_all()
             clock.advance(1)
