@@ -66,7 +66,7 @@ async def test_repeated_share_is_duplicate_before_and_after_confirmation(
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
         due = unix_time_in(8)  # later than the repeated posts on a busy machine
         vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(due))
-        bodies = [ballot.post_body(vote.ballot, share, vote.position, 0) for share in vote.ballot.shares]
+        bodies = [ballot.post_body(vote.ballot, share, vote.position, due + 60) for share in vote.ballot.shares]
         before = await helper.operator_get("/queue")
         for body in bodies:
             assert (await helper.post_share(body)).json() == {"status": "duplicate"}
