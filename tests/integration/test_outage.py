@@ -85,10 +85,10 @@ async def test_service_started_without_chain_waits_for_it(
 
 
 async def assert_all_duplicates(helper: HelperProcess, *votes: CastVote) -> None:
-    """Post every share again, immediately and at its due time: `duplicate` regardless of the chain's state."""
+    """Post every share again, for its due time and a later one: `duplicate` regardless of the chain's state."""
     for vote in votes:
         for share in vote.shares:
-            for at in (0, share.submit_at):
+            for at in (share.submit_at, share.submit_at + 1):
                 response = await helper.post_share(
                     ballot.post_body(vote.ballot, vote.ballot.shares[share.index], vote.position, at)
                 )
