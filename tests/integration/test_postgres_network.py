@@ -54,7 +54,8 @@ def write_settings(directory: Path, url: str) -> Path:
     """Write the settings of a host, with the URL in a file as for one with a password."""
     section = create_store_section(directory, url)
     file = directory / "helper.toml"
-    file.write_text("\n".join(["[store]", *(f'{name} = "{value}"' for name, value in section.items())]))
+    lines = ["[chain]", 'endpoints = ["http://127.0.0.1:9"]', "[store]"]
+    file.write_text("\n".join([*lines, *(f'{name} = "{value}"' for name, value in section.items())]))
     file.chmod(0o600)
     return file
 

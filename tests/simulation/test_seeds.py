@@ -27,9 +27,9 @@ from tests.simulation.run import run_seed
 from tests.simulation.runner import run_seeds
 from tests.simulation.scenario import LiarPlan
 
-SEED_COUNT = 300
-"""Number of seeds tested; `make test-full` runs 700 more."""
-SEEDS_PER_TEST = 50
+SEED_COUNT = 100
+"""Number of seeds tested; `make test-full` runs 900 more."""
+SEEDS_PER_TEST = 20
 MAX_SEARCHED_SEEDS = 25
 """Seeds within which an injected fault must be found."""
 MIN_CONFIRMED = 20

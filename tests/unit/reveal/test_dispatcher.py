@@ -120,7 +120,7 @@ async def test_dispatch_of_overdue_shares_is_in_own_order_over_all_of_them(pipel
     pipeline.show_block()
     held = pipeline.prover.block(keyed[0])
     async with pipeline.run_dispatcher():
-        await wait_for_length(pipeline.nodes.posts, 27)
+        await wait_until(lambda: len(pipeline.nodes.posts) >= 27)
         held.set()
         await wait_for_length(pipeline.nodes.posts, 30)
     # The last two are no longer more than the provers.
