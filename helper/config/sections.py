@@ -208,13 +208,13 @@ class ChainSection(Section):
 
     endpoints: tuple[Url, ...] = Field(
         (),
-        description="REST URLs of nodes, in order of preference. Required. With two or more, the helper tolerates one "
-        "that is down or malicious.",
+        description="REST URLs of nodes, in order of preference. Required. With two, a false one can cause no final "
+        "error, and one that is down only delays confirmations; with three, it delays nothing.",
     )
     rpc: tuple[BlankUrl, ...] = Field(
         (),
-        description='CometBFT RPC URLs of the same nodes in the same order; "" for a node without RPC. Optional; '
-        "reduces the number of requests.",
+        description='CometBFT RPC URLs of the same nodes in the same order; "" for a node without RPC. Reduces the '
+        "number of requests, and is required for a node without transaction index: otherwise it confirms no reveals.",
     )
     agree: IntegerField = Field(
         2,
