@@ -208,6 +208,7 @@ class BlockFollower:
                 return False
             case SkipStep():
                 await self._skip(step)
+                self._log.info("cursor_moved_forward", height=step.height, count=self.history.unread_count)
                 return True
             case AtHeadStep():
                 self._update_chain_time()
@@ -312,5 +313,4 @@ class BlockFollower:
     async def _skip(self, step: SkipStep) -> None:
         await self._store.skip_to(step.height, first=step.first)
         await self.history.load_ranges()
-        self._log.info("cursor_moved_forward", height=step.height, count=self.history.unread_count)
         self._advance(step.height)

@@ -254,7 +254,7 @@ class CommitmentTreeSync:
             state = await node.client.tree_latest(known_round.round_id)
             if state is None:
                 _require_lag(node, round_tree.agreed)
-                return True
+                return False
             head = node.health.head
             if head is not None and state.height > head.height + LEAF_WINDOW_BLOCKS:
                 # Leaves would be requested for every block up to that height.

@@ -445,11 +445,16 @@ class NodePool:
             callback(head)
 
     def _set_chain_id(self) -> None:
-        """Use the chain id of the nodes that respond until enough nodes report the same one."""
+        """Use the chain id of the nodes that respond until enough nodes report the same one.
+
+        A node that reports another id later changes nothing, or it could stop a helper that works.
+        """
         healths = {node.name: node.health for node in self.nodes}
         ids = {name: health.head.chain_id for name, health in healths.items() if health.head and not health.error}
         chain_id = agreed(ids, min(self.needed, max(1, len(ids))))
-        self.is_chain_id_agreed = chain_id is not None and len(ids) >= self.needed
+        if chain_id is None:
+            return
+        self.is_chain_id_agreed = len(ids) >= self.needed
         if chain_id != self.chain_id:
             self.chain_id = chain_id
             self._log.info("chain_id_learned", chain_id=chain_id)

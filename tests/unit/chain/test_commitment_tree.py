@@ -291,6 +291,16 @@ async def test_root_of_the_node_that_is_behind_is_agreed() -> None:
     assert [len(node.requests) for node in env.nodes] == [before[0] + 1, before[1]], "nothing is new"
 
 
+async def test_node_that_hides_a_tree_keeps_it_from_no_wallet() -> None:
+    env, chain = TreeEnvironment("liar", "honest"), FakeTree()
+    env.nodes[0].tree = {}
+    chain.append(60, 1, 2)
+    chain.publish_to(env.nodes[1])
+    await env.start()
+    await env.trees.sync(100)
+    assert env.trees.find_anchor(ROUND_ID, 1, partial(encode_leaf, 2)) == Anchor(60, 2, chain.tree.root())
+
+
 async def test_leaves_of_the_only_responding_node_are_used_and_stored_once_agreed() -> None:
     env, chain = TreeEnvironment("a", "b"), FakeTree()
     chain.append(60, 1, 2)
