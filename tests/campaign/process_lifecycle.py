@@ -136,7 +136,8 @@ class HelperLifecycle:
         )
         findings.require_equal("integrity_check", self.helper.storage.check_integrity(), "ok")
         spent, allowed = count_attempts(self.helper.log)
-        findings.require_equal("attempts spent", spent - allowed, 0)
+        # A kill between the third crash and the log line of the attempt leaves fewer.
+        findings.require_at_most("attempts spent", spent - allowed, 0)
         findings.record_figure("starts refused while the previous run's name was in use", self.refused_starts)
         findings.record_figure("attempts spent for a third worker crash", allowed)
 

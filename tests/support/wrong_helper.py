@@ -76,7 +76,7 @@ class Fault(Enum):
     STORED_BEFORE_RECEIPT = "stores a share before it gives a receipt"
     OVERLOADED_IS_503 = "responds 503 to more than 32 posts at once"
     REVEALED_EARLY = "reveals shares at once"
-    TIME_MOVED = "reveals a share early when it is repeated with submit_at 0"
+    TIME_MOVED = "reveals a share early when it is repeated with a later time"
     SENT_AGAIN = "sends a reveal again after it was counted"
     SHARE_LOST = "loses the share with index 3 of every vote"
     REVEALED_IS_FORGOTTEN = "forgets a share after its reveal"
@@ -317,7 +317,7 @@ class WrongHelper:
         if (
             fault is Fault.TIME_MOVED
             and word == "duplicate"
-            and read.submit_at == 0
+            and read.submit_at > time.time()
             and not await self._is_counted(read)
         ):
             self._start(self._reveal(read, 0))
