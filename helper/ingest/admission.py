@@ -6,7 +6,7 @@ time within it, nullifier spent. A 200 means that all checks passed and that the
 A share can arrive before this helper's copy of the chain contains its round or leaf, because wallets post seconds after
 their vote was included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra
 request would reveal the share's arrival time to the node. A wallet never retries a 400, and nothing proves that a node
-that lags, or is false, has told everything: a round or leaf that is missing, or not agreed (`helper.chain.agreement`),
+that lags, or is false, has reported all: a round or leaf that is missing, or not agreed (`helper.chain.agreement`),
 is refused temporarily. A 400 is only for what is agreed and can never become right.
 
 A share that is already known is a duplicate, whatever is known of its round: its key is looked up in the database
