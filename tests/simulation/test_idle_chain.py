@@ -1,4 +1,4 @@
-"""The log of the service beside an idle chain: recorded responses in virtual time."""
+"""The log of the service on an idle chain: recorded responses in virtual time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def run_inline(func: Callable[..., Any], *args: Any, **_options: Any) -> A
 def run_service(
     seconds: float, *, poll_seconds: float, stall: tuple[str, float] = ("", 0.0)
 ) -> list[MutableMapping[str, Any]]:
-    """Run the service beside an idle node for this long. Returns its log."""
+    """Run the service with an idle node for this long. Returns its log."""
     loop, disk = SimLoop(random.Random(1)), SimDisk(random.Random(2))
     clock = SimClock(loop)
     network = FakeNetwork(node=IdleNode(clock, *stall))

@@ -21,7 +21,7 @@ from tests.support.process import TIMEOUT_SECONDS, ChildProcess
 from tests.support.queue_storage import PostgresSchema, QueueStorage, SqliteFile
 
 WARM_UP_TIMEOUT_SECONDS = 180.0
-"""Timeout until real provers have created keys, in seconds. They run at low priority, beside other tests."""
+"""Timeout until real provers have created keys, in seconds. They run at low priority, with other tests."""
 
 STAND_IN_PROGRAM = ("-m", "tests.support.service")
 REAL_PROGRAM = ("-m", "helper", "serve")

@@ -62,8 +62,8 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
     A share whose row is damaged is stored in place of it: a damaged row is never processed, so the share would be lost
-    on this host although the wallet has posted it again. A known share that waits gets the earlier due time: whoever
-    has seen it first may have posted it with the latest one, and whoever has it could reveal it anyway. The results
+    on this host although the wallet has posted it again. A known share that waits gets the earlier due time: another
+    client that has seen it may have posted it first, with the latest one, and could reveal it anyway. The results
     equal those of enqueueing the shares one by one, but many shares need only one query and one statement, and one more
     query if any of them is known.
     """

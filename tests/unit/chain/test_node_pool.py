@@ -153,7 +153,7 @@ async def test_one_false_head_moves_nothing(count: int, blocks: int) -> None:
         assert endpoints.last_head == endpoints.head
         assert endpoints.agreed_height == endpoints.decision_height == expected
         assert endpoints.wall_time() == clock.now()
-    assert len(endpoints.usable_nodes) == count, "a false head puts no node out of use"
+    assert len(endpoints.usable_nodes) == count, "a false head makes no node unusable"
     nodes["a"].height, nodes["a"].age = 464, 0.0
     nodes["b"].height = 464
     await endpoints.probe_all()
