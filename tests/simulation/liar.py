@@ -144,12 +144,6 @@ class Liar:
         is_other = self.tells(Lie.TWIN) and true is not None and true.height > self._fork_height
         return None if is_hidden or is_other else true
 
-    def search(self, found: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """Heights and nullifiers that a search of the node's index returns."""
-        if self.tells(Lie.TWIN):
-            found = [entry for entry in found if entry[0] <= self._fork_height]
-        return [entry for entry in found if entry[1][0] % 2] if self.tells(Lie.INDEX_GAPS) else found
-
     def is_spent(self, nullifier: bytes, true: bool) -> bool:
         """Whether the node reports a nullifier as spent."""
         own = {message.nullifier for messages in self._own_blocks.values() for message in messages}

@@ -27,7 +27,7 @@ from tests.simulation.world import PROPOSALS, seeded_random
 Answers = dict[str, Any]
 
 HEAD, BLOCK, TIME, FUTURE = "head", "block", "block time", "block above the head"
-ROUNDS, TREE, SPENT, RESULT, SEARCH, SEND = "rounds", "tree", "spent", "result", "search", "forwarded reveal"
+ROUNDS, TREE, SPENT, RESULT, SEND = "rounds", "tree", "spent", "result", "forwarded reveal"
 CHANGED: dict[Lie, set[str]] = {
     Lie.AHEAD: {HEAD},
     Lie.AHEAD_BRIEFLY: {HEAD},
@@ -45,8 +45,8 @@ CHANGED: dict[Lie, set[str]] = {
     Lie.INVENTED_BLOCK: {HEAD, FUTURE, SEND},
     Lie.EXTRA_ROUND: {ROUNDS},
     Lie.DISPUTE: {BLOCK},
-    Lie.INDEX_GAPS: {RESULT, SEARCH},
-    Lie.TWIN: {BLOCK, TREE, RESULT, SEARCH, SEND},
+    Lie.INDEX_GAPS: {RESULT},
+    Lie.TWIN: {BLOCK, TREE, RESULT, SEND},
     Lie.SWALLOW: {SEND},
 }
 """Which answers each lie changes."""
@@ -92,7 +92,7 @@ class Situation:
         chain.mempool.clear()
         block = await answer(lambda: client.block(newest))
         results = await answer(lambda: rpc.block_results(newest))
-        assert isinstance(block, str) or len(block.txs) == len(results.reveals), "REST and RPC tell the same lie"
+        assert isinstance(block, str) or len(block.txs) == len(results), "REST and RPC tell the same lie"
         future = await answer(lambda: client.block(newest + 20))
         tree = await client.tree_latest(self.round.round_id)
         assert tree is not None
@@ -107,7 +107,6 @@ class Situation:
             TREE: tree,
             SPENT: await rpc.is_spent(self.round.round_id, bytes(32)),
             RESULT: (await client.tx(self.counted.tx_hash()), await client.tx(bytes(32))),
-            SEARCH: await rpc.search_reveals(self.round.round_id, 1, newest),
             SEND: forwarded,
         }
 
@@ -180,7 +179,7 @@ def test_invented_block_contains_the_reveals_that_were_sent_to_the_node() -> Non
         assert block is not None
         assert results is not None
         assert block.txs == [message.to_tx()]
-        assert results.reveals == [(message.round_id, message.nullifier)]
+        assert results == [(message.round_id, message.nullifier)]
         assert await situation.client.tx(message.tx_hash()) is not None
         assert not situation.chain.confirmed.get((message.round_id, message.nullifier))
 

@@ -50,7 +50,7 @@ QUERIES: dict[str, tuple[Query, Callable[[], Any]]] = {
     "validator": (lambda rest, _: rest.validator_status("svvaloper1"), lambda: recorded("one validator")),
     "status": (lambda _, rpc: rpc.status(), lambda: recorded_rpc("status")),
     "block results": (lambda _, rpc: rpc.block_results(106), lambda: recorded_rpc("block results 106")),
-    "search": (lambda _, rpc: rpc.search_reveals(ROUND_ID, 1, 999), one_page),
+    "search": (lambda _, rpc: anext(rpc.reveal_transactions(ROUND_ID), None), one_page),
     "spent": (
         lambda _, rpc: rpc.is_spent(ROUND_ID, b"\1" * 32),
         lambda: {"result": {"response": {"code": 0, "value": "AQ=="}}},
