@@ -316,7 +316,7 @@ class Service:
         return create_archive_writer(
             self.config,
             self.node_pool,
-            lambda: self.round_registry.all_rounds() if self.round_registry.is_synced else None,
+            lambda: self.round_registry.agreed_rounds() if self.round_registry.is_synced else None,
             is_writer=self._is_leader,
             clock=self.clock,
             env=os.environ,

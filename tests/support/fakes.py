@@ -203,7 +203,7 @@ class FakeRounds(RoundRegistry):
     def all_rounds(self) -> list[Round]:
         return self.active_rounds()
 
-    def active_rounds(self) -> list[Round]:
+    def active_rounds(self, *, with_frozen: bool = False) -> list[Round]:
         return [] if ROUND in self.closed else [create_round(ROUND, end=self.end)]
 
     def open_rounds(self) -> list[Round]:
