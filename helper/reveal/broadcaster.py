@@ -33,8 +33,8 @@ from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
 from helper.reveal.node_holds import PROBE_SECONDS, NodeHolds
 from helper.reveal.prover.pool import ProverPool
-from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_call import SendCall
+from helper.reveal.send_policy import NEXT_BLOCK_VERDICTS, NextStep, decide_height, next_step
 from helper.reveal.send_state import SendState, SendStates
 from helper.store.models import SentReveal
 from helper.store.store import Store
@@ -279,7 +279,11 @@ class Broadcaster:
             if head is None or not self._has_new_block(reveal):
                 return
             height = max(head.height, reveal.last_sent_height or 0)  # if false, `_is_overdue` permits the next send
-            mark_sending = partial(self._store.mark_sending, height=height, endpoint=node.name)
+            first = height if reveal.first_sent_height is None else reveal.first_sent_height
+            next_height = decide_height(sends=sends + 1, first_height=first, last_height=height, outcome=None)
+            mark_sending = partial(
+                self._store.mark_sending, height=height, endpoint=node.name, decide_height=next_height
+            )
             if not self._may_send(share_id) or not await mark_sending(share_id):
                 return
             if not self._may_send(share_id):
@@ -287,7 +291,8 @@ class Broadcaster:
             sends += 1
             if sends == 1:
                 self._note_broadcast(reveal)
-            if await self._send_to(node, replace(reveal, sends=sends), message) or not self._is_current(share_id):
+            sent = replace(reveal, sends=sends, first_sent_height=first, last_sent_height=height)
+            if await self._send_to(node, sent, message) or not self._is_current(share_id):
                 return
 
     async def _send_to(self, node: Node, reveal: SentReveal, message: RevealMessage) -> bool:
@@ -353,7 +358,15 @@ class Broadcaster:
 
     async def _apply_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Record the outcome of the latest send, and handle it."""
-        await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
+        assert reveal.first_sent_height is not None
+        assert reveal.last_sent_height is not None
+        next_height = decide_height(
+            sends=reveal.sends,
+            first_height=reveal.first_sent_height,
+            last_height=reveal.last_sent_height,
+            outcome=outcome.verdict.name,
+        )
+        await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name, decide_height=next_height)
         if outcome.retry_after is not None:
             self._holds.hold(node, outcome.retry_after)
         elif outcome.verdict is Verdict.ACCEPTED and self._holds.release(node):

@@ -312,16 +312,18 @@ class Store(QueueReader, ABC):
         """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
         return await self._run(messages.prepare, share_id, prepared, self._now_ms())
 
-    async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
-        """Record that sending starts, before the first byte is sent.
+    async def mark_sending(self, share_id: int, *, height: int, endpoint: str, decide_height: int = 0) -> bool:
+        """Record that sending starts, before the first byte is sent, and the height of the next decision.
 
         Returns False if the share is not in BROADCAST or this host may not send it.
         """
-        return await self._run(messages.mark_sending, share_id, self._now_ms(), height, endpoint)
+        return await self._run(
+            messages.mark_sending, share_id, self._now_ms(), height, endpoint, decide_height=decide_height
+        )
 
-    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+    async def record_outcome(self, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
         """Record the result of the latest send, if the share is still in BROADCAST and this host may send it."""
-        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome)
+        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome, decide_height=decide_height)
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
         """Return the stored message of a share in BROADCAST, None if it is in another state."""
@@ -329,11 +331,11 @@ class Store(QueueReader, ABC):
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
-        """Return the ids of shares in BROADCAST whose message needs an action after the block at `height`.
+        """Return the ids of shares in BROADCAST whose message needs a decision at this height.
 
-        `helper.reveal.resend_policy.next_step` defines the actions. At most `limit` ids are returned: the longest
-        overdue first, then those claimed first. The order of arrival is not used, because sending in this order would
-        reveal it. The cost depends on the number of results, not on the number of shares in BROADCAST.
+        At most `limit` ids are returned: the longest overdue first, then those claimed first. The order of arrival is
+        not used, because sending in this order would reveal it. The cost depends on the number of results, not on the
+        number of shares in BROADCAST.
         """
         rows = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
         return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]

@@ -184,6 +184,7 @@ class RevealRow(NamedTuple):
     last_sent_height: int | None = None
     last_endpoint: str | None = None
     last_outcome: str | None = None
+    decide_height: int = 0
     row_check: bytes = b""
 
     def with_check(self, key: bytes) -> RevealRow:

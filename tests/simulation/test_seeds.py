@@ -15,9 +15,9 @@ from helper.chain.node import Node
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core import schedule
-from helper.reveal import broadcaster, resend_policy
+from helper.reveal import broadcaster, send_policy
 from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.resend_policy import NextStep
+from helper.reveal.send_policy import NextStep
 from helper.store.models import SentReveal
 from helper.store.operations import shares
 from helper.store.sqlite.store import SqliteStore
@@ -90,7 +90,7 @@ def test_checker_early_reveal_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_checker_new_proof_instead_of_resend_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_step = resend_policy.next_step
+    next_step = send_policy.next_step
 
     def prove_instead_of_resend(**known: object) -> NextStep:
         step = next_step(**known)  # type: ignore[arg-type]  # passed on unchanged

@@ -83,9 +83,9 @@ class WatchedStore(SqliteStore):
         self._record_call("release_claim")
         return await super().release_claim(share_id)
 
-    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+    async def record_outcome(self, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
         self._record_call("record_outcome")
-        await super().record_outcome(share_id, outcome=outcome)
+        await super().record_outcome(share_id, outcome=outcome, decide_height=decide_height)
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
         self._record_call("mark_alerted")

@@ -18,7 +18,7 @@ from helper.chain.node_pool import create_nodes
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import ShareState
 from helper.reveal.circuit_selector import CircuitSelector
-from helper.reveal.resend_policy import REPROVE_BLOCKS
+from helper.reveal.send_policy import REPROVE_BLOCKS
 from tests.support.fakes import (
     ACCEPTED_REPLY,
     ANCHOR,

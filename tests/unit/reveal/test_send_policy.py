@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helper.chain.verdicts import Verdict
-from helper.reveal.resend_policy import INCLUSION_WAIT_BLOCKS, REPROVE_BLOCKS, NextStep, next_step
+from helper.reveal.send_policy import INCLUSION_WAIT_BLOCKS, REPROVE_BLOCKS, NextStep, decide_height, next_step
 
 
 def next_step_for(
@@ -48,6 +48,16 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
         NextStep.PROVE
     ]
     assert next_step_for(151, sends=2, last=150, outcome="AMBIGUOUS") is NextStep.PROVE
+
+
+@pytest.mark.parametrize("outcome", [None, *(verdict.name for verdict in Verdict)])
+@pytest.mark.parametrize(("first", "last"), [(100, 100), (100, 106), (100, 108), (100, 109), (100, 110), (100, 113)])
+def test_decision_height_is_the_first_at_which_there_is_something_to_do(
+    first: int, last: int, outcome: str | None
+) -> None:
+    height = decide_height(sends=2, first_height=first, last_height=last, outcome=outcome)
+    steps = [next_step_for(other, sends=2, first=first, last=last, outcome=outcome) for other in range(95, height + 1)]
+    assert [step is NextStep.WAIT for step in steps] == [True] * (len(steps) - 1) + [False]
 
 
 @pytest.mark.rule("N18")

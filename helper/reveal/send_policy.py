@@ -57,5 +57,15 @@ def next_step(
     return NextStep.SEND if has_waited else NextStep.WAIT
 
 
+def decide_height(*, sends: int, first_height: int, last_height: int, outcome: str | None) -> int:
+    """Return the lowest height at which `next_step` is not to wait. It is stored with each send and outcome."""
+    return next(
+        height
+        for height in range(last_height + 1, last_height + INCLUSION_WAIT_BLOCKS + 1)
+        if next_step(sends=sends, first_height=first_height, last_height=last_height, outcome=outcome, height=height)
+        is not NextStep.WAIT
+    )
+
+
 # Every node must confirm a refusal of the message, so it is sent to another node one block later.
 _NEXT_BLOCK_OUTCOMES = frozenset(verdict.name for verdict in NEXT_BLOCK_VERDICTS | MESSAGE_REFUSALS)
