@@ -1,7 +1,7 @@
 """One host of `bench.cluster`: `python -m bench.cluster_host prove|send ADDRESS SCHEMA NAME SERVER_PID`.
 
 `prove` processes the queue with the product's dispatcher and a fake prover, from the first line on standard input to
-the second. `send` sends all prepared messages with the product's broadcaster to a fake node, and then applies blocks
+the second. `send` sends all prepared messages with the product's sender to a fake node, and then applies blocks
 that confirm them, each block by two hosts. Prints the costs as one line of JSON.
 """
 
@@ -32,9 +32,9 @@ from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats
 from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.proof_times import ProofTimes
+from helper.reveal.sender import Sender
 from helper.store.keyring import Keyring
 from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.postgres import PostgresStore
@@ -151,7 +151,7 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     dispatcher = Dispatcher(
         store=store,
         revealer=revealer,
-        broadcaster=None,
+        sender=None,
         retention=None,
         get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
         backlog=backlog,
@@ -198,7 +198,7 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     await keeper.acquire_at_start()
     keeper_task = asyncio.create_task(keeper.run())
     fake: Any = node
-    broadcaster = Broadcaster(
+    sender = Sender(
         store=store,
         trees=fake,
         node_pool=fake,
@@ -211,7 +211,7 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     )
     prepared = await store.list_unconfirmed()
     cost.begin()
-    await broadcaster.send_new()
+    await sender.send_new()
     results = {f"send_{name}": value / len(prepared) for name, value in cost.end().items()}
     spent = [(share.round_id, share.nullifier) for share in prepared]
     for reader in ("first_read", "other_read"):

@@ -46,7 +46,6 @@ from helper.observability.stats import Stats
 from helper.operations.actions import Operations
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Dispatcher
 from helper.reveal.proof_times import ProofTimes
@@ -54,6 +53,7 @@ from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
+from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
@@ -220,7 +220,7 @@ class Service:
             stats=self.stats,
             quick_retries=self.config.helper.max_attempts,
         )
-        self.broadcaster = Broadcaster(
+        self.sender = Sender(
             store=self.store,
             trees=self.tree_sync,
             node_pool=self.node_pool,
@@ -231,7 +231,7 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
-        self.broadcaster.subscribe_to_unanswered(self._new_block.set)
+        self.sender.subscribe(self._new_block.set)
         revealer = Revealer(
             store=self.store,
             trees=self.tree_sync,
@@ -255,7 +255,7 @@ class Service:
         self.dispatcher = Dispatcher(
             store=self.store,
             revealer=revealer,
-            broadcaster=self.broadcaster if self.role.can_send else None,
+            sender=self.sender if self.role.can_send else None,
             retention=retention if self.cluster is None else None,
             get_gate=self.gates.get_dispatch_gate,
             backlog=self._create_backlog(),
@@ -265,7 +265,7 @@ class Service:
             max_sleep=POLL_SECONDS if self.store.is_shared else MAX_SLEEP_SECONDS,
         )
         self.send_loop = SendLoop(
-            broadcaster=self.broadcaster,
+            sender=self.sender,
             retention=retention,
             get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
@@ -502,7 +502,7 @@ class Service:
             for closable in (self.archive_writer, self.finished_rounds):
                 if closable is not None:
                     await closable.aclose()
-            await self.broadcaster.stop()
+            await self.sender.stop()
             await self.node_pool.aclose()
 
     async def _run_dispatch(self) -> None:
@@ -550,7 +550,7 @@ class Service:
 
     def _on_lease_acquired(self) -> None:
         """Handle the acquisition of the sender lease."""
-        self.broadcaster.start_term()
+        self.sender.start_term()
         self._new_block.set()
         self.send_loop.wake()
 
@@ -563,7 +563,7 @@ class Service:
         self.stats.count("confirmed", len(share_ids))
         for share_id in share_ids:
             self.circuit_selector.forget(share_id)
-            self.broadcaster.forget_confirmed(share_id)
+            self.sender.forget_confirmed(share_id)
 
     async def _reconcile_after_blocks(self) -> None:
         """Reconcile unconfirmed reveals at each new height, and at each event that may permit a send.
@@ -572,14 +572,14 @@ class Service:
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.broadcaster.seconds_to_probe):
+                async with asyncio.timeout(self.sender.seconds_to_probe):
                     await self._new_block.wait()
             self._new_block.clear()
             error: Exception | None = None
             try:
                 await self._wait_for_follower()
                 if self.gates.can_send and self.node_pool.has_usable_node and self.block_follower.is_ready:
-                    await self.broadcaster.reconcile(self.node_pool.decision_height)
+                    await self.sender.reconcile()
             except Exception as failure:  # retried after the next block
                 error = failure
                 log.exception("reconcile_failed")

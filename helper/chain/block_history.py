@@ -340,7 +340,7 @@ class HistoryReader:
             " reveals sent by this helper are checked by nullifier",
             advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
-        confirmed = await self._sent_reveal_check.record_missed(height)
+        confirmed = await self._sent_reveal_check.record_missed()
         if confirmed:
             self._on_confirmed(confirmed)
         await self._store.abandon_unread(height)

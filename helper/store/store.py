@@ -333,11 +333,25 @@ class Store(QueueReader, ABC):
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
         """Return the ids of shares in BROADCAST whose message needs a decision at this height.
 
-        At most `limit` ids are returned: the longest overdue first, then those claimed first. The order of arrival is
-        not used, because sending in this order would reveal it. The cost depends on the number of results, not on the
-        number of shares in BROADCAST.
+        At most `limit` ids are returned: the longest overdue first, then those claimed first, and last those whose
+        nullifier a node reports as spent. The order of arrival is not used, because sending in this order would reveal
+        it. The cost depends on the number of results, not on the number of shares in BROADCAST.
         """
-        rows = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
+        share_ids = await self._list_to_decide("follow_ups", {"height": height, "limit": limit, "is_spent": False})
+        if len(share_ids) == limit:
+            return share_ids
+        more = {"height": height, "limit": limit - len(share_ids), "is_spent": True}
+        return share_ids + await self._list_to_decide("follow_ups", more)
+
+    async def list_sent_ahead(self, *, height: int, limit: int) -> list[int]:
+        """Return the ids of shares in BROADCAST whose last send was at this height or, as recorded, above it.
+
+        They are those that `list_follow_ups` does not return at this height.
+        """
+        return await self._list_to_decide("sent_ahead", {"height": height, "limit": limit})
+
+    async def _list_to_decide(self, name: str, params: Mapping[str, int]) -> list[int]:
+        rows = await self._read_in_broadcast(name, params)
         return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]
 
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:

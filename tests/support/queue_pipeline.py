@@ -21,13 +21,13 @@ from helper.errors import StoreError
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
+from helper.reveal.sender import Sender
 from helper.store.models import QueuedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -146,8 +146,8 @@ class Pipeline:
         self.revealer = Revealer(
             **reveal_parts, rounds=self.rounds, prover=prover or self.prover, proof_times=self.proof_times
         )
-        self.make_broadcaster = partial(Broadcaster, **reveal_parts, verifier=prover or self.prover)
-        self.broadcaster = self.make_broadcaster()
+        self.make_sender = partial(Sender, **reveal_parts, verifier=prover or self.prover)
+        self.sender = self.make_sender()
         self.retention = Retention(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
         self.listener = SimpleNamespace(
             is_ready=True, disputed_height=None, stalled_height=None, history=SimpleNamespace(unread_count=0)
@@ -169,7 +169,7 @@ class Pipeline:
         self.dispatcher = Dispatcher(
             store=self.store,
             revealer=self.revealer,
-            broadcaster=self.broadcaster,
+            sender=self.sender,
             retention=self.retention,
             get_gate=self.gate,
             backlog=Backlog(
@@ -208,7 +208,7 @@ class Pipeline:
         self.clock.advance(5)
         self.show_block()
         self.circuits.note_block()
-        await self.broadcaster.reconcile(self.height)
+        await self.sender.reconcile()
 
     def set_replies(self, reply: NodeReply) -> None:
         """Make every node send this response."""

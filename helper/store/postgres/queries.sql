@@ -273,7 +273,14 @@ ORDER BY s.id LIMIT %(limit)s;
 
 -- name: follow_ups
 SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares s ON s.id = r.share_id
-WHERE r.decide_height <= %(height)s AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
+WHERE r.decide_height <= %(height)s AND (coalesce(r.last_outcome, '') = 'SPENT') = %(is_spent)s
+  AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY r.decide_height, s.due_ms, s.rank LIMIT %(limit)s;
+
+-- name: sent_ahead
+SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares s ON s.id = r.share_id
+WHERE r.decide_height > %(height)s AND r.last_sent_height >= %(height)s
+  AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY r.decide_height, s.due_ms, s.rank LIMIT %(limit)s;
 
 -- name: sent_reveal

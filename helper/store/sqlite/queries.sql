@@ -137,8 +137,16 @@ ORDER BY s.id LIMIT :limit;
 SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
   (SELECT rank FROM shares WHERE id = share_id)
 FROM reveals
-WHERE decide_height <= :height AND (SELECT state FROM shares WHERE id = share_id) = 4
-  AND share_id NOT IN (SELECT share_id FROM damaged)
+WHERE decide_height <= :height AND (coalesce(last_outcome, '') = 'SPENT') = :is_spent
+  AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY decide_height LIMIT :limit;
+
+-- name: sent_ahead
+SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
+  (SELECT rank FROM shares WHERE id = share_id)
+FROM reveals
+WHERE decide_height > :height AND last_sent_height >= :height
+  AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY decide_height LIMIT :limit;
 
 -- name: sent_reveal

@@ -258,7 +258,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
 ) -> None:
     calls: asyncio.Queue[int] = asyncio.Queue()
 
-    async def reconcile(_height: int) -> None:
+    async def reconcile() -> None:
         calls.put_nowait(1)
         if calls.qsize() == 1:
             raise ValueError("a mistake of ours")
@@ -267,7 +267,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
     monkeypatch.setattr(harness.service.gates, "is_dispatching", True)
     for name in ("is_caught_up", "is_ready"):
         monkeypatch.setattr(type(harness.service.block_follower), name, property(lambda _: True))
-    monkeypatch.setattr(harness.service.broadcaster, "reconcile", reconcile)
+    monkeypatch.setattr(harness.service.sender, "reconcile", reconcile)
     task = asyncio.create_task(harness.service._reconcile_after_blocks())
     async with asyncio.timeout(PATIENCE_SECONDS):
         for number in (1, 2):
