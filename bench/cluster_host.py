@@ -23,6 +23,7 @@ from typing import Any
 
 import psycopg
 
+from helper.chain.node import NO_PENALTY
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.clock import SystemClock
@@ -32,6 +33,7 @@ from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats
 from helper.reveal.backlog import Backlog
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.proof_times import ProofTimes
 from helper.reveal.sender import Sender
@@ -175,9 +177,10 @@ class Node:
 
     def __init__(self) -> None:
         self.head = SimpleNamespace(height=100)
-        self.usable_nodes = [SimpleNamespace(name="node", client=self)]
+        self.nodes = self.usable_nodes = [SimpleNamespace(name="node", client=self, penalty=NO_PENALTY)]
+        self.agreed_height, self.response_wait = 100, 1.0
 
-    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:  # noqa: ARG002 - accepts any message
+    async def broadcast(self, message: RevealMessage, progress: object) -> BroadcastOutcome:  # noqa: ARG002 - any
         """Accept the message."""
         await asyncio.sleep(NODE_SECONDS)
         return BroadcastOutcome(Verdict.ACCEPTED)
@@ -186,8 +189,9 @@ class Node:
         """Always true: a new block exists after every send."""
         return True
 
-    async def record_accepted(self, circuit: str) -> None:
-        """Ignore the accepted circuit; replaces `CircuitSelector.record_accepted`."""
+    def seconds_left(self, round_id: bytes) -> float:  # noqa: ARG002 - no round ends
+        """Replaces `AttemptBudget.seconds_left`."""
+        return math.inf
 
 
 async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
@@ -203,7 +207,7 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
         trees=fake,
         node_pool=fake,
         verifier=fake,
-        circuits=fake,
+        circuits=CircuitChoice("k10", clock=clock, store_counted=store.set_meta),
         attempts=fake,
         clock=clock,
         stats=Stats(),

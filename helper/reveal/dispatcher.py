@@ -19,7 +19,7 @@ from helper.core.schedule import retry_delay
 from helper.observability.error_log import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.backlog import Backlog
-from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS
+from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.reveal.sender import Sender

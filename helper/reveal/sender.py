@@ -33,7 +33,7 @@ from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy
 from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
+from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS, CircuitChoice
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.send_policy import NO_HEIGHT, NodeFacts, ProcessFacts, ProveAnew, Send, SendState, SendStates, Wait
 from helper.store.models import SentReveal
@@ -72,7 +72,7 @@ class Sender:
         trees: CommitmentTreeSync,
         node_pool: NodePool,
         verifier: ProverPool,
-        circuits: CircuitSelector,
+        circuits: CircuitChoice,
         attempts: AttemptBudget,
         clock: Clock,
         stats: Stats,
@@ -89,8 +89,6 @@ class Sender:
         self._stats = stats
         self._states = SendStates(STATES_KEPT)
         self._trial_lock = asyncio.Lock()  # held by the trial reveal of a circuit
-        # By circuit: the nodes that refused a proof of it, and the last such share.
-        self._refusals_by_circuit: dict[str, dict[str, int]] = {}
         self._sending_since = clock.monotonic()
         self._next_ahead_check = -math.inf
         self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
@@ -270,7 +268,7 @@ class Sender:
 
     def _node_facts(self, reveal: SentReveal, state: SendState) -> list[NodeFacts]:
         sent_at = state.sent_at or {reveal.last_endpoint or "": 0.0}
-        circuit_refusers = self._refusals_by_circuit.get(reveal.prepared.circuit, {})
+        circuit_refusers = self._circuits.refusers.get(reveal.prepared.circuit, ())
         return [
             NodeFacts(
                 node.name,
@@ -298,20 +296,22 @@ class Sender:
 
     async def _prove_anew(self, reveal: SentReveal, reason: str) -> Wait | None:
         circuit = reveal.prepared.circuit
-        is_circuit_refused = circuit in self._refusals_by_circuit and self._circuits.is_unproven(circuit)
-        is_refused = is_circuit_refused or self._is_refused(reveal)
+        is_tried = circuit in self._circuits.refusers and self._circuits.is_unproven(circuit)
+        is_refused = is_tried or self._is_refused(reveal)
         node, result = (None, None) if is_refused else await self._find_result(reveal)
         if node is not None and result is not None and shows_spent(result):
             # Counted in a block that is not read yet: a new proof would be refused.
             await self._record_outcome(reveal, Verdict.SPENT, node)
             return None
         if is_refused or (result is not None and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF):
-            # Every node that checked the proof, or another one of an unproven circuit, refused it, and the others
-            # had ten blocks to accept it.
-            self._refusals_by_circuit.pop(circuit, None)
-            self._circuits.record_refused(reveal.share_id, circuit)
+            # Every node that checked the proof refused it, and the others had ten blocks to accept it.
+            self._refuse_circuit(circuit)
         await self._requeue(reveal.share_id, reason)
         return None
+
+    def _refuse_circuit(self, circuit: str) -> None:
+        head = self._node_pool.head
+        self._circuits.record_refused(circuit, 0 if head is None else head.height)
 
     # ---------------------------------------------------------------- one send
 
@@ -369,7 +369,7 @@ class Sender:
 
             if self._lease.is_held and self._lease.fence == fence:
                 if outcome.verdict is Verdict.ACCEPTED:
-                    await self._note_accepted(reveal)
+                    self._circuits.record_accepted(reveal.prepared.circuit)
                 await self._run_exclusively(reveal.share_id, apply)
         except Exception as error:
             log_error(log, "late_response_failed", error)
@@ -415,7 +415,7 @@ class Sender:
     async def _handle_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Apply the verdict table to a node's response."""
         if outcome.verdict is Verdict.ACCEPTED:
-            await self._note_accepted(reveal)
+            self._circuits.record_accepted(reveal.prepared.circuit)
         elif outcome.verdict not in MESSAGE_REFUSALS:
             if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
                 name = outcome.verdict.name
@@ -425,36 +425,24 @@ class Sender:
         else:
             await self._handle_refusal(reveal, outcome, node)
 
-    async def _note_accepted(self, reveal: SentReveal) -> None:
-        self._refusals_by_circuit.pop(reveal.prepared.circuit, None)
-        await self._circuits.record_accepted(reveal.prepared.circuit)
-
     async def _handle_refusal(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Handle a refusal of a message that the local verifier accepts.
 
         The node may be broken or malicious, so a refusal is final only if enough nodes report it, and all that are in
         sync. Until then the same bytes are sent to the other nodes, one node per block.
         """
-        state = self._states.get(reveal.share_id)
+        circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
         refusals = {name for name, verdict in state.verdicts.items() if verdict in MESSAGE_REFUSALS}
-        circuit, tried = reveal.prepared.circuit, dict[str, int]()
-        if outcome.verdict is Verdict.BAD_PROOF and self._circuits.is_unproven(circuit):
-            # No proof of this circuit was ever accepted, so refusals of its other proofs count too.
-            tried = self._refusals_by_circuit.setdefault(circuit, {})
-            tried[node.name] = reveal.share_id
-        if any(other.name not in refusals and other.name not in tried for other in self._node_pool.usable_nodes):
-            log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
-            return
-        if self._is_refused(reveal):
+        if outcome.verdict is Verdict.BAD_PROOF:
+            self._circuits.refusers.setdefault(circuit, set()).add(node.name)
+        # No proof of the circuit was accepted since, so refusals of its other proofs count too.
+        refusers = refusals | self._circuits.refusers.get(circuit, set())
+        is_refused = all(other.name in refusers for other in self._node_pool.usable_nodes)
+        if is_refused and self._is_refused(reveal):
             # Also if other nodes refuse it for other reasons: the chain may verify another circuit since an upgrade.
-            self._refusals_by_circuit.pop(circuit, None)
-            # A follow-up in progress detects the refused circuit itself.
-            others = {share_id for share_id in tried.values() if self._states.get(share_id).fence is None}
-            for share_id in sorted(others | {reveal.share_id}):
-                self._states.get(share_id).verdicts.clear()
-                self._circuits.record_refused(share_id, circuit)
-                await self._requeue(share_id, f"the chain refuses {circuit} proofs")
-        elif len(refusals) < self._node_pool.needed:
+            self._refuse_circuit(circuit)
+            await self._requeue(reveal.share_id, f"the chain refuses {circuit} proofs")
+        elif not is_refused or len(refusals) < self._node_pool.needed:
             log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
         elif len(refusals) > 1:
             await self._attempts.fail_share(reveal.share_id, "broadcast", outcome.log)

@@ -21,7 +21,7 @@ from helper.errors import StoreError
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.backlog import Backlog
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import ProverPool
@@ -126,7 +126,7 @@ class Pipeline:
         self.nodes = FakeNodeTransport({FIRST_NODE: ACCEPTED_REPLY, SECOND_NODE: ACCEPTED_REPLY})
         nodes = create_nodes(["http://first", "http://second"], transport=self.nodes)
         self.endpoints = NodePool(nodes, clock=clock, chain_id=CHAIN_ID, **limits)
-        self.circuits = CircuitSelector(circuit, clock=clock, store_accepted=self.store.set_meta)
+        self.circuits = CircuitChoice(circuit, clock=clock, store_counted=self.store.set_meta)
         common_parts: dict[str, Any] = {"store": self.store, "clock": clock, "stats": self.stats}
         self.attempts = AttemptBudget(
             store=self.store,
@@ -159,7 +159,7 @@ class Pipeline:
             tree_sync=self.trees,
             chain_sync=cast(ChainSync, None),
             block_follower=cast(BlockFollower, self.listener),
-            circuit_selector=self.circuits,
+            circuit_choice=self.circuits,
             proof_times=self.proof_times,
             clock=clock,
             stale_after=90,

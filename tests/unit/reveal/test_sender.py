@@ -24,7 +24,6 @@ from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.errors import ChainUnavailable
 from helper.reveal import sender
-from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.send_policy import AVOIDANCE_SECONDS, PROBE_SECONDS, REPROVE_BLOCKS
 from helper.reveal.sender import CONCURRENT_RESENDS, SendCall
 from tests.support.fakes import (
@@ -303,8 +302,7 @@ async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipel
         await pipeline.settle_dispatcher()
         assert len(pipeline.nodes.posts) == 2, "at most one message of a share per height"
         await pipeline.next_block()
-        key = CircuitSelector.storage_key("svote-test")
-        await wait_until(lambda: pipeline.query_rows("SELECT value FROM meta WHERE key = ?", key) == [("k11",)])
+        await wait_until(lambda: not pipeline.circuits.is_current_unproven)
     assert pipeline.prover.circuits == ["k10", "k11"]
     assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
     assert pipeline.read_send_state()[-1] == "ACCEPTED"
@@ -562,7 +560,7 @@ async def test_circuit_trial_sends_one_reveal_per_node_and_others_wait(pipeline:
     assert sent == ["k10"] * 2 + ["k11"] * 8
     assert pipeline.prover.circuits.count("k10") == 2, "nothing is proven during the pause"
     assert set(pipeline.query_rows("SELECT attempts FROM shares")) == {(0,)}
-    assert await pipeline.store.get_meta(CircuitSelector.storage_key(CHAIN_ID)) == "k11"
+    assert (pipeline.circuits.current, pipeline.circuits.is_current_unproven) == ("k11", False)
 
 
 async def test_circuit_trial_without_response_uses_next_share(pipeline: Pipeline) -> None:
@@ -588,6 +586,8 @@ async def test_prepared_reveals_of_a_refused_circuit_are_not_sent(pipeline: Pipe
     prepared = [await pipeline.prepare_message(position) for position in (1, 2, 3, 4)]
     await asyncio.gather(*(pipeline.sender.send(share_id) for share_id in prepared))
     assert sent == ["k10"] * 2
+    await pipeline.next_block()
+    assert sent == ["k10"] * 2
     assert pipeline.query_rows("SELECT DISTINCT state, attempts FROM shares") == [(ShareState.RECEIVED, 0)]
 
 
@@ -595,7 +595,7 @@ async def test_sent_reveal_of_a_refused_circuit_is_sent_again_until_it_is_refuse
     pipeline.circuits.select_initial(CHAIN_ID, "", None)
     pipeline.set_replies(ANCHOR_UNKNOWN)
     await pipeline.sender.send(await pipeline.prepare_message())
-    pipeline.circuits.record_refused(99, "k10")
+    pipeline.circuits.record_refused("k10", 100)
     pipeline.set_replies(BAD_PROOF_REPLY)
     for _ in range(3):
         await pipeline.next_block()
