@@ -18,7 +18,7 @@ from helper.core.time_text import format_time
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover.pool import ProverPool
 from helper.runtime.hardening import get_process_limits
 
@@ -48,7 +48,7 @@ class ServiceHealth:
         tree_sync: CommitmentTreeSync,
         chain_sync: ChainSync,
         block_follower: BlockFollower,
-        circuit_selector: CircuitSelector,
+        circuit_choice: CircuitChoice,
         prover_pool: ProverPool,
         stats: Stats,
         clock: Clock,
@@ -61,7 +61,7 @@ class ServiceHealth:
         self._tree_sync = tree_sync
         self._chain_sync = chain_sync
         self._block_follower = block_follower
-        self._circuit_selector = circuit_selector
+        self._circuit_choice = circuit_choice
         self._prover_pool = prover_pool
         self._stats = stats
         self._clock = clock
@@ -88,7 +88,7 @@ class ServiceHealth:
                 text_of(self._gates.all_rounds_pause_reason()) or self._frozen_with_shares(),
                 self._unconfirmed_round_reports(),
             ),
-            Check("circuit", text_of(self._circuit_selector.pause_reason)),
+            Check("circuit", text_of(self._circuit_choice.pause_reason)),
         ]
         if self._cluster is not None:
             accepts = self._role.can_accept
@@ -192,7 +192,7 @@ class ServiceHealth:
                 CheckState(name=check.name, problem=check.problem, note=check.note) for check in self.run_checks()
             ],
             "process": get_process_limits(),
-            "circuit": self._circuit_selector.current,
+            "circuit": self._circuit_choice.current,
             "chain_id": self._node_pool.chain_id,
             "clock_skew": self._node_pool.clock_skew,
             "block_age": self._age_of(None if head is None else head.time),
@@ -211,8 +211,8 @@ class ServiceHealth:
                 "workers": self._prover_pool.workers,
                 "pids": self._prover_pool.pids,
                 "deaths": dict(self._prover_pool.unexpected_exits),
-                "self_test_seconds": self._prover_pool.estimated_seconds(self._circuit_selector.current),
-                "timeout_seconds": self._prover_pool.proof_timeout(self._circuit_selector.current),
+                "self_test_seconds": self._prover_pool.estimated_seconds(self._circuit_choice.current),
+                "timeout_seconds": self._prover_pool.proof_timeout(self._circuit_choice.current),
             },
             **self._stats.summary(self._clock.monotonic()),
         }

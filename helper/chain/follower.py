@@ -369,7 +369,7 @@ class BlockFollower:
             " reveals sent by this helper are checked by nullifier",
             advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
-        self._report_confirmed(await self._sent_reveal_check.record_missed(height))
+        self._report_confirmed(await self._sent_reveal_check.record_missed())
         await self._store.give_up_blocks(height)
 
     def _report_confirmed(self, confirmed: Sequence[int]) -> None:

@@ -202,11 +202,6 @@ class NodePool:
         return BlockHead(self.chain_id, height, time)
 
     @property
-    def decision_height(self) -> int:
-        """The height at which reveals are followed up: the agreed one, or that of `head` before any is agreed."""
-        return self.agreed_height or (0 if self.head is None else self.head.height)
-
-    @property
     def greatest_height(self) -> int:
         """The greatest height that any node in sync reports, 0 without one. Only for acts that are harmless."""
         return max((node.height for node in self.in_sync_nodes), default=0)

@@ -19,10 +19,10 @@ from helper.core.schedule import retry_delay
 from helper.observability.error_log import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS
+from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
+from helper.reveal.sender import Sender
 from helper.store.models import QueuedShare
 from helper.store.store import Store
 
@@ -70,7 +70,7 @@ class Dispatcher:
     """Dispatches due shares to provers, limited to the number of free provers.
 
     Args:
-        broadcaster: sends each prepared share; None if another host sends.
+        sender: sends each prepared share; None if another host sends.
         retention: handles closed rounds before each dispatch; None if the send loop does this.
         backlog: claims shares in a backlog.
         max_sleep: maximum sleep in seconds. Other hosts may enqueue or release shares without waking this one.
@@ -85,7 +85,7 @@ class Dispatcher:
         *,
         store: Store,
         revealer: Revealer,
-        broadcaster: Broadcaster | None,
+        sender: Sender | None,
         retention: Retention | None,
         get_gate: Callable[[], DispatchGate],
         backlog: Backlog,
@@ -96,7 +96,7 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._revealer = revealer
-        self._broadcaster = broadcaster
+        self._sender = sender
         self._retention = retention
         self._max_sleep = max_sleep
         self._get_gate = get_gate
@@ -115,8 +115,8 @@ class Dispatcher:
         self._next_trial = -math.inf  # monotonic time from which another share may try the circuit
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
         self.pause_reason: PauseReason | None = PauseCause.STARTING.reason()
-        if broadcaster is not None:
-            broadcaster.subscribe(self.wake)
+        if sender is not None:
+            sender.subscribe(self.wake)
 
     def wake(self) -> None:
         """Run the loop now, because the schedule changed (a retry, a round, a node)."""
@@ -197,7 +197,7 @@ class Dispatcher:
     def _seconds_to_wait(self, gate: DispatchGate, free: int) -> float:
         """Seconds until shares may be claimed, not positive if they may be claimed now."""
         if gate.is_one_at_a_time:
-            return self._next_trial - self._clock.monotonic() if self._tasks or self._broadcaster is None else 0.0
+            return self._next_trial - self._clock.monotonic() if self._tasks or self._sender is None else 0.0
         return self._next_first_check - self._clock.monotonic() if free <= 0 else 0.0
 
     async def _claim(self, gate: DispatchGate, free: int, first_free: int) -> float | None:
@@ -280,8 +280,8 @@ class Dispatcher:
                 self.claimed_count -= 1
                 self._backlog_claims -= not has_priority
                 self.wake()
-            if prepared and self._broadcaster is not None:
-                await self._broadcaster.send(queued.id)
+            if prepared and self._sender is not None:
+                await self._sender.send(queued.id)
             self._error_counts.pop(queued.id, None)
             self._stats.note_attempt(_REVEALING, None, self._clock.monotonic())
         except Exception as error:

@@ -15,7 +15,7 @@ from helper.clock import Clock
 from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import Proof, ProverPool
 from helper.store.models import PreparedReveal, QueuedShare
@@ -39,7 +39,7 @@ class Revealer:
         rounds: RoundRegistry,
         prover: ProverPool,
         proof_times: ProofTimes,
-        circuits: CircuitSelector,
+        circuits: CircuitChoice,
         attempts: AttemptBudget,
         clock: Clock,
         stats: Stats,

@@ -311,16 +311,18 @@ class Store(QueueReader, ABC):
         """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
         return await self._run(messages.prepare, share_id, prepared, self._now_ms())
 
-    async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
-        """Record that sending starts, before the first byte is sent.
+    async def mark_sending(self, share_id: int, *, height: int, endpoint: str, decide_height: int = 0) -> bool:
+        """Record that sending starts, before the first byte is sent, and the height of the next decision.
 
         Returns False if the share is not in BROADCAST or this host may not send it.
         """
-        return await self._run(messages.mark_sending, share_id, self._now_ms(), height, endpoint)
+        return await self._run(
+            messages.mark_sending, share_id, self._now_ms(), height, endpoint, decide_height=decide_height
+        )
 
-    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+    async def record_outcome(self, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
         """Record the result of the latest send, if the share is still in BROADCAST and this host may send it."""
-        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome)
+        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome, decide_height=decide_height)
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
         """Return the stored message of a share in BROADCAST, None if it is in another state."""
@@ -328,13 +330,27 @@ class Store(QueueReader, ABC):
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
-        """Return the ids of shares in BROADCAST whose message needs an action after the block at `height`.
+        """Return the ids of shares in BROADCAST whose message needs a decision at this height.
 
-        `helper.reveal.resend_policy.next_step` defines the actions. At most `limit` ids are returned: the longest
-        overdue first, then those claimed first. The order of arrival is not used, because sending in this order would
-        reveal it. The cost depends on the number of results, not on the number of shares in BROADCAST.
+        At most `limit` ids are returned: the longest overdue first, then those claimed first, and last those whose
+        nullifier a node reports as spent. The order of arrival is not used, because sending in this order would reveal
+        it. The cost depends on the number of results, not on the number of shares in BROADCAST.
         """
-        rows = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
+        share_ids = await self._list_to_decide("follow_ups", {"height": height, "limit": limit, "is_spent": False})
+        if len(share_ids) == limit:
+            return share_ids
+        more = {"height": height, "limit": limit - len(share_ids), "is_spent": True}
+        return share_ids + await self._list_to_decide("follow_ups", more)
+
+    async def list_sent_ahead(self, *, height: int, limit: int) -> list[int]:
+        """Return the ids of shares in BROADCAST whose last send was at this height or, as recorded, above it.
+
+        They are those that `list_follow_ups` does not return at this height.
+        """
+        return await self._list_to_decide("sent_ahead", {"height": height, "limit": limit})
+
+    async def _list_to_decide(self, name: str, params: Mapping[str, int]) -> list[int]:
+        rows = await self._read_in_broadcast(name, params)
         return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]
 
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:

@@ -9,7 +9,7 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from helper.reveal.resend_policy import REPROVE_BLOCKS
+from helper.reveal.send_policy import REPROVE_BLOCKS
 from tests.support.devnet import BOTH_ERAS, DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
 

@@ -161,7 +161,8 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         with transaction(database):
             steps["claimed"] = count_steps(tx, lambda: claim_due(tx, now=DUE_TIME + 1e6, limit=4, rounds=[ROUND_ID]))
         steps["next due time"] = count_steps(tx, lambda: tx.fetch_all("next_due", (ROUND_ID,)))
-        steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", {"height": 101, "limit": 64}))
+        params = {"height": 101, "limit": 64, "is_spent": False}
+        steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", params))
         steps["counted ahead"] = count_steps(
             tx,
             lambda: tx.fetch_all(
@@ -182,8 +183,8 @@ def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> Non
         EnqueueOperation(share, nullifier, 1.0)(tx)
     for queued in claim_due(tx, now=DUE_TIME - 500_000.0, limit=count, rounds=[ROUND_ID]):
         prepare(tx, queued.id, PreparedReveal(b"m" * 5_000, b"h" * 32, 99, "k10", 99), DUE_TIME * 1000)
-        mark_sending(tx, queued.id, DUE_TIME * 1000, 100, "node")
-        record_outcome(tx, queued.id, DUE_TIME * 1000, "ACCEPTED")
+        mark_sending(tx, queued.id, DUE_TIME * 1000, 100, "node", decide_height=101)
+        record_outcome(tx, queued.id, DUE_TIME * 1000, "ACCEPTED", decide_height=103)
 
 
 def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> int:

@@ -21,13 +21,13 @@ from helper.errors import StoreError
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.proof_times import ProofTimes
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
+from helper.reveal.sender import Sender
 from helper.store.models import QueuedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -83,9 +83,9 @@ class WatchedStore(SqliteStore):
         self._record_call("release_claim")
         return await super().release_claim(share_id)
 
-    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+    async def record_outcome(self, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
         self._record_call("record_outcome")
-        await super().record_outcome(share_id, outcome=outcome)
+        await super().record_outcome(share_id, outcome=outcome, decide_height=decide_height)
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
         self._record_call("mark_alerted")
@@ -126,7 +126,7 @@ class Pipeline:
         self.nodes = FakeNodeTransport({FIRST_NODE: ACCEPTED_REPLY, SECOND_NODE: ACCEPTED_REPLY})
         nodes = create_nodes(["http://first", "http://second"], transport=self.nodes)
         self.endpoints = NodePool(nodes, clock=clock, chain_id=CHAIN_ID, **limits)
-        self.circuits = CircuitSelector(circuit, clock=clock, store_accepted=self.store.set_meta)
+        self.circuits = CircuitChoice(circuit, clock=clock, store_counted=self.store.set_meta)
         common_parts: dict[str, Any] = {"store": self.store, "clock": clock, "stats": self.stats}
         self.attempts = AttemptBudget(
             store=self.store,
@@ -146,8 +146,8 @@ class Pipeline:
         self.revealer = Revealer(
             **reveal_parts, rounds=self.rounds, prover=prover or self.prover, proof_times=self.proof_times
         )
-        self.make_broadcaster = partial(Broadcaster, **reveal_parts, verifier=prover or self.prover)
-        self.broadcaster = self.make_broadcaster()
+        self.make_sender = partial(Sender, **reveal_parts, verifier=prover or self.prover)
+        self.sender = self.make_sender()
         self.retention = Retention(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
         self.listener = SimpleNamespace(is_ready=True, disputed_height=None, stalled_height=None, gap_count=0)
         self.gates = Gates(
@@ -157,7 +157,7 @@ class Pipeline:
             tree_sync=self.trees,
             chain_sync=cast(ChainSync, None),
             block_follower=cast(BlockFollower, self.listener),
-            circuit_selector=self.circuits,
+            circuit_choice=self.circuits,
             proof_times=self.proof_times,
             clock=clock,
             stale_after=90,
@@ -167,7 +167,7 @@ class Pipeline:
         self.dispatcher = Dispatcher(
             store=self.store,
             revealer=self.revealer,
-            broadcaster=self.broadcaster,
+            sender=self.sender,
             retention=self.retention,
             get_gate=self.gate,
             backlog=Backlog(
@@ -206,7 +206,7 @@ class Pipeline:
         self.clock.advance(5)
         self.show_block()
         self.circuits.note_block()
-        await self.broadcaster.reconcile(self.height)
+        await self.sender.reconcile()
 
     def set_replies(self, reply: NodeReply) -> None:
         """Make every node send this response."""

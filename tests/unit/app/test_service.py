@@ -248,8 +248,8 @@ async def test_provers_start_with_the_circuit_that_the_chain_accepted_last(
     async with first.service.open_queue():
         assert first.service.prover_pool._circuits[0] == "k10"
         await first.poll()
-        first.service.circuit_selector.select_initial("svote-1", "", None)
-        await first.service.circuit_selector.record_accepted("k11")
+        first.service.circuit_choice.select_initial("svote-1", "", None)
+        await first.service.circuit_choice.record_counted("k11", 1)
     restarted = ServiceHarness(tmp_path, monkeypatch)
     async with restarted.service.open_queue():
         assert restarted.service.prover_pool._circuits == ("k11", "k10")
@@ -260,7 +260,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
 ) -> None:
     calls: asyncio.Queue[int] = asyncio.Queue()
 
-    async def reconcile(_height: int) -> None:
+    async def reconcile() -> None:
         calls.put_nowait(1)
         if calls.qsize() == 1:
             raise ValueError("a mistake of ours")
@@ -269,7 +269,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
     monkeypatch.setattr(harness.service.gates, "is_dispatching", True)
     for name in ("is_caught_up", "is_ready"):
         monkeypatch.setattr(type(harness.service.block_follower), name, property(lambda _: True))
-    monkeypatch.setattr(harness.service.broadcaster, "reconcile", reconcile)
+    monkeypatch.setattr(harness.service.sender, "reconcile", reconcile)
     task = asyncio.create_task(harness.service._reconcile_after_blocks())
     async with asyncio.timeout(PATIENCE_SECONDS):
         for number in (1, 2):

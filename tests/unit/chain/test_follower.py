@@ -472,12 +472,8 @@ async def test_sent_reveal_check_queries_spent_nullifiers_later() -> None:
     env.store.sent = [sent_reveal(1, "SPENT"), sent_reveal(2, "SPENT"), sent_reveal(3)]
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     await env.follow()
+    assert env.spent == []
     env.node.height = 1000
-    await env.follow()
-    assert env.spent == [], "all blocks were read: a node's statement is not needed and confirms nothing"
-    env.store.meta["chain.gap"] = "900"
-    env.restart()
-    env.node.height = 1010
     await env.follow()
     assert env.spent == [1]
     assert env.store.own_nullifiers == {}
@@ -794,5 +790,19 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     env.store.sent = [sent_reveal(1)]
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
     env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
-    await env.follower._sent_reveal_check.record_missed(994)
+    await env.follower._sent_reveal_check.record_missed()
     assert env.store.own_nullifiers == {}
+
+
+@both_transports
+async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirmed(rpc: bool) -> None:
+    env = NodePairEnvironment(rpc=rpc, height=1000, cursor=1000)
+    await env.sync_rounds()
+    await env.endpoints.probe_all()
+    env.store.sent = [replace(sent_reveal(1), first_sent_height=990, last_outcome="SPENT")]
+    check = env.follower._sent_reveal_check.check_spent
+    for node, confirmed in ((env.node, []), (env.others[0], [11])):
+        node.spent_nullifiers.add(reveal(1).nullifier)
+        node.add_transaction(500, reveal(1).to_tx(), reveal_result(1))
+        assert await check(990) == await check(1001) == []
+        assert await check(1000) == confirmed

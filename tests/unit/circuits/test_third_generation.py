@@ -138,7 +138,7 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
     assert len(statement.public_inputs()) == 37
     assert generation.verify(b64decode(sent["proof"]), statement)
     assert message.nullifier == read_share(payload).nullifier
-    assert pipeline.query_rows("SELECT value FROM meta WHERE key = ?", f"circuit:{CHAIN_ID}") == [(NAME,)]
+    assert not pipeline.circuits.is_current_unproven
 
 
 @pytest.mark.rule("N21", "N22")

@@ -39,7 +39,7 @@ async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) ->
     assert (tx_hash, anchor, circuit) == (RevealMessage.from_tx(message).tx_hash(), ANCHOR.height, "k10")
     assert height == pipeline.height
     assert pipeline.read_share(1, "state, attempts, proved_height") == (ShareState.BROADCAST, 0, pipeline.height)
-    assert pipeline.nodes.posts == [], "sending is the broadcaster's task"
+    assert pipeline.nodes.posts == [], "sending is the sender's task"
 
 
 @pytest.mark.rule("R11")
