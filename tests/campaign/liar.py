@@ -76,7 +76,7 @@ class Lane:
     async def run_scenario(self, lies: tuple[Lie, ...], *, from_first_listing: bool) -> None:
         """Open a round and vote in it while the first node lies, until all shares are counted or the round ends."""
         name, rng = " ".join(lies), self.setting.seeded_random(" ".join(lies))
-        seconds, (votes, window, shares) = self.round_seconds, self.setting.scale((4, 20, 16), (1, 2, 8))
+        seconds, (votes, window, shares) = self.round_seconds, self.setting.scale((2, 20, 16), (1, 2, 8))
         seed = rng.randrange(2**31)
         ledger = self.wallets.ledger
         if from_first_listing:
