@@ -20,7 +20,7 @@ from tests.simulation.fakes import SimTree, prove
 from tests.simulation.liar import BRIEF_SECONDS, Lie
 from tests.simulation.node import SimNode
 from tests.simulation.run import run_seed
-from tests.simulation.scenario import SETTLING_SECONDS, LiarPlan, add_liar, draw_scenario
+from tests.simulation.scenario import SETTLING_SECONDS, LiarPlan, ServiceFault, draw_scenario
 from tests.simulation.virtual_loop import SimLoop
 from tests.simulation.world import PROPOSALS, seeded_random
 
@@ -205,12 +205,14 @@ def test_false_heads_are_constant_brief_or_growing() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_one_node_lies_until_the_run_settles_and_there_is_no_other_fault(nodes: int) -> None:
+def test_one_node_lies_until_the_run_settles_and_no_node_has_another_fault(nodes: int) -> None:
     drawn = set[tuple[Lie, ...]]()
     for seed in range(60):
-        plan = add_liar(draw_scenario(seed), seed, LiarPlan((), nodes))
+        plan = draw_scenario(seed, LiarPlan((), nodes))
         assert len(plan.nodes_with_rpc) == nodes
-        assert plan.episodes == ()
+        faults = {episode.fault for episode in plan.episodes if episode.node is None}
+        assert len(faults) == len({episode.fault for episode in plan.episodes})
+        assert ServiceFault.OUTAGE not in faults
         assert {episode.node for episode in plan.lie_episodes} <= set(range(nodes)) - {plan.healthy_node}
         assert len({episode.node for episode in plan.lie_episodes}) == 1
         assert max(episode.end for episode in plan.lie_episodes) <= plan.duration - SETTLING_SECONDS
