@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,9 @@ import pytest
 
 from devnet import ballot
 from helper.operations.archive.object_names import PART_BLOCKS
+from tests.support.command import run_in_process
 from tests.support.devnet import era_flags
 from tests.support.harness import HelperProcess, cast_vote, run_chain_and_helper
-from tests.support.process import TIMEOUT_SECONDS
 from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess
 from tests.support.schemas import assert_conforms
 
@@ -23,24 +20,10 @@ ARCHIVE_CONFIG = {"place": f"s3://{BUCKET_NAME}/proofs", "check_seconds": 1}
 
 
 async def run_command_line(directory: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run a command in a separate process. Returns its exit code, the JSON line, and its messages."""
-    kept_name = "SVOTE_HELPER_BACKUP_PASSPHRASE"
-    env = {key: value for key, value in os.environ.items() if key == kept_name or not key.startswith("SVOTE_HELPER_")}
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "helper",
-        *arguments,
-        cwd=directory,
-        env={**env, "PYTHONPATH": str(Path.cwd())},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        out, err = await child.communicate()
-    assert child.returncode is not None
-    assert out.count(b"\n") <= 1
-    return child.returncode, json.loads(out) if out else {}, err.decode()
+    """Run a command. Returns its exit code, the JSON line, and its messages."""
+    result = await run_in_process(directory, *arguments)
+    assert result.stdout.count("\n") <= 1
+    return result.exit_code, json.loads(result.stdout) if result.stdout else {}, result.stderr
 
 
 def config_without_rpc(helper: HelperProcess) -> Path:
