@@ -22,7 +22,6 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
-    enqueue_shares,
     make_posted_share,
 )
 
