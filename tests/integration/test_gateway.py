@@ -29,7 +29,7 @@ from helper.server.application import add_middleware
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import base_url, bind_tcp, create_server
 from helper.server.routes.gateway import Gateway, GatewayLimits
-from tests.support.devnet import BOTH_ERAS, DevChain
+from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper, unix_time_in
 from tests.support.servers import serve_connections
 from tests.support.tcp_gate import open_gates
@@ -122,7 +122,6 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-@BOTH_ERAS
 async def test_gateway_wallet_votes_through_one_address(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -142,7 +141,6 @@ async def test_gateway_wallet_votes_through_one_address(
         assert vote.ballot.commitment.hex() not in log_text
 
 
-@BOTH_ERAS
 async def test_gateway_without_queue_forwards_requests(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -159,7 +157,6 @@ async def test_gateway_without_queue_forwards_requests(
         await helper.kill()
 
 
-@BOTH_ERAS
 async def test_gateway_one_failed_node_is_hidden_and_all_failed_is_503(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
