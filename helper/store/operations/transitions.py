@@ -17,6 +17,9 @@ MAX_HISTORY_ENTRIES: Final = 50
 CLOSED_STAGE: Final = "closed"
 """Stage of a share that failed because it was not confirmed when its round was closed."""
 
+PROVER_STAGES: Final = frozenset({"tree", "proof"})
+"""Stages of changes by the host that has claimed the share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:
@@ -121,16 +124,20 @@ def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow
     happen while it is proven or sent), or that another host has claimed or sends it.
     """
     row = load_row(tx, share_id, change.at_ms)
-    if row is None or not (change.ignore_claim or _can_change(tx, row)):
+    if row is None or not (change.ignore_claim or _can_change(tx, row, change)):
         return None
     if row.state == ShareState.FAILED and row.stage == CLOSED_STAGE:
         return row if ShareState.FAILED in change.sources else None
     return row
 
 
-def _can_change(tx: Transaction, row: ShareRow) -> bool:
-    """Return whether this host may change a share: as the sender in BROADCAST, with its claim in other states."""
-    return tx.can_send() if row.state == ShareState.BROADCAST else tx.has_claim(row)
+def _can_change(tx: Transaction, row: ShareRow, change: Transition) -> bool:
+    """Return whether this host may change a share: as the sender in BROADCAST, with its claim in other states.
+
+    A change by a prover needs the claim in BROADCAST too. If the claim has expired, the message is another host's.
+    """
+    is_by_prover = change.stage in PROVER_STAGES or ShareState.BROADCAST not in change.sources
+    return tx.can_send() if row.state == ShareState.BROADCAST and not is_by_prover else tx.has_claim(row)
 
 
 def load_row(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
