@@ -8,6 +8,7 @@ import sys
 
 from tests.explorer.one_liar import all_explorations
 from tests.explorer.search import BrokenPromiseError
+from tests.explorer.two_hosts import two_host_models
 
 
 def main() -> int:
@@ -16,7 +17,8 @@ def main() -> int:
     parser.add_argument("--heights", type=int, default=4, choices=range(1, 7), help="greatest height (default: 4)")
     options = parser.parse_args()
     broken, states, steps, seconds = list[str](), 0, 0, 0.0
-    for name, run in all_explorations(options.heights).items():
+    hosts = {name: lambda create=create: create().explore() for name, create in two_host_models(1).items()}
+    for name, run in {**hosts, **all_explorations(options.heights)}.items():
         try:
             result = run()
         except BrokenPromiseError as error:

@@ -10,10 +10,17 @@ import pytest
 
 from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts
+from helper.core.share import TRANSITIONS, ShareState
+from helper.reveal import send_policy
+from helper.reveal.retention import Retention
+from helper.reveal.sender import Sender
 from helper.store import ledger
 from helper.store.ledger import BlockRange, Ledger
+from helper.store.operations import actions, rounds
+from helper.store.store import Store
 from tests.explorer.one_liar import all_explorations
 from tests.explorer.search import BrokenPromiseError
+from tests.explorer.two_hosts import HostTransaction, two_host_models
 
 SMALL = all_explorations(2)
 BLOCK_STEPS = {"grow", "catch_up", "read", "wait_or_crash", "rescan"}
@@ -107,3 +114,92 @@ def test_planted_bug_is_found(module: Any, name: str, bug: Callable[..., Any], m
     explorations = all_explorations(2).values()
     with pytest.raises(BrokenPromiseError):
         sum(exploration().states for exploration in explorations)
+
+
+def test_two_hosts_break_no_promise_and_cause_every_transition() -> None:
+    edges = set[tuple[ShareState, ShareState]]()
+    for create in two_host_models(0).values():
+        model = create()
+        model.explore()
+        edges |= model.edges
+    assert edges == {(state, target) for state, targets in TRANSITIONS.items() for target in targets}
+
+
+def believe_last(said: Mapping[str, Any], needed: int) -> Any:
+    return [*said.values()][-1]
+
+
+def decide_before_due(reveal: Any, process: Any, nodes: Any) -> Any:
+    return decide(reveal, process._replace(now_ms=reveal.due_ms), nodes)
+
+
+def resend_only_at_a_height(reveal: Any, process: Any, nodes: Any) -> Any:
+    last = reveal.last_sent_height
+    if last is not None and process.head <= last:
+        return send_policy.Wait(process.now + 1, last + 1)
+    return decide(reveal, process, nodes)
+
+
+def is_old_after_one_block(first: int, last: int, outcome: str | None, height: int) -> bool:
+    return height > last
+
+
+async def report_before_failing(self: Any, stored: Any) -> Any:
+    await self._store.mark_closed(stored.round_id, 1.0)
+    await self._store.mark_alerted(stored.round_id, 1.0)
+    await self._store.fail_unspent(stored.round_id, note="")
+    return stored
+
+
+async def commit_after_send(self: Any, share_id: int, **sending: Any) -> bool:
+    self.unsaved = sending
+    return True
+
+
+async def commit_late(self: Any, share_id: int, **outcome: Any) -> None:
+    await mark_sending(self, share_id, **self.unsaved)
+    await record_outcome(self, share_id, **outcome)
+
+
+def forget_sends(tx: Any, row: Any, *args: Any, **options: Any) -> Any:
+    requeued = requeue_failed(tx, row, *args, **options)
+    tx.conn.execute("DELETE FROM history WHERE share_id = ?", (row.id,))
+    return requeued
+
+
+def close_without_waiting(tx: Any, round_id: bytes, note: str, at_ms: int, limit: int) -> tuple[int, bool]:
+    return fail_batch(tx, round_id, note, at_ms, limit) if rounds_in_progress(tx) else (0, False)
+
+
+def rounds_in_progress(tx: Any) -> bool:
+    return bool(tx.conn.execute("SELECT 1 FROM shares WHERE state <> 0").fetchall())
+
+
+def yes(*args: Any) -> bool:
+    return True
+
+
+decide, requeue_failed, fail_batch = send_policy.decide, actions.requeue_failed, rounds.fail_unconfirmed_batch
+mark_sending, record_outcome = Store.mark_sending, Store.record_outcome
+PLANTED_IN_HOSTS: tuple[tuple[str, tuple[tuple[Any, str, Callable[..., Any]], ...]], ...] = (
+    ("shares", ((send_policy, "decide", decide_before_due),)),
+    ("heads", ((send_policy, "decide", resend_only_at_a_height),)),
+    ("heads", ((send_policy, "_had_its_blocks", is_old_after_one_block),)),
+    ("close", ((Retention, "_report", report_before_failing),)),
+    ("sends", ((Store, "mark_sending", commit_after_send), (Store, "record_outcome", commit_late))),
+    ("hosts", ((Sender, "_may_send", yes),)),
+    ("sends", ((agreement, "agreed", believe_last),)),
+    ("refusals", ((actions, "requeue_failed", forget_sends),)),
+    ("close", ((rounds, "fail_unconfirmed_batch", close_without_waiting),)),
+    ("hosts", ((HostTransaction, "has_claim", yes),)),
+)
+
+
+@pytest.mark.parametrize(("name", "bugs"), PLANTED_IN_HOSTS, ids=[bugs[0][2].__name__ for _, bugs in PLANTED_IN_HOSTS])
+def test_bug_planted_in_hosts_is_found(
+    name: str, bugs: tuple[tuple[Any, str, Callable[..., Any]], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, attribute, bug in bugs:
+        monkeypatch.setattr(owner, attribute, bug)
+    with pytest.raises(BrokenPromiseError):
+        two_host_models(0)[f"two hosts, {name}"]().explore()
