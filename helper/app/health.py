@@ -7,7 +7,7 @@ from typing import Final
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
 from helper.chain.block_follower import BlockFollower
 from helper.chain.catch_up import MAX_BLOCKS_BEHIND
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync
 from helper.chain.round_registry import RoundRegistry

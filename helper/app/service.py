@@ -21,7 +21,7 @@ from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
 from helper.chain.block_follower import BlockFollower
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.models import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
