@@ -14,6 +14,7 @@ round's end. A round whose tree cannot be synchronized does not delay others.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,6 +112,9 @@ class CommitmentTreeSync:
     def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
         """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
 
+        If several trees contain the leaf, the choice depends on the height: a later proof may use another root, since
+        the node that accepts the first one may be false.
+
         Args:
             round_id: the round.
             position: the leaf's position.
@@ -123,7 +127,9 @@ class CommitmentTreeSync:
             return round_tree.agreed
         covering = [b for b in round_tree.branches if b.newest is not None and position < b.newest.size]
         leaf = get_leaf() if covering else b""
-        return next((branch.newest for branch in covering if branch.tree.leaf(position) == leaf), None)
+        roots = [branch.newest for branch in covering if branch.tree.leaf(position) == leaf]
+        choice = zlib.crc32(b"%d %d" % (position, self._node_pool.greatest_height))
+        return roots[choice % len(roots)] if roots else None
 
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         """A recent root at a height, None if there is none: one that a proof was made for, or an agreed one."""
