@@ -5,7 +5,7 @@ Depends on the state of the chain, the clock, the store and the cluster.
 
 from __future__ import annotations
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import ChainSync

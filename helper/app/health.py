@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync

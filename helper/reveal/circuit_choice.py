@@ -14,7 +14,7 @@ from functools import partial
 
 import structlog
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.counted_reveals import is_counted, parse_reveal
 from helper.chain.models import TxResult
 from helper.chain.node_pool import NodePool

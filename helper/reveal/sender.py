@@ -15,7 +15,7 @@ from functools import partial
 
 import structlog
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
 from helper.chain.models import TxResult

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
+from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.sample_share import create_sample_job

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_trees import Anchor
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import registry

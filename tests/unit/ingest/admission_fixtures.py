@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
-from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
+from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
