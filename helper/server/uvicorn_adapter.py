@@ -29,6 +29,8 @@ from helper.clock import Clock, SystemClock
 
 _ACCEPTS_PER_ITERATION: Final = 8
 """Connections that are accepted in one iteration of the event loop."""
+_MAX_JOINED_BYTES: Final = 16 << 10
+"""A longer part of a body is not joined with the head. Connections can share it, and a copy of it takes more time."""
 
 
 class _PipelineFlow(FlowControl):
@@ -70,7 +72,10 @@ class _ResponseTransport:
     def write(self, data: bytes) -> None:
         """Write bytes; hold the first ones until the next write, at most until the next iteration of the loop."""
         if self._held:
-            data, self._held = self._held + data, b""
+            if len(data) > _MAX_JOINED_BYTES:
+                self.flush()
+            else:
+                data, self._held = self._held + data, b""
         elif self._is_first:
             self._held, self._is_first = data, False
             self._loop.call_soon(self.flush)
