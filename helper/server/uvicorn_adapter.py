@@ -220,6 +220,8 @@ class HttpConnection(HttpToolsProtocol):
         self.is_upgrade = self.parser.should_upgrade()
         if self.is_upgrade and self.parser.get_method() == b"CONNECT":
             raise ConnectRefusedError("CONNECT is not supported")
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client takes the 100 for its response (RFC 9110, section 10.1.1)
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self.transport, self.loop)  # type: ignore[assignment] # has its methods
         if self.is_upgrade:
