@@ -5,9 +5,8 @@ Depends on the state of the chain, the clock, the store and the cluster.
 
 from __future__ import annotations
 
-from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
-from helper.chain.models import RoundStatus
+from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
@@ -180,6 +179,6 @@ class Gates:
 
     def all_rounds_pause_reason(self) -> PauseReason | None:
         """Why all active rounds are paused, or None if at least one is not."""
-        open_rounds = [known for known in self._round_registry.open_rounds() if known.status is RoundStatus.ACTIVE]
-        reasons = [self.round_pause_reason(known.round_id) for known in open_rounds]
+        active = self._round_registry.active_rounds(with_frozen=True)
+        reasons = [self.round_pause_reason(known.round_id) for known in active]
         return reasons[0] if reasons and all(reasons) else None

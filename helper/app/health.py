@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
-from helper.chain.block_follower import BlockFollower
-from helper.chain.catch_up import MAX_BLOCKS_BEHIND
 from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync
 from helper.chain.round_registry import RoundRegistry
@@ -27,6 +26,8 @@ UNREAD_GRACE_SECONDS: Final = 600.0
 """Seconds for which the number of unread blocks may not decrease. A node that restarts is not a problem."""
 MAX_BLOCKS_IN_PROGRESS: Final = 10
 """Newest blocks that may be unread at any time."""
+MAX_MISSED_BLOCKS: Final = 64
+"""An increase of the number of unread blocks by more is a rescan, or a downtime of the helper or its nodes."""
 
 
 class ServiceHealth:
@@ -128,7 +129,7 @@ class ServiceHealth:
     def note_unread_blocks(self) -> None:
         """Note whether the number of unread blocks decreases. Called at each probe of a node."""
         count, before = self._count_unread_blocks(), self._unread_count
-        has_decreased = count < self._fewest_unread or count - before > MAX_BLOCKS_BEHIND  # skipped now, or a rescan
+        has_decreased = count < self._fewest_unread or count - before > MAX_MISSED_BLOCKS
         if not self._fewest_unread or has_decreased:
             self._fewest_unread, self._unread_since = count, self._clock.monotonic()
         self._unread_count = count
@@ -146,11 +147,11 @@ class ServiceHealth:
         """Number of unread blocks, with those above the newest one read if these are more than a few."""
         head, height = self._node_pool.head, self._block_follower.height
         behind = 0 if head is None or height is None else head.height - height
-        return self._block_follower.history.unread_count + (behind if behind > MAX_BLOCKS_IN_PROGRESS else 0)
+        return self._block_follower.gap_count + (behind if behind > MAX_BLOCKS_IN_PROGRESS else 0)
 
     def _unread_blocks(self) -> str | None:
         """The number of older blocks that are not read yet, or None. Shares are revealed in the meantime."""
-        left = self._block_follower.history.unread_count
+        left = self._block_follower.gap_count
         return f"{left} older blocks have not been read yet; shares are still revealed" if left else None
 
     def _frozen_with_shares(self) -> str | None:
@@ -196,7 +197,7 @@ class ServiceHealth:
             "clock_skew": self._node_pool.clock_skew,
             "block_age": self._age_of(None if head is None else head.time),
             "tree_lag": self._tree_lag(),
-            "unread_blocks": self._block_follower.history.unread_count,
+            "unread_blocks": self._block_follower.gap_count,
             "endpoints": [
                 {
                     "name": endpoint.name,

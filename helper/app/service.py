@@ -20,8 +20,8 @@ import structlog
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
-from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
@@ -283,7 +283,7 @@ class Service:
             wake=self.dispatcher.wake,
             is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
-            on_rescan=self.block_follower.history.wake,
+            on_rescan=self.block_follower.wake,
         )
         self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
         self.finished_rounds = self._create_finished_rounds(self.archive_writer) if self.archive_writer else None
@@ -311,7 +311,7 @@ class Service:
         return create_archive_writer(
             self.config,
             self.node_pool,
-            lambda: self.round_registry.all_rounds() if self.round_registry.is_synced else None,
+            lambda: self.round_registry.agreed_rounds() if self.round_registry.is_synced else None,
             is_writer=self._is_leader,
             clock=self.clock,
             env=os.environ,

@@ -31,6 +31,7 @@ class SentRevealCheck:
     def __init__(self, store: Store, node_pool: NodePool) -> None:
         self._store = store
         self._node_pool = node_pool
+        self._checked_height = 0
 
     async def record_missed(self) -> list[int]:
         """Check all sent reveals, because blocks were missed that no node has.
@@ -49,13 +50,14 @@ class SentRevealCheck:
     async def check_spent(self, height: int) -> list[int]:
         """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
 
-        Does nothing unless `height` is a multiple of `CHECK_INTERVAL_BLOCKS`.
+        Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check.
 
         Returns:
             The ids of confirmed rows.
         """
-        if height % CHECK_INTERVAL_BLOCKS:
+        if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
             return []
+        self._checked_height = height
 
         def is_late(reveal: SentReveal) -> bool:
             waited = height - (reveal.first_sent_height or height)

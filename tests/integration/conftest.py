@@ -24,12 +24,9 @@ def started_chains() -> Iterator[dict[str, DevChain]]:
 def era(request: pytest.FixtureRequest) -> str:
     """The era of the chain that a test uses.
 
-    Every test that talks to a node has this fixture. A second run of all tests would double the time of the integration
-    tests, so this rule divides them among the eras:
-
-    - A test whose outcome depends on how a node responds runs on both eras. `BOTH_ERAS` overrides this fixture.
-    - The cases of a parametrized test alternate: 1.6, 0.5, 1.6, …
-    - All other tests run on 1.6.
+    Every test that talks to a node has this fixture. What differs between eras is tested without processes, and once
+    with processes on both (`BOTH_ERAS`). The cases of a parametrized test alternate: 1.6, 0.5, 1.6, …
+    All other tests run on 1.6.
     """
     callspec = getattr(request.node, "callspec", None)
     return OLD_ERA if callspec is not None and sum(callspec.indices.values()) % 2 else NEW_ERA

@@ -29,7 +29,7 @@ from devnet.ballot import Ballot
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult, PreparedReveal
-from helper.store.operations.blocks import apply_block
+from helper.store.operations.blocks import apply_blocks
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
 from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.store import SqliteStore
@@ -171,7 +171,9 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         )
         spent = tx.fetch_all("unconfirmed", {"after": 0, "limit": 1})[0][14]
         with transaction(database):
-            steps["confirmed"] = count_steps(tx, lambda: apply_block(tx, 101, [(ROUND_ID, spent)], DUE_TIME * 1000))
+            steps["confirmed"] = count_steps(
+                tx, lambda: apply_blocks(tx, [(101, 101)], [(ROUND_ID, spent)], DUE_TIME * 1000)
+            )
     return steps
 
 

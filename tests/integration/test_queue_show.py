@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote
+from tests.support.command import run_in_process
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
 from tests.support.prover_worker import PROPOSAL_REFUSED
@@ -22,16 +21,10 @@ from tests.support.secrets import collect_secrets, secrets_in_text
 
 async def show_share(helper: HelperProcess, ref: str) -> tuple[dict[str, Any], str]:
     """Return the JSON and the text output of the command."""
-    printed = []
-    for flags in (("--json",), ()):
-        command = ("-m", "helper", "queue", "show", ref, "--config", str(helper.config), *flags)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=asyncio.subprocess.PIPE, env={"COLUMNS": "300"}
-        )
-        text, _ = await process.communicate()
-        assert process.returncode == 0
-        printed.append(text.decode())
-    return json.loads(printed[0]), printed[1]
+    command = ("queue", "show", ref, "--config", str(helper.config))
+    result, text = [await run_in_process(helper.config.parent, *command, *flags) for flags in (("--json",), ())]
+    assert text.exit_code == 0, text.stderr
+    return result.json(), text.stdout
 
 
 async def find_only_share(helper: HelperProcess) -> dict[str, Any]:

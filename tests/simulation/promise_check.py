@@ -10,6 +10,7 @@ from helper.core.share import TRANSITIONS, Share, ShareState
 from tests.simulation.chain import EPOCH, SimChain
 from tests.simulation.event_log import EventLog
 from tests.simulation.host import ServiceHost
+from tests.simulation.liar import EARLIER_END_SECONDS, Lie
 from tests.simulation.node import SimNode
 from tests.simulation.prover import ProverFault
 from tests.simulation.scenario import RoundPlan, Scenario
@@ -28,7 +29,9 @@ class TrackedShare:
     """A share that a wallet posts.
 
     Attributes:
+        posted_at: loop second of the first post, None before it.
         acknowledged_at: loop second of the first acknowledgment, None before it.
+        is_refused: whether the service has refused it for good.
         is_queued: whether the service responded that the share is new.
         is_reposted: whether the wallet has posted it again without a due time, which then applies.
     """
@@ -36,15 +39,18 @@ class TrackedShare:
     share: Share
     nullifier: bytes
     plan: RoundPlan
+    posted_at: float | None = None
     acknowledged_at: float | None = None
+    is_refused: bool = False
     is_queued: bool = False
     is_reposted: bool = False
 
     @property
     def due_at(self) -> float:
-        """Loop second at which the share is due."""
-        assert self.acknowledged_at is not None
-        return max(self.share.submit_at - EPOCH, self.acknowledged_at)
+        """Loop second at which the share is due; while it is not acknowledged, as if it were when it was posted."""
+        known_at = self.posted_at if self.acknowledged_at is None else self.acknowledged_at
+        assert known_at is not None
+        return max(self.share.submit_at - EPOCH, known_at)
 
 
 class PromiseChecker:
@@ -200,6 +206,9 @@ class PromiseChecker:
         for spent, known in self.shares.items():
             sim_round = self._chain.rounds[known.share.round_id]
             if known.acknowledged_at is None:
+                is_valid = known.posted_at is not None and not known.is_refused
+                if is_valid and self._could_be_confirmed(known) and not self._may_be_held_back(known):
+                    self._event_log.record_violation("a valid share was never accepted", spent, "due", known.due_at)
                 continue
             self.counts["acknowledged"] += 1
             counted = self._is_confirmed(known)
@@ -222,6 +231,11 @@ class PromiseChecker:
         if not tracked.plan.requires_all_shares and tracked.plan.end < self._plan.duration:
             return False
         return tracked.due_at <= end - END_MARGIN_SECONDS - self._plan.drain_seconds
+
+    def _may_be_held_back(self, tracked: TrackedShare) -> bool:
+        """Return whether the share may be refused until its round ends: it is due after the end that a node reports."""
+        is_end_false = any(Lie.FALSE_END in episode.lies for episode in self._plan.lie_episodes)
+        return is_end_false and tracked.due_at >= tracked.plan.end - EARLIER_END_SECONDS
 
     def _may_have_missed_blocks(self) -> bool:
         """Return whether blocks may be missing because every node had pruned them."""

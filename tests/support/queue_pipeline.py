@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from helper.app.gates import Gates
-from helper.chain.block_follower import BlockFollower
+from helper.chain.follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.round_and_tree_sync import ChainSync
@@ -146,9 +146,7 @@ class Pipeline:
         self.make_sender = partial(Sender, **reveal_parts, verifier=prover or self.prover)
         self.sender = self.make_sender()
         self.closing = RoundClosing(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
-        self.listener = SimpleNamespace(
-            is_ready=True, disputed_height=None, stalled_height=None, history=SimpleNamespace(unread_count=0)
-        )
+        self.listener = SimpleNamespace(is_ready=True, disputed_height=None, stalled_height=None, gap_count=0)
         self.gates = Gates(
             store=self.store,
             node_pool=self.endpoints,

@@ -234,7 +234,10 @@ def _classify_error(error: Exception) -> str:
 
 def _create_status(view: WalletView) -> payload.StatusResponse:
     """The status, with the tree of the newest active round or zeros."""
-    newest = max(view.rounds.active_rounds(), key=lambda r: r.created_at_height, default=None)
+    rounds = view.rounds
+    newest = max(
+        rounds.active_rounds(), key=lambda r: (rounds.is_agreed(r.round_id), r.created_at_height), default=None
+    )
     if newest is None:
         return payload.status_body(0, 0)
     anchor = view.trees.anchor(newest.round_id)

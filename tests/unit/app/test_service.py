@@ -19,7 +19,7 @@ from helper.core.time_text import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.application import create_app
-from helper.store.block_ranges import BlockRange
+from helper.store.ledger import LEDGER_KEY, BlockRange, Ledger, format_ledger
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.release import create_signed_release, sign_sums, write_sums
@@ -207,7 +207,9 @@ async def test_readiness_fails_while_blocks_stay_unread(
         return {check.name: check.problem for check in harness.service.health.run_checks()}["blocks"]
 
     async def show(ranges: list[BlockRange], *, height: int = 100) -> None:
-        follower.history._ranges, follower.height = ranges, height
+        text = format_ledger(Ledger(1, height, tuple(ranges)))
+        await harness.service.store.set_meta(LEDGER_KEY, text)
+        await follower._load_ledger()
         await harness.poll()
 
     await show([])

@@ -352,7 +352,7 @@ async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:
     rpc = endpoints.nodes[0].rpc
     assert rpc is not None
     with pytest.raises(ChainError) as caught:
-        await rpc.search_reveals(bytes(32), 1, 2)
+        await anext(rpc.reveal_transactions(bytes(32)))
     endpoints.record_error(endpoints.nodes[0], caught.value, rpc=True)
     assert endpoints.has_usable_node
     assert endpoints.usable_rpc_nodes == endpoints.nodes
