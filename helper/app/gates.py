@@ -15,7 +15,7 @@ from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import DispatchGate
-from helper.reveal.proof_times import ProofTimes
+from helper.reveal.revealer import ProofTimes
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.store import Store
 

@@ -19,7 +19,7 @@ from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.runtime.hardening import get_process_limits
 
 UNREAD_GRACE_SECONDS: Final = 600.0

@@ -24,7 +24,7 @@ from helper.circuits.versions import is_newer_than_known
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason, text_of
 from helper.errors import ChainError, ProverError
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.store.store import Store
 from proofs import CircuitError
 

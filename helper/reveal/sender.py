@@ -32,9 +32,9 @@ from helper.lease.local import LocalLease
 from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy
-from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS, CircuitChoice
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
+from helper.reveal.revealer import AttemptBudget
 from helper.reveal.send_policy import NO_HEIGHT, NodeFacts, ProcessFacts, ProveAnew, Send, SendState, SendStates, Wait
 from helper.store.models import SentReveal
 from helper.store.store import Store

@@ -20,7 +20,7 @@ from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
-from helper.reveal.prover.pool import Proof, ProverPool
+from helper.reveal.prover_pool import Proof, ProverPool
 from tests.support.clock import FakeClock
 
 START_TIME = 1_795_268_000
