@@ -1009,7 +1009,7 @@ async def test_share_is_proven_anew_while_one_of_two_nodes_is_silent(pipeline: P
     pipeline.set_replies(reply)
     await pipeline.sender.send(await pipeline.prepare_message())
     height = pipeline.height
-    while pipeline.read_share(1) == (ShareState.BROADCAST,):
+    while pipeline.read_share(1) == (ShareState.BROADCAST,) and height < 120:
         height += 1
         show_heads(pipeline, height, None)
         await pipeline.sender.reconcile()
