@@ -61,7 +61,6 @@ class RoundView(NamedTuple):
         are_proposals_agreed: whether no other proposals are reported.
         earliest_end: the earliest reported end if the end is not agreed, or another one is reported; None otherwise.
         latest_end: the latest reported end, 0 if there is none.
-        frozen: why no share of the round may be accepted, revealed or purged now, None if they may.
     """
 
     known: Round | None
@@ -69,7 +68,6 @@ class RoundView(NamedTuple):
     are_proposals_agreed: bool
     earliest_end: int | None
     latest_end: int
-    frozen: str | None
 
 
 class _Statement(NamedTuple):
@@ -124,6 +122,7 @@ class _Record:
         is_in_store: whether the store contained it when it was last read again.
         frozen: why none of its shares may be accepted, revealed or purged, None if they may.
         frozen_shares: number of its unconfirmed shares, 0 while it is not frozen.
+        problem: what is wrong with the listings of nodes; "" if nothing is.
         unconfirmed: reported values, by field, that are not agreed and that no node contradicts.
         is_wait_logged: whether the missing agreement on its end was logged.
     """
@@ -140,6 +139,7 @@ class _Record:
     is_in_store: bool = False
     frozen: str | None = None
     frozen_shares: int = 0
+    problem: str = ""
     unconfirmed: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     is_wait_logged: bool = False
 
@@ -203,7 +203,7 @@ class RoundRegistry:
     """All rounds that the chain has listed, and the chain's id.
 
     Attributes:
-        is_synced: whether the list of rounds was read since the start.
+        is_synced: whether enough nodes to agree have listed their rounds since the start.
         revision: increases with every event after which a round may be closed or purged: a processed block while a
             round has ended and is not closed, and a round that is new, changed, frozen, unfrozen or closed by another
             host.
@@ -295,7 +295,6 @@ class RoundRegistry:
             are_proposals_agreed=is_agreed and "proposals" not in unconfirmed,
             earliest_end=min(ends, default=None),
             latest_end=max([*ends, 0 if known is None else known.vote_end_time]),
-            frozen=record.frozen,
         )
 
     def is_agreed(self, round_id: bytes) -> bool:
@@ -325,8 +324,9 @@ class RoundRegistry:
             if record.unconfirmed
         }
         waiting = {record.round_id: "listed, but not agreed yet" for record in self._held}
+        problems = {record.round_id: record.problem for record in records if record.is_stored and record.problem}
         frozen = {record.round_id: record.frozen for record in records if record.frozen is not None}
-        return {**changes, **waiting, **frozen}
+        return {**problems, **changes, **waiting, **frozen}
 
     def frozen_shares(self) -> dict[bytes, int]:
         """Number of unconfirmed shares by frozen round, as of the last sync."""
@@ -460,7 +460,7 @@ class RoundRegistry:
             self._note_unconfirmed(record, said.get(record.round_id, {}))
         await self._close_unlisted()
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
-        self.is_synced = True
+        self.is_synced = self.is_synced or len(self._said) >= self._node_pool.needed
 
     async def _ask(self, node: Node) -> _Statement:
         """Request a node's rounds."""
@@ -583,6 +583,8 @@ class RoundRegistry:
             if agreed(said, self._node_pool.needed):
                 reasons[round_id] = next(iter(by_node.values()))
         for record in self._records.values():
+            by_node = problems.get(record.round_id, {})
+            record.problem = "; ".join(f"{problem} by {name}" for name, problem in by_node.items())
             if record.frozen is not None and record.round_id not in reasons:
                 self._log.info("round_unfrozen", round=record.round_id.hex()[:8])
                 record.frozen, record.frozen_shares = None, 0

@@ -142,6 +142,7 @@ async def test_one_false_list_changes_nothing_and_accuses_no_honest_node(
     is_accused = len(hosts) > 2 and problem != "no longer listed"
     assert (problem in str(env.endpoints.unusable_reasons()["liar:1317"])) is is_accused, "two others contradict it"
     assert len(env.endpoints.usable_nodes) == len(hosts) - is_accused
+    assert env.registry.unconfirmed_reports() == {ROUND_ID: f"{problem} by liar:1317"}
     env.network.nodes = {"liar": env.nodes["liar"]}
     await env.advance_blocks()
     await env.sync()
@@ -241,6 +242,7 @@ async def test_round_that_is_listed_while_the_other_node_is_silent_is_active() -
     silent = env.network.nodes.pop("b")
     await env.sync()
     assert len(env.registry.active_rounds()) == 1
+    assert not env.registry.is_synced, "the follower must not begin without the rounds that are not agreed yet"
     assert env.store.stored_rounds == {}
     env.network.nodes["b"] = silent
     await env.advance_blocks()
