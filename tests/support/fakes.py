@@ -27,7 +27,7 @@ START_TIME = 1_795_268_000
 ROUND, OTHER_ROUND = bytes(range(32)), bytes(range(1, 33))
 CHAIN_ID = "svote-test"
 HOUR_SECONDS = 3600.0
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 ANCHOR = Anchor(height=90, size=1000, root=b"\x0a" * 32)
 FIRST_NODE, SECOND_NODE = "first:80", "second:80"
 
@@ -69,7 +69,7 @@ async def wait_until(condition: Callable[[], object]) -> None:
         for turn in itertools.count():
             if condition():
                 return
-            await asyncio.sleep(0 if turn < 1000 else 0.005)
+            await asyncio.sleep(0 if turn < 10_000 else 0.005)
 
 
 async def wait_for_length(items: Sequence[object], length: int) -> None:

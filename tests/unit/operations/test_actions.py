@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,6 @@ from tests.unit.operations.action_fixtures import ANN, NOW, OperationsHarness, n
 from tests.unit.store.fixtures import OTHER_ROUND, make_posted_share
 
 ANY_FILTER = QueueFilter()
-
-
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
-    harness_ = OperationsHarness(tmp_path / "queue.db")
-    await harness_.open()
-    yield harness_
-    await harness_.store.close()
 
 
 async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str = "proof") -> list[str]:

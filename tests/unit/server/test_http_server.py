@@ -38,6 +38,7 @@ from helper.server.http_server import (
     create_server,
     listen_unix,
 )
+from tests.support.fakes import wait_until
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
     PATIENCE_SECONDS,
@@ -130,12 +131,6 @@ def received_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     monkeypatch.setattr(ConnectionEvictor, "add_pending", record)
     return lambda: sum(sizes)
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 FEW_CONNECTIONS = ConnectionLimits(head_seconds=60, max_connections=2, eviction_seconds=0)
