@@ -27,6 +27,9 @@ class RoundStatus(IntEnum):
 
 _STATUSES = frozenset(status.value for status in RoundStatus)
 
+ENDED_STATUSES = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
+"""The statuses of a round that accepts no more votes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:

@@ -202,11 +202,6 @@ class NodePool:
         return BlockHead(self.chain_id, height, time)
 
     @property
-    def decision_height(self) -> int:
-        """The height at which reveals are followed up: the agreed one, or that of `head` before any is agreed."""
-        return self.agreed_height or (0 if self.head is None else self.head.height)
-
-    @property
     def greatest_height(self) -> int:
         """The greatest height that any node in sync reports, 0 without one. Only for acts that are harmless."""
         return max((node.height for node in self.in_sync_nodes), default=0)
@@ -331,11 +326,13 @@ class NodePool:
         *,
         is_enough: Callable[[T], bool] = lambda _: True,
         min_height: int = 0,
+        turn: int = 0,
     ) -> list[T]:
         """Call `fn` with each usable node in order until a response satisfies `is_enough`.
 
         Nodes that have reported `min_height` come first. After a `ChainError` the next node is called (see
-        `record_error`).
+        `record_error`). `turn`, the number of the call, rotates the order, so that no node can answer for all. Each
+        node is first in two turns: the second of the two syncs of one block, and the first of another.
 
         Returns:
             All responses in call order; a response that satisfied `is_enough` is the last.
@@ -344,7 +341,10 @@ class NodePool:
             ChainUnavailable: no node responded.
         """
         results, reasons = [], []
-        for node in sorted(self.usable_nodes, key=lambda e: e.health.head is None or e.health.head.height < min_height):
+        usable = self.usable_nodes
+        first = turn // 2 % len(usable) if usable else 0
+        ordered = sorted(usable[first:] + usable[:first], key=lambda e: (e.height < min_height, e.client.is_slow))
+        for node in ordered:
             if self._create_reason_check()(node.health) is not None:
                 continue  # Another call has put it into backoff since.
             try:

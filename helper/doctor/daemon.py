@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from helper.chain.round_record import ENDED_STATUSES
+from helper.chain.models import ENDED_STATUSES
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.observability.readiness_text import Check
@@ -49,8 +49,8 @@ _ADVICE_BY_NOTE: Final = {
     "store": "Check the disk for errors, and restart the helper. If its log has `database_damaged` again, restore the "
     "newest backup.",
     "chain": "List two different nodes in [chain] endpoints; see the node checks.",
-    "rounds": "Query your own node. A changed end time takes effect once two nodes report it (or, with a single node, "
-    "after ten blocks). If the status is unknown, install a newer version.",
+    "rounds": "Query your own node. A changed end time takes effect once two nodes report it. If the status is "
+    "unknown, install a newer version.",
 }
 """Advice for notes on health checks that passed, by name."""
 

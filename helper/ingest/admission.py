@@ -28,9 +28,9 @@ from typing import Final, NamedTuple
 import anyio
 import structlog
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
-from helper.chain.round_registry import RoundRegistry
+from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.refusals import Situation, TemporaryRefusal
@@ -107,19 +107,13 @@ class _View(NamedTuple):
     """What is known of a share's round and leaf, read once.
 
     Attributes:
-        chain_round: the round; None if no node has listed it.
-        is_status_agreed: whether its status is agreed.
-        are_proposals_agreed: whether its proposals are agreed.
-        other_end: another end that is reported but not agreed.
+        round: the round.
         has_leaf: whether the share's leaf is at its position, as far as it is agreed there.
         has_other_leaf: whether another leaf is agreed at its position.
         pause: why no share of the round can be accepted now.
     """
 
-    chain_round: Round | None
-    is_status_agreed: bool
-    are_proposals_agreed: bool
-    other_end: int | None
+    round: RoundView
     has_leaf: bool
     has_other_leaf: bool
     pause: PauseReason | None
@@ -220,15 +214,12 @@ class AdmissionController:
             raise TemporaryRefusal(Situation.QUEUE_UNWRITABLE) from error
 
     def _read_view(self, checked: CheckedShare) -> _View:
-        share, rounds = checked.share, self._rounds
+        share = checked.share
         leaf = self._trees.leaf(share.round_id, share.tree_position)
         # A leaf that only one node serves is sufficient to accept its share, but never to refuse another.
         anchor = self._trees.find_anchor(share.round_id, share.tree_position, lambda: checked.vote_commitment)
         return _View(
-            chain_round=rounds.get(share.round_id),
-            is_status_agreed=not rounds.has_unconfirmed_status(share.round_id),
-            are_proposals_agreed=not rounds.has_unconfirmed_proposals(share.round_id),
-            other_end=rounds.unconfirmed_end(share.round_id),
+            round=self._rounds.view(share.round_id),
             has_leaf=anchor is not None and leaf in {None, checked.vote_commitment},
             has_other_leaf=leaf not in {None, checked.vote_commitment},
             pause=self._current_pause() or self._get_round_pause_reason(share.round_id),
@@ -237,13 +228,14 @@ class AdmissionController:
     def _find_refusal(self, checked: CheckedShare, arrived_at: float) -> ShareRefused | TemporaryRefusal | None:
         """Why a share cannot be accepted now, unless it is a duplicate."""
         share, view = checked.share, self._read_view(checked)
-        if view.chain_round is None:
+        known = view.round.known
+        if known is None:
             return view.not_synced()
         return (
-            _find_choice_refusal(share, view.chain_round, are_agreed=view.are_proposals_agreed)
-            or _find_leaf_refusal(view, view.chain_round.status)
-            or _find_status_refusal(view, view.chain_round.status)
-            or _find_end_refusal(view, share.submit_at, arrived_at, view.chain_round.vote_end_time)
+            _find_choice_refusal(share, known, are_agreed=view.round.are_proposals_agreed)
+            or _find_leaf_refusal(view, known.status)
+            or _find_status_refusal(view, known.status)
+            or _find_end_refusal(view.round.earliest_end, share.submit_at, arrived_at, known.vote_end_time)
         )
 
     def _current_pause(self) -> PauseReason | None:
@@ -332,17 +324,22 @@ def _find_leaf_refusal(view: _View, status: RoundStatus) -> ShareRefused | Tempo
 def _find_status_refusal(view: _View, status: RoundStatus) -> ShareRefused | TemporaryRefusal | None:
     if status is RoundStatus.PENDING:
         return view.not_synced()  # an agreed status is a lower bound
-    if not view.is_status_agreed:
+    if not view.round.is_status_agreed:
         return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
     return None if status is RoundStatus.ACTIVE else _round_not_active()
 
 
 def _find_end_refusal(
-    view: _View, submit_at: int, arrived_at: float, end: int
+    earliest_end: int | None, submit_at: int, arrived_at: float, end: int
 ) -> ShareRefused | TemporaryRefusal | None:
-    if view.other_end is not None and max(submit_at, arrived_at) > min(view.other_end, end):
-        return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason())
-    return ShareRefused(400, "is after the round's end", field="submit_at") if submit_at > end else None
+    """Refuse a share that is due after the end: the agreed one, or the latest that any node reports.
+
+    An earlier end that a node reports refuses nothing: a lie about it would cost the votes until the round's end.
+    """
+    if earliest_end is None:
+        return ShareRefused(400, "is after the round's end", field="submit_at") if submit_at > end else None
+    is_late = max(submit_at, arrived_at) > end
+    return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason()) if is_late else None
 
 
 def _round_not_active() -> ShareRefused:

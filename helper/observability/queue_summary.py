@@ -282,7 +282,7 @@ class QueueSummaries:
 
         The counts of a new round, and those after a start, are first read at the next full hour.
         """
-        now, known_rounds = self._clock.now(), {known.round_id: known for known in self._rounds.all_rounds()}
+        now, known_rounds = self._clock.now(), {known.round_id: known for known in self._rounds.agreed_rounds()}
         self._summaries = {key: entry for key, entry in self._summaries.items() if key in known_rounds}
         before, self._published = self._published, {}
         for round_id, known in known_rounds.items():

@@ -28,7 +28,9 @@ class TrackedShare:
     """A share that a wallet posts.
 
     Attributes:
+        posted_at: loop second of the first post, None before it.
         acknowledged_at: loop second of the first acknowledgment, None before it.
+        is_refused: whether the service has refused it for good.
         is_queued: whether the service responded that the share is new.
         is_reposted: whether the wallet has posted it again without a due time, which then applies.
     """
@@ -36,15 +38,18 @@ class TrackedShare:
     share: Share
     nullifier: bytes
     plan: RoundPlan
+    posted_at: float | None = None
     acknowledged_at: float | None = None
+    is_refused: bool = False
     is_queued: bool = False
     is_reposted: bool = False
 
     @property
     def due_at(self) -> float:
-        """Loop second at which the share is due."""
-        assert self.acknowledged_at is not None
-        return max(self.share.submit_at - EPOCH, self.acknowledged_at)
+        """Loop second at which the share is due; while it is not acknowledged, as if it were when it was posted."""
+        known_at = self.posted_at if self.acknowledged_at is None else self.acknowledged_at
+        assert known_at is not None
+        return max(self.share.submit_at - EPOCH, known_at)
 
 
 class PromiseChecker:
@@ -200,6 +205,9 @@ class PromiseChecker:
         for spent, known in self.shares.items():
             sim_round = self._chain.rounds[known.share.round_id]
             if known.acknowledged_at is None:
+                is_valid = known.posted_at is not None and not known.is_refused
+                if is_valid and self._could_be_confirmed(known):
+                    self._event_log.record_violation("a valid share was never accepted", spent, "due", known.due_at)
                 continue
             self.counts["acknowledged"] += 1
             counted = self._is_confirmed(known)

@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 
-from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
+from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
-from helper.reveal.prover.pool import Proof, ProverPool
+from helper.reveal.prover_pool import Proof, ProverPool
 from tests.support.clock import FakeClock
 
 START_TIME = 1_795_268_000
@@ -206,7 +206,7 @@ class FakeRounds(RoundRegistry):
     def all_rounds(self) -> list[Round]:
         return self.active_rounds()
 
-    def active_rounds(self) -> list[Round]:
+    def active_rounds(self, *, with_frozen: bool = False) -> list[Round]:
         return [] if ROUND in self.closed else [create_round(ROUND, end=self.end)]
 
     def open_rounds(self) -> list[Round]:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
@@ -234,7 +234,10 @@ def _classify_error(error: Exception) -> str:
 
 def _create_status(view: WalletView) -> payload.StatusResponse:
     """The status, with the tree of the newest active round or zeros."""
-    newest = max(view.rounds.active_rounds(), key=lambda r: r.created_at_height, default=None)
+    rounds = view.rounds
+    newest = max(
+        rounds.active_rounds(), key=lambda r: (rounds.is_agreed(r.round_id), r.created_at_height), default=None
+    )
     if newest is None:
         return payload.status_body(0, 0)
     anchor = view.trees.anchor(newest.round_id)

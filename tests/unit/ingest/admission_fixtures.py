@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
-from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
+from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.models import Proposal, Round, RoundStatus
-from helper.chain.round_registry import RoundRegistry
+from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
@@ -97,8 +97,11 @@ class FakeChain:
     def get(self, round_id: bytes) -> Round | None:
         return self.rounds.get(round_id)
 
-    def all_rounds(self) -> list[Round]:
+    def agreed_rounds(self) -> list[Round]:
         return list(self.rounds.values())
+
+    def is_agreed(self, round_id: bytes) -> bool:
+        return round_id in self.rounds
 
     def active_rounds(self) -> list[Round]:
         return [known for known in self.rounds.values() if known.status is RoundStatus.ACTIVE]
@@ -116,14 +119,15 @@ class FakeChain:
         served = (round_id, position) in self.leaves or self.served_leaves.get((round_id, position)) == get_leaf()
         return self.anchor(round_id) if served else None
 
-    def unconfirmed_end(self, round_id: bytes) -> int | None:
-        return self.other_ends.get(round_id)
-
-    def has_unconfirmed_status(self, round_id: bytes) -> bool:
-        return round_id in self.status_reports
-
-    def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
-        return round_id in self.proposal_reports
+    def view(self, round_id: bytes) -> RoundView:
+        return RoundView(
+            self.rounds.get(round_id),
+            is_status_agreed=round_id not in self.status_reports,
+            are_proposals_agreed=round_id not in self.proposal_reports,
+            earliest_end=self.other_ends.get(round_id),
+            latest_end=0,
+            frozen=None,
+        )
 
     def size(self, round_id: bytes) -> int:
         leaves = [*self.leaves, *self.served_leaves]

@@ -247,6 +247,13 @@ async def test_connection_closes_after_final_response_to_expect_100(expect: str,
     assert len(re.findall(rb"HTTP/1.1 [2-5]", response)) == 1, "the next request may be read as the body"
 
 
+async def test_connection_sends_no_100_response_to_http_1_0() -> None:
+    head = b"POST /echo HTTP/1.0\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    async with run_server(PATIENT) as port:
+        response = await (await RawClient.connect(port, head + b"x" * 9)).read_rest()
+    assert response.startswith(b"HTTP/1.1 200 OK\r\n"), "it would be taken for the final one"
+
+
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -35,6 +35,7 @@ from tests.unit.store.fixtures import (
     claim_all_due,
     enqueue_and_prepare,
     enqueue_shares,
+    greatest_height,
     make_posted_share,
     open_closed_database,
     read_database_files,
@@ -293,7 +294,7 @@ async def test_restored_database_continues_from_the_backup(
 
     reopened = await open_sqlite_store(other_path)
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
-    assert await reopened.get_cursor() == 7
+    assert await greatest_height(reopened) == 7
     assert len(await claim_all_due(reopened)) == 2
     await reopened.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
     await reopened.wait_for_erasure()

@@ -56,6 +56,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     enqueue_shares,
+    greatest_height,
     make_posted_share,
     make_reveal,
 )
@@ -160,7 +161,7 @@ async def test_apply_block_already_applied_does_not_wait(backend: PostgresBacken
         conn.execute("SELECT pg_advisory_unlock_all()")
     assert await held == []
     assert await host_a.is_spent(ROUND, make_posted_share(3).nullifier)
-    assert await host_a.get_cursor() == 6
+    assert await greatest_height(host_a) == 6
 
 
 async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> None:
@@ -170,7 +171,7 @@ async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> 
     confirmed = await asyncio.gather(*(host.apply_block(height, spent, now=NOW) for height in (7, 8) for host in hosts))
     assert sorted(len(shares) for shares in confirmed) == [0, 0, 0, 0, 0, 30]
     assert await hosts[0].count_shares() == {ROUND: {ShareState.SUBMITTED: 30}}
-    assert await hosts[0].get_cursor() == 8
+    assert await greatest_height(hosts[0]) == 8
 
 
 async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join_host: JoinHost) -> None:
@@ -184,7 +185,7 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
 
     assert await claim_all_due(host_a) == []
     assert set((await host_b.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
-    assert await host_a.get_cursor() == 59
+    assert await greatest_height(host_a) == 59
 
 
 # ---------------------------------------------------------------------- the sender
