@@ -195,14 +195,15 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
     """Return the node to send to, None if no node may get the message now.
 
     First the nodes that have not received the share, then those that received it longest ago, because a node may accept
-    a reveal and drop it. Nodes that refused the message come last. A node that received it recently and has not
+    a reveal and drop it. Among those without it, nodes that refused its circuit come last; they get it too, because
+    another node may answer "spent" to every message. A node that received it recently and has not
     responded is not tried: more copies would only add to its load. While every node asks for a delay, one share after
     the other is sent to a node that is ready: it may accept reveals long before the time that it named.
     """
 
-    def preference(node: NodeFacts) -> tuple[bool, float, bool]:
+    def preference(node: NodeFacts) -> tuple[float, bool, bool]:
         is_refuser = node.refuses_circuit or node.verdict in MESSAGE_REFUSALS
-        return is_refuser, node.sent_at, node.penalty.avoid_until > now
+        return node.sent_at, is_refuser, node.penalty.avoid_until > now
 
     since = now - AVOIDANCE_SECONDS
     candidates = [node for node in nodes if not (node.owes_response and node.sent_at > since)]

@@ -357,7 +357,6 @@ async def test_circuit_refused_for_confirmed_share_is_switched_although_last_nod
     await pipeline.sender.send(await pipeline.prepare_message(2))
     for _ in range(REPROVE_BLOCKS):
         await pipeline.next_block()
-    assert {node for node, _ in pipeline.nodes.posts[1:]} == {SECOND_NODE}, "the other node has refused the circuit"
     assert pipeline.circuits.current == "k11"
     assert pipeline.read_share(2, "state, attempts") == (ShareState.RECEIVED, 0)
 
