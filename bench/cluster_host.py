@@ -1,7 +1,7 @@
 """One host of `bench.cluster`: `python -m bench.cluster_host prove|send ADDRESS SCHEMA NAME SERVER_PID`.
 
 `prove` processes the queue with the product's dispatcher and a fake prover, from the first line on standard input to
-the second. `send` sends all prepared messages with the product's broadcaster to a fake node, and then applies blocks
+the second. `send` sends all prepared messages with the product's sender to a fake node, and then applies blocks
 that confirm them, each block by two hosts. Prints the costs as one line of JSON.
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 
 import psycopg
 
+from helper.chain.node import NO_PENALTY
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.clock import SystemClock
@@ -31,10 +32,10 @@ from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats
-from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.dispatcher import Dispatcher, DispatchGate
-from helper.reveal.proof_times import ProofTimes
+from helper.reveal.circuit_choice import CircuitChoice
+from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate
+from helper.reveal.revealer import ProofTimes
+from helper.reveal.sender import Sender
 from helper.store.keyring import Keyring
 from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.postgres import PostgresStore
@@ -151,8 +152,8 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     dispatcher = Dispatcher(
         store=store,
         revealer=revealer,
-        broadcaster=None,
-        retention=None,
+        sender=None,
+        closing=None,
         get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
         backlog=backlog,
         slots=CORE_COUNT,
@@ -175,9 +176,10 @@ class Node:
 
     def __init__(self) -> None:
         self.head = SimpleNamespace(height=100)
-        self.usable_nodes = [SimpleNamespace(name="node", client=self)]
+        self.nodes = self.usable_nodes = [SimpleNamespace(name="node", client=self, penalty=NO_PENALTY)]
+        self.agreed_height, self.response_wait = 100, 1.0
 
-    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:  # noqa: ARG002 - accepts any message
+    async def broadcast(self, message: RevealMessage, progress: object) -> BroadcastOutcome:  # noqa: ARG002 - any
         """Accept the message."""
         await asyncio.sleep(NODE_SECONDS)
         return BroadcastOutcome(Verdict.ACCEPTED)
@@ -186,8 +188,9 @@ class Node:
         """Always true: a new block exists after every send."""
         return True
 
-    async def record_accepted(self, circuit: str) -> None:
-        """Ignore the accepted circuit; replaces `CircuitSelector.record_accepted`."""
+    def seconds_left(self, round_id: bytes) -> float:  # noqa: ARG002 - no round ends
+        """Replaces `AttemptBudget.seconds_left`."""
+        return math.inf
 
 
 async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
@@ -198,12 +201,12 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     await keeper.acquire_at_start()
     keeper_task = asyncio.create_task(keeper.run())
     fake: Any = node
-    broadcaster = Broadcaster(
+    sender = Sender(
         store=store,
         trees=fake,
         node_pool=fake,
         verifier=fake,
-        circuits=fake,
+        circuits=CircuitChoice("k10", clock=clock, store_counted=store.set_meta),
         attempts=fake,
         clock=clock,
         stats=Stats(),
@@ -211,7 +214,7 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     )
     prepared = await store.list_unconfirmed()
     cost.begin()
-    await broadcaster.send_new()
+    await sender.send_new()
     results = {f"send_{name}": value / len(prepared) for name, value in cost.end().items()}
     spent = [(share.round_id, share.nullifier) for share in prepared]
     for reader in ("first_read", "other_read"):

@@ -5,17 +5,17 @@ Depends on the state of the chain, the clock, the store and the cluster.
 
 from __future__ import annotations
 
-from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import DispatchGate
-from helper.reveal.proof_times import ProofTimes
+from helper.reveal.revealer import ProofTimes
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.store import Store
 
@@ -44,7 +44,7 @@ class Gates:
         tree_sync: CommitmentTreeSync,
         chain_sync: ChainSync,
         block_follower: BlockFollower,
-        circuit_selector: CircuitSelector,
+        circuit_choice: CircuitChoice,
         proof_times: ProofTimes,
         clock: Clock,
         stale_after: float,
@@ -57,7 +57,7 @@ class Gates:
         self._tree_sync = tree_sync
         self._chain_sync = chain_sync
         self._block_follower = block_follower
-        self._circuit_selector = circuit_selector
+        self._circuit_choice = circuit_choice
         self._proof_times = proof_times
         self._clock = clock
         self._stale_after = stale_after
@@ -132,9 +132,8 @@ class Gates:
         return DispatchGate(
             frozenset(ends),
             head.time + self._max_ahead,
-            self._circuit_selector.blocked_reason or self.all_rounds_pause_reason(),
-            is_one_at_a_time=self._circuit_selector.is_current_unproven
-            or self._circuit_selector.pause_reason is not None,
+            self._circuit_choice.blocked_reason or self.all_rounds_pause_reason(),
+            is_one_at_a_time=self._circuit_choice.is_current_unproven or self._circuit_choice.pause_reason is not None,
             ends=ends,
             chain_time=head.time,
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
-from helper.chain.block_follower import BlockFollower
-from helper.chain.catch_up import MAX_BLOCKS_BEHIND
 from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync
 from helper.chain.round_registry import RoundRegistry
@@ -19,14 +18,16 @@ from helper.core.time_text import format_time
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
-from helper.reveal.circuit_selector import CircuitSelector
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.circuit_choice import CircuitChoice
+from helper.reveal.prover_pool import ProverPool
 from helper.runtime.hardening import get_process_limits
 
 UNREAD_GRACE_SECONDS: Final = 600.0
 """Seconds for which the number of unread blocks may not decrease. A node that restarts is not a problem."""
 MAX_BLOCKS_IN_PROGRESS: Final = 10
 """Newest blocks that may be unread at any time."""
+MAX_MISSED_BLOCKS: Final = 64
+"""An increase of the number of unread blocks by more is a rescan, or a downtime of the helper or its nodes."""
 
 
 class ServiceHealth:
@@ -47,7 +48,7 @@ class ServiceHealth:
         tree_sync: CommitmentTreeSync,
         chain_sync: ChainSync,
         block_follower: BlockFollower,
-        circuit_selector: CircuitSelector,
+        circuit_choice: CircuitChoice,
         prover_pool: ProverPool,
         stats: Stats,
         clock: Clock,
@@ -60,7 +61,7 @@ class ServiceHealth:
         self._tree_sync = tree_sync
         self._chain_sync = chain_sync
         self._block_follower = block_follower
-        self._circuit_selector = circuit_selector
+        self._circuit_choice = circuit_choice
         self._prover_pool = prover_pool
         self._stats = stats
         self._clock = clock
@@ -87,7 +88,7 @@ class ServiceHealth:
                 text_of(self._gates.all_rounds_pause_reason()) or self._frozen_with_shares(),
                 self._unconfirmed_round_reports(),
             ),
-            Check("circuit", text_of(self._circuit_selector.pause_reason)),
+            Check("circuit", text_of(self._circuit_choice.pause_reason)),
         ]
         if self._cluster is not None:
             accepts = self._role.can_accept
@@ -128,7 +129,7 @@ class ServiceHealth:
     def note_unread_blocks(self) -> None:
         """Note whether the number of unread blocks decreases. Called at each probe of a node."""
         count, before = self._count_unread_blocks(), self._unread_count
-        has_decreased = count < self._fewest_unread or count - before > MAX_BLOCKS_BEHIND  # skipped now, or a rescan
+        has_decreased = count < self._fewest_unread or count - before > MAX_MISSED_BLOCKS
         if not self._fewest_unread or has_decreased:
             self._fewest_unread, self._unread_since = count, self._clock.monotonic()
         self._unread_count = count
@@ -146,11 +147,11 @@ class ServiceHealth:
         """Number of unread blocks, with those above the newest one read if these are more than a few."""
         head, height = self._node_pool.head, self._block_follower.height
         behind = 0 if head is None or height is None else head.height - height
-        return self._block_follower.history.unread_count + (behind if behind > MAX_BLOCKS_IN_PROGRESS else 0)
+        return self._block_follower.gap_count + (behind if behind > MAX_BLOCKS_IN_PROGRESS else 0)
 
     def _unread_blocks(self) -> str | None:
         """The number of older blocks that are not read yet, or None. Shares are revealed in the meantime."""
-        left = self._block_follower.history.unread_count
+        left = self._block_follower.gap_count
         return f"{left} older blocks have not been read yet; shares are still revealed" if left else None
 
     def _frozen_with_shares(self) -> str | None:
@@ -191,12 +192,12 @@ class ServiceHealth:
                 CheckState(name=check.name, problem=check.problem, note=check.note) for check in self.run_checks()
             ],
             "process": get_process_limits(),
-            "circuit": self._circuit_selector.current,
+            "circuit": self._circuit_choice.current,
             "chain_id": self._node_pool.chain_id,
             "clock_skew": self._node_pool.clock_skew,
             "block_age": self._age_of(None if head is None else head.time),
             "tree_lag": self._tree_lag(),
-            "unread_blocks": self._block_follower.history.unread_count,
+            "unread_blocks": self._block_follower.gap_count,
             "endpoints": [
                 {
                     "name": endpoint.name,
@@ -210,8 +211,8 @@ class ServiceHealth:
                 "workers": self._prover_pool.workers,
                 "pids": self._prover_pool.pids,
                 "deaths": dict(self._prover_pool.unexpected_exits),
-                "self_test_seconds": self._prover_pool.estimated_seconds(self._circuit_selector.current),
-                "timeout_seconds": self._prover_pool.proof_timeout(self._circuit_selector.current),
+                "self_test_seconds": self._prover_pool.estimated_seconds(self._circuit_choice.current),
+                "timeout_seconds": self._prover_pool.proof_timeout(self._circuit_choice.current),
             },
             **self._stats.summary(self._clock.monotonic()),
         }

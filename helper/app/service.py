@@ -20,8 +20,8 @@ import structlog
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
-from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
@@ -44,16 +44,12 @@ from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
-from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.circuit_selector import CircuitSelector
-from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Dispatcher
-from helper.reveal.proof_times import ProofTimes
-from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
-from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
-from helper.reveal.retention import Retention
-from helper.reveal.revealer import Revealer
+from helper.reveal.circuit_choice import CircuitChoice
+from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
+from helper.reveal.prover_pool import DEFAULT_COMMAND, ProverPool, WorkerCommand, WorkerProcess, WorkerSpawner
+from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.round_closing import RoundClosing
+from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
@@ -116,13 +112,11 @@ class Service:
         self.node_pool = create_node_pool(config, self.clock, nodes)
         self.round_registry = RoundRegistry(self.store, self.node_pool)
         self.tree_sync = CommitmentTreeSync(self.store, self.node_pool, self.round_registry)
-        self.circuit_selector = CircuitSelector(
-            config.prover.circuit, clock=self.clock, store_accepted=self.store.set_meta
-        )
+        self.circuit_choice = CircuitChoice(config.prover.circuit, clock=self.clock, store_counted=self.store.set_meta)
         self.prover_pool = ProverPool(
             # A host that only sends needs one worker, to verify proofs that the chain has refused.
             workers=config.proof_slots if self.role.can_prove else 1,
-            circuits=self.circuit_selector.required_circuits,
+            circuits=self.circuit_choice.required_circuits,
             clock=self.clock,
             nice=config.prover.nice,
             timeout=config.prover.timeout_seconds,
@@ -132,11 +126,12 @@ class Service:
         )
         self.proof_times = ProofTimes(
             self.prover_pool.workers,
-            lambda: self.prover_pool.estimated_seconds(self.circuit_selector.current),
+            lambda: self.prover_pool.estimated_seconds(self.circuit_choice.current),
         )
         self._share_checks = share_checks
         self.new_database: str | None = None
         self._new_block = asyncio.Event()
+        self._agreed_block = asyncio.Event()
         self._reconciled_heights: tuple[int, ...] = ()
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
@@ -162,7 +157,7 @@ class Service:
             lease=lease,
             role=self.role,
             standby=self.config.sender.standby,
-            circuits=self.circuit_selector,
+            circuits=self.circuit_choice,
             rounds=self.round_registry,
             clock=self.clock,
             on_acquired=self._on_lease_acquired,
@@ -192,7 +187,7 @@ class Service:
             tree_sync=self.tree_sync,
             chain_sync=self.chain_sync,
             block_follower=self.block_follower,
-            circuit_selector=self.circuit_selector,
+            circuit_choice=self.circuit_choice,
             proof_times=self.proof_times,
             clock=self.clock,
             stale_after=self.config.chain.stale_seconds,
@@ -206,7 +201,7 @@ class Service:
             tree_sync=self.tree_sync,
             chain_sync=self.chain_sync,
             block_follower=self.block_follower,
-            circuit_selector=self.circuit_selector,
+            circuit_choice=self.circuit_choice,
             prover_pool=self.prover_pool,
             stats=self.stats,
             clock=self.clock,
@@ -220,23 +215,23 @@ class Service:
             stats=self.stats,
             quick_retries=self.config.helper.max_attempts,
         )
-        self.broadcaster = Broadcaster(
+        self.sender = Sender(
             store=self.store,
             trees=self.tree_sync,
             node_pool=self.node_pool,
-            circuits=self.circuit_selector,
+            circuits=self.circuit_choice,
             attempts=attempts,
             verifier=self.prover_pool,
             lease=self.lease,
             clock=self.clock,
             stats=self.stats,
         )
-        self.broadcaster.subscribe_to_unanswered(self._new_block.set)
+        self.sender.subscribe(self._new_block.set)
         revealer = Revealer(
             store=self.store,
             trees=self.tree_sync,
             node_pool=self.node_pool,
-            circuits=self.circuit_selector,
+            circuits=self.circuit_choice,
             attempts=attempts,
             rounds=self.round_registry,
             prover=self.prover_pool,
@@ -244,7 +239,7 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
-        retention = Retention(
+        closing = RoundClosing(
             store=self.store,
             clock=self.clock,
             stats=self.stats,
@@ -255,8 +250,8 @@ class Service:
         self.dispatcher = Dispatcher(
             store=self.store,
             revealer=revealer,
-            broadcaster=self.broadcaster if self.role.can_send else None,
-            retention=retention if self.cluster is None else None,
+            sender=self.sender if self.role.can_send else None,
+            closing=closing if self.cluster is None else None,
             get_gate=self.gates.get_dispatch_gate,
             backlog=self._create_backlog(),
             slots=self.prover_pool.workers,
@@ -265,8 +260,8 @@ class Service:
             max_sleep=POLL_SECONDS if self.store.is_shared else MAX_SLEEP_SECONDS,
         )
         self.send_loop = SendLoop(
-            broadcaster=self.broadcaster,
-            retention=retention,
+            sender=self.sender,
+            closing=closing,
             get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
             stats=self.stats,
@@ -288,7 +283,7 @@ class Service:
             wake=self.dispatcher.wake,
             is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
-            on_rescan=self.block_follower.history.wake,
+            on_rescan=self.block_follower.wake,
         )
         self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
         self.finished_rounds = self._create_finished_rounds(self.archive_writer) if self.archive_writer else None
@@ -432,9 +427,9 @@ class Service:
     async def _restore_circuit(self) -> None:
         """Have the provers create the keys of the circuit that the chain accepted last first."""
         if self.node_pool.chain_id is not None:
-            key = CircuitSelector.storage_key(self.node_pool.chain_id)
-            self.circuit_selector.restore(await self.store.get_meta(key))
-            self.prover_pool.set_circuits(self.circuit_selector.required_circuits)
+            key = CircuitChoice.storage_key(self.node_pool.chain_id)
+            self.circuit_choice.restore(await self.store.get_meta(key))
+            self.prover_pool.set_circuits(self.circuit_choice.required_circuits)
 
     def _pause_reason(self) -> PauseReason | None:
         """Why this host's processing of admitted shares is paused, or None."""
@@ -489,6 +484,7 @@ class Service:
             components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
         if self.role.can_send:
             components["reconciler"] = self._reconcile_after_blocks()
+            auxiliary["circuit"] = self._learn_circuit
             auxiliary["database check"] = partial(
                 run_maintenance, self.store, is_responsible=self._is_leader, clock=self.clock
             )
@@ -502,7 +498,7 @@ class Service:
             for closable in (self.archive_writer, self.finished_rounds):
                 if closable is not None:
                     await closable.aclose()
-            await self.broadcaster.stop()
+            await self.sender.stop()
             await self.node_pool.aclose()
 
     async def _run_dispatch(self) -> None:
@@ -513,7 +509,7 @@ class Service:
         await self._select_circuit()
         self.node_pool.subscribe(self.dispatcher.wake)
         self.gates.is_dispatching = True
-        circuit = self.circuit_selector.current
+        circuit = self.circuit_choice.current
         log.info("service_ready", circuit=circuit, self_test=self.prover_pool.estimated_seconds(circuit))
         if self.cluster is None:
             await self.dispatcher.run()
@@ -538,8 +534,8 @@ class Service:
             except HelperError as error:
                 log.warning("chain_version_unknown", error=str(error))
                 await self.clock.sleep(self.config.chain.poll_seconds)
-        remembered = await self.store.get_meta(CircuitSelector.storage_key(node_info.chain_id))
-        self.circuit_selector.select_initial(node_info.chain_id, node_info.version, remembered)
+        remembered = await self.store.get_meta(CircuitChoice.storage_key(node_info.chain_id))
+        self.circuit_choice.select_initial(node_info.chain_id, node_info.version, remembered)
 
     def _on_notification(self, channel: str) -> None:
         """Handle a notification of another host; "" if notifications may have been lost."""
@@ -550,20 +546,20 @@ class Service:
 
     def _on_lease_acquired(self) -> None:
         """Handle the acquisition of the sender lease."""
-        self.broadcaster.start_term()
+        self.sender.start_term()
         self._new_block.set()
         self.send_loop.wake()
 
     def _on_block(self, _height: int) -> None:
         self._new_block.set()
-        self.circuit_selector.note_block()
+        self._agreed_block.set()
+        self.circuit_choice.note_block()
         self.dispatcher.wake()
 
     def _on_confirmed(self, share_ids: list[int]) -> None:
         self.stats.count("confirmed", len(share_ids))
         for share_id in share_ids:
-            self.circuit_selector.forget(share_id)
-            self.broadcaster.forget_confirmed(share_id)
+            self.sender.forget_confirmed(share_id)
 
     async def _reconcile_after_blocks(self) -> None:
         """Reconcile unconfirmed reveals at each new height, and at each event that may permit a send.
@@ -572,18 +568,32 @@ class Service:
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.broadcaster.seconds_to_probe):
+                async with asyncio.timeout(self.sender.seconds_to_probe):
                     await self._new_block.wait()
             self._new_block.clear()
             error: Exception | None = None
             try:
                 await self._wait_for_follower()
                 if self.gates.can_send and self.node_pool.has_usable_node and self.block_follower.is_ready:
-                    await self.broadcaster.reconcile(self.node_pool.decision_height)
+                    await self.sender.reconcile()
             except Exception as failure:  # retried after the next block
                 error = failure
                 log.exception("reconcile_failed")
             self.stats.note_attempt("sending again", error, self.clock.monotonic())
+
+    async def _learn_circuit(self) -> None:
+        """Learn the circuit from the reveals that each agreed block counted, until it is known."""
+        while True:
+            await self._agreed_block.wait()
+            self._agreed_block.clear()
+            if self._is_leader() and self.block_follower.height is not None:
+                await self.circuit_choice.learn(
+                    self.block_follower.height,
+                    node_pool=self.node_pool,
+                    store=self.store,
+                    trees=self.tree_sync,
+                    verifier=self.prover_pool,
+                )
 
     async def _wait_for_follower(self) -> None:
         """Give the follower a moment to read the newest block, which may confirm reveals. Nothing waits for it longer.

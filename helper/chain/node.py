@@ -6,6 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from helper.chain.models import BlockHead
 from helper.chain.rest_client import ChainClient
@@ -22,6 +23,9 @@ SYNC_STATUS_SECONDS = 2.5
 
 MAX_OFFSETS = 16
 """Number of recent heads whose offsets are stored."""
+
+MAX_ROUND_FRACTION = 0.1
+"""Maximum delay of reveals that a node asks for, as a fraction of the time that was left until the round's end."""
 
 PROBE_FRACTION = 1 / 4
 """Fraction of the probe interval between two probes for an expected block."""
@@ -170,6 +174,30 @@ class Health:
         return limits.exceeded_reason(now - head.time) or backoff
 
 
+class Penalty(NamedTuple):
+    """What a node's last responses to reveals cost it. Times are monotonic.
+
+    Attributes:
+        held_at: time at which the node asked for a delay before the next reveal, or was found not ready.
+        hold_seconds: that delay, 0 if there is none.
+        probe_at: time from which one reveal may be sent to it while every node asks for a delay.
+        avoid_until: time until which it is tried last, after an inconclusive response.
+    """
+
+    held_at: float = 0.0
+    hold_seconds: float = 0.0
+    probe_at: float = 0.0
+    avoid_until: float = -math.inf
+
+    def is_held(self, now: float, seconds_left: float = math.inf) -> bool:
+        """Whether the node gets no reveal now of a round that ends in `seconds_left`."""
+        passed = now - self.held_at
+        return passed < min(self.hold_seconds, MAX_ROUND_FRACTION * (seconds_left + passed))
+
+
+NO_PENALTY = Penalty()
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """A chain node.
@@ -179,12 +207,14 @@ class Node:
         rpc: client of the consensus RPC, None if none is configured.
         health: health of the REST API.
         rpc_health: health of the RPC.
+        penalty: what its last responses to reveals cost it.
     """
 
     client: ChainClient
     rpc: RpcClient | None = None
     health: Health = field(default_factory=Health)
     rpc_health: Health = field(default_factory=Health)
+    penalty: Penalty = NO_PENALTY
 
     @property
     def name(self) -> str:

@@ -105,9 +105,8 @@ class StreamedResponse:
     """
 
     def __init__(self, response: httpx.Response, limit: int) -> None:
-        self._response = response
-        self._limit = limit
-        self._body: bytes | None = None
+        self._pieces: list[bytes] = []  # the part that was read before it is streamed
+        self._rest = _iter_streamed(response, limit)
         headers = response.headers
         self.status = response.status_code
         self.is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
@@ -122,21 +121,36 @@ class StreamedResponse:
 
         `iter_chunks` still returns it. Raises as `iter_chunks`.
         """
-        if self._body is None and self.length is not None and self.length <= SHORT_BODY_BYTES:
-            self._body = b"".join([piece async for piece in self.iter_chunks()])
-        return self._body
+        if self.length is None or self.length > SHORT_BODY_BYTES:
+            return None
+        await self.buffer(lambda _: True)
+        return b"".join(self._pieces)
+
+    async def buffer(self, may_hold: Callable[[int], bool]) -> bool:
+        """Read the body while `may_hold` returns true for the length of each piece. Returns whether it is complete.
+
+        `iter_chunks` still returns it, and any number of times if it is complete. Raises as `iter_chunks`.
+        """
+        async for piece in self._rest:
+            self._pieces.append(piece)
+            if not may_hold(len(piece)):
+                return False
+        return True
 
     async def iter_chunks(self) -> AsyncIterator[bytes]:
         """Iterate over the body; see `_iter_chunks`. Raises `NoResponse` if the response is incomplete or stalls."""
-        if self._body is not None:
-            if self._body:
-                yield self._body
-            return
-        try:
-            async for piece in _iter_chunks(self._response, self._limit):
-                yield piece
-        except httpx.HTTPError as error:
-            raise NoResponse(f"incomplete response ({type(error).__name__})", sent=True) from None
+        for piece in self._pieces:
+            yield piece
+        async for piece in self._rest:
+            yield piece
+
+
+async def _iter_streamed(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
+    try:
+        async for piece in _iter_chunks(response, limit):
+            yield piece
+    except httpx.HTTPError as error:
+        raise NoResponse(f"incomplete response ({type(error).__name__})", sent=True) from None
 
 
 class RequestProgress:

@@ -6,10 +6,8 @@ One request per block covers all shares. The RPC encodes all integers as strings
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
-from helper.chain.counted_reveals import shows_spent
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import BlockHead, TxResult, create_head
 from helper.chain.node_http import (
@@ -32,24 +30,7 @@ _NOT_YET_MESSAGES = ("less than or equal to the current", "not find results")
 CountedNullifier = tuple[bytes, bytes]
 """A round id and a nullifier that was counted in the round."""
 
-_IndexedTx = tuple[TxResult, Fields, list[CountedNullifier]]
-"""A search result: the transaction's result, its fields and the shares that it counted."""
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class BlockResults:
-    """Counted reveals of one block.
-
-    Attributes:
-        reveals: (round id, nullifier) of each counted share; failed transactions are not included.
-        time: the block's time if the source reports it, else None.
-    """
-
-    height: int
-    reveals: list[CountedNullifier]
-    time: float | None = None
 
 
 class RpcClient(NodeHttp):
@@ -59,7 +40,7 @@ class RpcClient(NodeHttp):
         """The newest block, and whether the node is syncing."""
         return await self._call("/status", {}, _parse_status)
 
-    async def block_results(self, height: int) -> BlockResults | None:
+    async def block_results(self, height: int) -> list[CountedNullifier] | None:
         """The counted reveals of a block.
 
         None if the block does not exist or is not executed yet.
@@ -92,38 +73,12 @@ class RpcClient(NodeHttp):
         except _RpcError:
             return None
 
-    async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
-        """Find the counted shares of a round in the blocks `first` to `last`.
-
-        Returns height and nullifier of each, oldest first.
-
-        Raises:
-            InvalidResponse: a counted reveal was included again, and the index has only the later refusal.
-        """
-        counted: list[tuple[int, bytes]] = []
-        async for result, _, reveals in self._search_transactions(
-            round_id, f" AND tx.height>={first} AND tx.height<={last}"
-        ):
-            if result.code and shows_spent(result):
-                raise InvalidResponse(f"tx_search: the index hides a reveal that block {result.height} contains again")
-            if first <= result.height <= last:
-                counted += [(result.height, nullifier) for round_, nullifier in reveals if round_ == round_id]
-        return counted
-
     async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[TxResult, bytes]]:
         """Iterate over all indexed reveals of a round, oldest first.
 
         Yields the result and the bytes of each; the index is read page by page.
         """
-        async for result, tx, _ in self._search_transactions(round_id):
-            yield result, tx.decode("tx", tx.text("tx"), None)
-
-    async def _search_transactions(self, round_id: bytes, condition: str = "") -> AsyncIterator[_IndexedTx]:
-        """Iterate over the indexed transactions of a round.
-
-        `condition` is an additional condition in the RPC's query language.
-        """
-        query = f"\"reveal_share.vote_round_id='{round_id.hex()}'{condition}\""
+        query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         count, page, total = 0, 1, 1
         while count < total:
             try:
@@ -212,12 +167,12 @@ def _check_height(result: Fields, height: int) -> None:
         raise InvalidResponse(f"block_results: height {result.uint('height')} was returned for {height}")
 
 
-def _parse_height_results(result: Fields, height: int) -> BlockResults:
+def _parse_height_results(result: Fields, height: int) -> list[CountedNullifier]:
     _check_height(result, height)
-    return BlockResults(height, [spent for tx in result.children("txs_results") for spent in _parse_reveals(tx)])
+    return [spent for tx in result.children("txs_results") for spent in _parse_reveals(tx)]
 
 
-def _parse_search(result: Fields) -> tuple[list[_IndexedTx], int]:
+def _parse_search(result: Fields) -> tuple[list[tuple[TxResult, bytes]], int]:
     """The transactions of a page of a search, and the total of all pages."""
     txs = result.children("txs")
     if len(txs) > TXS_PER_PAGE:
@@ -225,10 +180,10 @@ def _parse_search(result: Fields) -> tuple[list[_IndexedTx], int]:
     return [_indexed(tx) for tx in txs], result.uint("total_count")
 
 
-def _indexed(tx: Fields) -> _IndexedTx:
+def _indexed(tx: Fields) -> tuple[TxResult, bytes]:
     fields = tx.child("tx_result")
     result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=2**62), fields.text("log"))
-    return result, tx, _parse_reveals(fields)
+    return result, tx.decode("tx", tx.text("tx"), None)
 
 
 def _parse_reveals(tx: Fields) -> list[CountedNullifier]:

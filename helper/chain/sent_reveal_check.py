@@ -19,11 +19,10 @@ from helper.store.models import SentReveal
 from helper.store.store import Store
 
 CHECK_INTERVAL_BLOCKS = 10
-"""Interval, in blocks, of checks of reveals that the chain reports as spent although no block contained them."""
+"""Interval, in blocks, of checks of reveals that a node reports as spent although no block contained them."""
 
 _PAGE_SIZE = 500
 _CONCURRENCY = 8
-_MISSED_HEIGHT_KEY = "chain.gap"
 
 
 class SentRevealCheck:
@@ -32,10 +31,10 @@ class SentRevealCheck:
     def __init__(self, store: Store, node_pool: NodePool) -> None:
         self._store = store
         self._node_pool = node_pool
-        self._has_missed_blocks: bool | None = None
+        self._checked_height = 0
 
-    async def record_missed(self, height: int) -> list[int]:
-        """Record permanently that blocks up to `height` were missed, and check all sent reveals.
+    async def record_missed(self) -> list[int]:
+        """Check all sent reveals, because blocks were missed that no node has.
 
         Returns:
             The ids of confirmed rows.
@@ -44,27 +43,27 @@ class SentRevealCheck:
             ChainUnavailable: no node responded. Repeat the call before anything is sent again, because a new proof
                 creates a different transaction.
         """
-        await self._store.set_meta(_MISSED_HEIGHT_KEY, str(height))
-        self._has_missed_blocks = True
         return await self._confirm_counted(
             lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
         )
 
     async def check_spent(self, height: int) -> list[int]:
-        """Check reveals that the chain reports as spent, if blocks were ever missed.
+        """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
 
-        Does nothing unless `height` is a multiple of `CHECK_INTERVAL_BLOCKS`.
+        Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check.
 
         Returns:
             The ids of confirmed rows.
         """
-        if height % CHECK_INTERVAL_BLOCKS:
+        if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
             return []
-        if self._has_missed_blocks is None:
-            self._has_missed_blocks = await self._store.get_meta(_MISSED_HEIGHT_KEY) is not None
-        if not self._has_missed_blocks:
-            return []
-        return await self._confirm_counted(lambda reveal: reveal.last_outcome == Verdict.SPENT.name, must_respond=False)
+        self._checked_height = height
+
+        def is_late(reveal: SentReveal) -> bool:
+            waited = height - (reveal.first_sent_height or height)
+            return reveal.last_outcome == Verdict.SPENT.name and waited >= CHECK_INTERVAL_BLOCKS
+
+        return await self._confirm_counted(is_late, must_respond=False)
 
     async def find_counted(self, reveals: Sequence[SentReveal]) -> list[CountedNullifier]:
         """Return the nullifiers of those sent reveals that nodes report as counted.
@@ -114,8 +113,8 @@ class SentRevealCheck:
                 continue
             responding.add(node)
             counted |= {node} if is_spent else set()
-            if len(responding) >= needed:
-                return len(counted) >= needed
+            if len(counted) >= needed:
+                return True
         for node in self._node_pool.usable_nodes:
             if node in responding:
                 continue

@@ -20,7 +20,7 @@ from helper.errors import StoreError
 from helper.lease import Lease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.service_state import ClusterState
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.cluster")
@@ -55,7 +55,7 @@ class ClusterMember:
         lease: Lease,
         role: Role,
         standby: bool,
-        circuits: CircuitSelector,
+        circuits: CircuitChoice,
         rounds: RoundRegistry,
         clock: Clock,
         on_acquired: Callable[[], None],
@@ -159,8 +159,7 @@ class ClusterMember:
                     self._published_state = state
             else:
                 self._published_state = None
-                accepted = await self._store.get_meta(self._circuits.accepted_key)
-                self._circuits.apply_state(await self._store.get_meta(key), accepted)
+                self._circuits.apply_state(await self._store.get_meta(key))
         await self._rounds.reload_from_store()
         self._sender = await self._store.get_sender_host()
         for task, is_present in (("sender", bool(self._sender)), ("prover", await self._store.has_prover())):

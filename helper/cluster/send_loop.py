@@ -2,7 +2,7 @@
 
 Sends the messages that other hosts prepared and handles closed rounds.
 
-On a single host, the dispatcher passes each prepared share to the broadcaster. With a shared queue, any host can
+On a single host, the dispatcher passes each prepared share to the sender. With a shared queue, any host can
 prepare messages. This loop finds them when it is notified, and polls once per second in case a notification was lost.
 """
 
@@ -18,8 +18,8 @@ from helper.clock import Clock
 from helper.core.pause import PauseReason
 from helper.observability.error_log import RecurringErrorLog
 from helper.observability.stats import Stats
-from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.retention import Retention
+from helper.reveal.round_closing import RoundClosing
+from helper.reveal.sender import Sender
 
 log = structlog.get_logger("helper.cluster")
 
@@ -28,11 +28,11 @@ POLL_SECONDS: Final = 1.0
 
 
 class SendLoop:
-    """Sends messages that were never sent. The broadcaster tracks sent messages until they are confirmed.
+    """Sends messages that were never sent. The sender tracks sent messages until they are confirmed.
 
     Args:
-        broadcaster: sends messages; idle while another host holds the lease.
-        retention: purges closed rounds; idle while another host holds the lease.
+        sender: sends messages; idle while another host holds the lease.
+        closing: purges closed rounds; idle while another host holds the lease.
         get_pause_reason: why nothing may be sent now, or None.
         clock: for the waits.
         stats: records failed attempts.
@@ -41,14 +41,14 @@ class SendLoop:
     def __init__(
         self,
         *,
-        broadcaster: Broadcaster,
-        retention: Retention,
+        sender: Sender,
+        closing: RoundClosing,
         get_pause_reason: Callable[[], PauseReason | None],
         clock: Clock,
         stats: Stats,
     ) -> None:
-        self._broadcaster = broadcaster
-        self._retention = retention
+        self._sender = sender
+        self._closing = closing
         self._get_pause_reason = get_pause_reason
         self._clock = clock
         self._stats = stats
@@ -67,11 +67,11 @@ class SendLoop:
                 await self._run_once()
                 await self._clock.wait(self._wake_event, self._clock.now() + POLL_SECONDS)
         finally:
-            await self._retention.stop()
+            await self._closing.stop()
 
     async def _run_once(self) -> None:
         last_error: Exception | None = None
-        for step in (self._retention.run_due, self._send):
+        for step in (self._closing.run_due, self._send):
             try:
                 await step()
             except Exception as error:  # any error: the other step and the next iteration must still run
@@ -81,4 +81,4 @@ class SendLoop:
 
     async def _send(self) -> None:
         if self._get_pause_reason() is None:
-            await self._broadcaster.send_new()
+            await self._sender.send_new()

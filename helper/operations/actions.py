@@ -20,8 +20,8 @@ from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NotFound
 from helper.ingest.validator import Checks
 from helper.store.action_models import Actor, ImportResult, RowVersion
+from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import QueueFilter
-from helper.store.rescan import Rescan
 from helper.store.store import Store
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class Operations:
         counts = await self._perform_action(actor, "purge", {"round": round_id.hex()}, work, dry_run=dry_run)
         return {**{state.name.lower(): 0 for state in ShareState}, **counts}
 
-    async def rescan(self, actor: Actor, first: int) -> Rescan:
+    async def rescan(self, actor: Actor, first: int) -> tuple[Ledger, Rescan]:
         """Request that the service reads the blocks from `first` to its newest one again; see `Store.begin_rescan`.
 
         The service reads them in the background, one host if several share the queue. Shares that are confirmed do not
@@ -294,25 +294,28 @@ class Operations:
         Raises:
             ActionRefused: the service has not read any block, or none as high as `first`.
         """
-        cursor = await self._store.get_cursor()
-        if cursor is None:
+        ledger = await self._store.get_ledger()
+        if ledger is None or ledger.top < ledger.first:
             raise ActionRefused("the helper has not read any block yet")
-        if first > cursor:
+        if first > ledger.top:
             raise ActionRefused(
-                f"block {first} has not been read yet: the newest block read is {cursor}",
+                f"block {first} has not been read yet: the newest block read is {ledger.top}",
                 advice="A rescan reads blocks again. The helper reads new blocks by itself.",
             )
         rescan: Rescan | None = None
 
         async def work(counts: Counter[str]) -> None:
-            nonlocal rescan
-            rescan = await self._store.begin_rescan(first)
-            counts["blocks"] = rescan.blocks
+            nonlocal ledger, rescan
+            ledger = await self._store.begin_rescan(first)
+            rescan = ledger.rescan
+            assert rescan is not None
+            counts["blocks"] = count_heights(find_unread(ledger, rescan.first, rescan.last))
 
         await self._perform_action(actor, "rescan", {"from": first}, work)
+        assert ledger is not None
         assert rescan is not None
         self._on_rescan()
-        return rescan
+        return ledger, rescan
 
     async def _perform_action(
         self, actor: Actor, name: str, arguments: dict[str, Any], work: ActionFunction, *, dry_run: bool = False

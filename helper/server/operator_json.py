@@ -13,6 +13,7 @@ from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState
 from helper.store.action_models import Action, PurgedFailures
+from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
     MIN_REF_CHARS,
     DamagedShare,
@@ -22,7 +23,6 @@ from helper.store.models import (
     RetryGroup,
     ShareDetails,
 )
-from helper.store.rescan import Rescan
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
@@ -344,14 +344,19 @@ def _seconds(milliseconds: int) -> float:
     return milliseconds / 1000
 
 
-def rescan_json(rescan: Rescan, *, source: Source) -> dict[str, Any]:
+def rescan_json(ledger: Ledger, rescan: Rescan, *, source: Source) -> dict[str, Any]:
     """Return the state of a rescan of blocks."""
+    blocks = max(0, rescan.last - rescan.first + 1)
+    left, pruned = count_heights(find_unread(ledger, rescan.first, rescan.last)), count_heights(rescan.pruned)
     return {
         "source": source,
-        "from": rescan.requested[0][0] if rescan.requested else None,
-        "to": rescan.requested[-1][1] if rescan.requested else None,
-        "blocks": rescan.blocks,
-        "left": rescan.left,
-        **rescan.counts,
-        "pruned_blocks": [list(blocks) for blocks in rescan.pruned],
+        "from": rescan.first if blocks else None,
+        "to": rescan.last if blocks else None,
+        "blocks": blocks,
+        "left": left,
+        "read": blocks - left - pruned,
+        "pruned": pruned,
+        "added": rescan.added,
+        "confirmed": rescan.confirmed,
+        "pruned_blocks": [list(heights) for heights in rescan.pruned],
     }

@@ -86,7 +86,7 @@ SELECT * FROM reveals WHERE share_id = ?;
 -- name: change_reveal
 UPDATE reveals SET
   sends = :sends, first_sent_height = :first_sent_height, last_sent_height = :last_sent_height,
-  last_endpoint = :last_endpoint, last_outcome = :last_outcome, row_check = :row_check
+  last_endpoint = :last_endpoint, last_outcome = :last_outcome, decide_height = :decide_height, row_check = :row_check
 WHERE share_id = :share_id;
 
 -- name: drop_reveal

@@ -6,6 +6,7 @@ from collections import Counter
 
 from helper.core.share import ShareState
 from helper.store.action_models import Action, PurgedFailures
+from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
 from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.models import (
     MINUTES_AHEAD,
@@ -23,7 +24,6 @@ from helper.store.models import (
     StoredRound,
 )
 from helper.store.operations.actions import read_action
-from helper.store.rescan import RESCAN_KEY, Rescan, parse_rescan
 from helper.store.share_listing import ListedShare, list_shares, mac_bounds, to_query_params, to_queue_entry
 from helper.store.table_rows import Column, RoundKeyRow, RoundRow
 from helper.store.transaction import RowReader
@@ -205,9 +205,9 @@ class QueueReader:
         """Return the rounds in which a nullifier is spent on the chain."""
         return [row[0] for row in await self._operator_reader.fetch("rounds_of_spent", (nullifier,))]
 
-    async def get_rescan(self) -> Rescan | None:
-        """Return the state of the latest rescan of blocks, None if there was none."""
-        return parse_rescan(read_meta_value(await self._operator_reader.fetch("get_meta", (RESCAN_KEY,))))
+    async def get_ledger(self) -> Ledger | None:
+        """Return which blocks are read, None before the first start."""
+        return parse_ledger(read_meta_value(await self._operator_reader.fetch("get_meta", (LEDGER_KEY,))))
 
     async def list_actions(self, *, limit: int) -> list[Action]:
         """Return the latest operator actions of the audit log, newest first."""

@@ -15,7 +15,7 @@ from helper.core.dispatch_order import DueShare
 from helper.core.share import Share, ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.action_models import Actor, ImportedShare, RowVersion, ValidatedShare
-from helper.store.block_ranges import BlockRange, parse_ranges
+from helper.store.ledger import LEDGER_KEY, BlockRange, Ledger, parse_ledger
 from helper.store.meta import read_meta_value
 from helper.store.models import (
     DamagedShare,
@@ -33,7 +33,6 @@ from helper.store.operations import blocks, failure_counts, import_, messages, s
 from helper.store.operations import rounds as round_operations
 from helper.store.operations.trees import LEAF_BYTES
 from helper.store.queue_reader import QueueReader
-from helper.store.rescan import RESCAN_KEY, Rescan, parse_rescan
 from helper.store.table_rows import RoundRow, Row
 from helper.store.transaction import RowReader, read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
@@ -312,16 +311,18 @@ class Store(QueueReader, ABC):
         """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
         return await self._run(messages.prepare, share_id, prepared, self._now_ms())
 
-    async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
-        """Record that sending starts, before the first byte is sent.
+    async def mark_sending(self, share_id: int, *, height: int, endpoint: str, decide_height: int = 0) -> bool:
+        """Record that sending starts, before the first byte is sent, and the height of the next decision.
 
         Returns False if the share is not in BROADCAST or this host may not send it.
         """
-        return await self._run(messages.mark_sending, share_id, self._now_ms(), height, endpoint)
+        return await self._run(
+            messages.mark_sending, share_id, self._now_ms(), height, endpoint, decide_height=decide_height
+        )
 
-    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+    async def record_outcome(self, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
         """Record the result of the latest send, if the share is still in BROADCAST and this host may send it."""
-        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome)
+        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome, decide_height=decide_height)
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
         """Return the stored message of a share in BROADCAST, None if it is in another state."""
@@ -329,13 +330,27 @@ class Store(QueueReader, ABC):
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
-        """Return the ids of shares in BROADCAST whose message needs an action after the block at `height`.
+        """Return the ids of shares in BROADCAST whose message needs a decision at this height.
 
-        `helper.reveal.resend_policy.next_step` defines the actions. At most `limit` ids are returned: the longest
-        overdue first, then those claimed first. The order of arrival is not used, because sending in this order would
-        reveal it. The cost depends on the number of results, not on the number of shares in BROADCAST.
+        At most `limit` ids are returned: the longest overdue first, then those claimed first, and last those whose
+        nullifier a node reports as spent. The order of arrival is not used, because sending in this order would reveal
+        it. The cost depends on the number of results, not on the number of shares in BROADCAST.
         """
-        rows = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
+        share_ids = await self._list_to_decide("follow_ups", {"height": height, "limit": limit, "is_spent": False})
+        if len(share_ids) == limit:
+            return share_ids
+        more = {"height": height, "limit": limit - len(share_ids), "is_spent": True}
+        return share_ids + await self._list_to_decide("follow_ups", more)
+
+    async def list_sent_ahead(self, *, height: int, limit: int) -> list[int]:
+        """Return the ids of shares in BROADCAST whose last send was at this height or, as recorded, above it.
+
+        They are those that `list_follow_ups` does not return at this height.
+        """
+        return await self._list_to_decide("sent_ahead", {"height": height, "limit": limit})
+
+    async def _list_to_decide(self, name: str, params: Mapping[str, int]) -> list[int]:
+        rows = await self._read_in_broadcast(name, params)
         return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]
 
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
@@ -403,79 +418,53 @@ class Store(QueueReader, ABC):
 
     # ------------------------------------------------------------------ blocks
 
-    async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
-        """Record the nullifiers of a block as spent, confirm the shares among them, and advance the cursor to `height`.
+    async def apply_blocks(
+        self, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier], *, now: float
+    ) -> list[int]:
+        """Record the nullifiers of these blocks as spent, confirm the shares among them, and record the blocks as read.
 
-        Idempotent; the cursor never moves back. Blocks between the cursor and `height` are recorded as unread. Returns
-        the ids of the shares that this call confirmed.
+        Idempotent. Blocks between the greatest one read and these are then unread. Returns the ids of the shares that
+        this call confirmed.
         """
-        return await self._run(blocks.apply_block, height, tuple(spent), int(now * 1000))
+        return await self._run(blocks.apply_blocks, tuple(heights), tuple(spent), int(now * 1000))
+
+    async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
+        """Apply one block; see `apply_blocks`."""
+        return await self.apply_blocks([(height, height)], spent, now=now)
 
     async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
-        """Like `apply_block`, without moving the cursor."""
+        """Like `apply_blocks`, without a block."""
         return await self._run(blocks.add_spent, tuple(spent), self._now_ms())
 
-    async def get_cursor(self) -> int | None:
-        """Return the cursor, None before the first block.
+    async def list_unspent(self, nullifiers: Iterable[SpentNullifier]) -> list[SpentNullifier]:
+        """Return those nullifiers of stored rounds that are not stored as spent, in any order."""
+        return await self._run(blocks.list_unspent, tuple(nullifiers))
 
-        Every block up to this height was applied or is in `list_unread_blocks`.
-        """
-        cursor = await self.get_meta(blocks.CURSOR_KEY)
-        return None if cursor is None else int(cursor)
+    async def get_ledger(self) -> Ledger | None:
+        """Return which blocks are read, None before the first start."""
+        return parse_ledger(await self.get_meta(LEDGER_KEY))
 
-    async def skip_to(self, height: int, *, first: int) -> None:
-        """Advance the cursor to `height` and record the skipped blocks as unread.
+    async def begin_ledger(self, first: int) -> None:
+        """Start the ledger: the blocks from `first` on are unread. Nothing changes if there is a ledger."""
+        await self._run(blocks.begin_ledger, first)
 
-        Nothing changes if the cursor is at `height` or above. In a database without a cursor, the blocks from `first`
-        to `height` are recorded.
-        """
-        await self._run(blocks.skip_to, height, first)
-
-    async def rewind_to(self, height: int, *, first: int) -> None:
-        """Move the cursor down to `height` and record the blocks from `first` to it as unread.
-
-        Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
-        """
-        await self._run(blocks.rewind_to, height, first)
-
-    async def apply_unread(
-        self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float, rescan: int | None = None
-    ) -> list[int]:
-        """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
-
-        Idempotent; the cursor does not move. Returns the ids of the shares that this call confirmed.
-
-        Args:
-            first: height of the first block.
-            last: height of the last block.
-            spent: the nullifiers in them.
-            now: Unix seconds.
-            rescan: number of the rescan for which the blocks were read. Blocks of any other rescan remain unread.
-        """
-        return await self._run(blocks.apply_unread, first, last, tuple(spent), int(now * 1000), rescan=rescan)
-
-    async def abandon_unread(self, last: int) -> None:
+    async def give_up_blocks(self, last: int) -> None:
         """Record the unread blocks up to `last` as read although they were not, because every node has pruned them."""
-        await self._run(blocks.abandon_unread, last)
+        await self._run(blocks.give_up_blocks, last)
 
-    async def begin_rescan(self, first: int) -> Rescan:
-        """Record the blocks from `first` to the cursor as to be read again.
+    async def move_back(self, last: int, *, first: int) -> None:
+        """Forget the blocks above `last`, and record those from `first` to it as unread.
 
-        Blocks before the oldest stored round are omitted, because they contain no reveal of a stored round. Blocks that
-        an earlier rescan has not read yet are included.
+        Nothing changes if no block above `last` was read.
         """
-        return await self._run(blocks.begin_rescan, first)
+        await self._run(blocks.move_back, last, first)
 
-    async def get_rescan(self) -> Rescan | None:
-        """Return the state of the latest rescan, None if there was none. Uses the service's own connection."""
-        return parse_rescan(await self.get_meta(RESCAN_KEY))
+    async def begin_rescan(self, first: int) -> Ledger:
+        """Record the blocks from `first` to the greatest one read as to be read again.
 
-    async def list_unread_blocks(self) -> list[BlockRange]:
-        """Return the ranges of blocks up to the cursor that are not read yet, ascending and disjoint.
-
-        Blocks to be read again are in `get_rescan`.
+        Blocks before the oldest stored round are omitted, because they contain no reveal of a stored round.
         """
-        return parse_ranges(await self.get_meta(blocks.UNREAD_KEY))
+        return await self._run(blocks.rescan, first)
 
     # ------------------------------------------------------------------ commitment trees
 

@@ -184,6 +184,7 @@ class RevealRow(NamedTuple):
     last_sent_height: int | None = None
     last_endpoint: str | None = None
     last_outcome: str | None = None
+    decide_height: int = 0
     row_check: bytes = b""
 
     def with_check(self, key: bytes) -> RevealRow:
@@ -195,7 +196,7 @@ class RevealRow(NamedTuple):
         return is_sound(key, self)
 
     def to_sent_reveal(self, share: ShareRow, *, is_first_attempt: bool, is_first_message: bool) -> SentReveal:
-        """Convert the row for the broadcaster."""
+        """Convert the row for the sender."""
         return SentReveal(
             share_id=self.share_id,
             round_id=share.round_id,

@@ -1,6 +1,6 @@
 """One host of the `lease` campaign: a queue, its sender, and a lease in an object store.
 
-`python -m tests.campaign.lease_host URL FOLDER NAME SKEW LEASE` runs until it is killed. Store, broadcaster, keeper and
+`python -m tests.campaign.lease_host URL FOLDER NAME SKEW LEASE` runs until it is killed. Store, sender, keeper and
 lease are the product's; the prover and the node are fakes. It prints these events, with times of the machine's
 monotonic clock:
 
@@ -107,8 +107,8 @@ def report_sends(pipeline: Pipeline) -> None:
     """Record every claim and print every send."""
     mark = pipeline.store.mark_sending
 
-    async def record_claim(share_id: int, *, height: int, endpoint: str) -> bool:
-        is_marked = await mark(share_id, height=height, endpoint=endpoint)
+    async def record_claim(share_id: int, **details: Any) -> bool:
+        is_marked = await mark(share_id, **details)
         CURRENT_CLAIM.set(Claim(time.monotonic()))
         return is_marked
 
@@ -118,7 +118,7 @@ def report_sends(pipeline: Pipeline) -> None:
         print("sent", claim.claimed_at, claim.checked_at, time.monotonic(), flush=True)
         return await ACCEPTED_REPLY(body)
 
-    setattr(pipeline.store, "mark_sending", record_claim)  # noqa: B010 - replaces the method that the broadcaster calls
+    setattr(pipeline.store, "mark_sending", record_claim)  # noqa: B010 - replaces the method that the sender calls
     pipeline.set_replies(report_send)
 
 
@@ -144,8 +144,8 @@ async def enqueue_and_confirm(pipeline: Pipeline) -> None:
 async def send_prepared(pipeline: Pipeline) -> None:
     """Send new messages and resend unconfirmed ones, as a sender does."""
     while True:
-        await pipeline.broadcaster.send_new()
-        await pipeline.broadcaster.reconcile(pipeline.height)
+        await pipeline.sender.send_new()
+        await pipeline.sender.reconcile()
         await asyncio.sleep(ENQUEUE_SECONDS)
 
 
@@ -164,7 +164,7 @@ async def main(url: str, directory: Path, name: str, skew: float, seconds: float
     lease = ReportingLease(create_s3_lease(settings, location, host=name, clock=clock, env=os.environ, seconds=seconds))
     directory.mkdir(exist_ok=True)
     async with open_pipeline(directory / f"{os.getpid()}.db", clock=clock) as pipeline, asyncio.TaskGroup() as group:
-        pipeline.broadcaster = pipeline.make_broadcaster(lease=lease)
+        pipeline.sender = pipeline.make_sender(lease=lease)
         report_sends(pipeline)
         print("open", flush=True)
         for part in (

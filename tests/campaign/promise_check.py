@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import httpx
 
 from tests.campaign.campaign import Findings
 from tests.support.devnet import DevChain
@@ -75,6 +78,37 @@ async def wait_until_drained(chain: DevChain, ledger: ShareLedger, seconds: floa
                 await asyncio.sleep(0.5)
             return True
     return False
+
+
+@dataclass
+class StatusObservations:
+    """What the helper and the chain reported of shares while they were polled.
+
+    Attributes:
+        confirmed: shares that the helper reported as confirmed.
+        wrongly_confirmed: those that the chain had not counted at that moment.
+        counted_at: Unix time at which the chain was first seen to have counted a share.
+    """
+
+    confirmed: set[str] = field(default_factory=set)
+    wrongly_confirmed: set[str] = field(default_factory=set)
+    counted_at: dict[str, float] = field(default_factory=dict)
+
+    async def poll(self, helper: HelperProcess, chain: DevChain, ledger: ShareLedger) -> None:
+        """Poll every acknowledged share forever, and compare each "confirmed" with the chain."""
+        while True:
+            newly_confirmed = set()
+            for nullifier in ledger.acknowledged_at.keys() - self.confirmed:
+                round_id = ledger.posted[nullifier].round_id
+                with contextlib.suppress(httpx.HTTPError):
+                    if await helper.share_status(round_id, bytes.fromhex(nullifier)) == "confirmed":
+                        newly_confirmed.add(nullifier)
+            if ledger.acknowledged_at.keys() - self.confirmed:
+                counted = await count_confirmed(chain, ledger.round_ids)
+                self.wrongly_confirmed |= newly_confirmed - counted.keys()
+                self.confirmed |= newly_confirmed
+                self.counted_at = dict.fromkeys(counted, time.time()) | self.counted_at
+            await asyncio.sleep(0.2)
 
 
 async def find_broadcasts(chain: DevChain, ledger: ShareLedger) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ Requirements. No share is lost, early or counted twice. A wallet gets "confirmed
 on the chain at that moment, and in the end for all shares. No share is sent twice at one height of the chain. No
 attempt is spent.
 
-Injected fault: `Broadcaster._has_new_block` always returns True, so that the last known height of a node is used as its
+Injected fault: `NodeFacts.has_new_block` is always true, so that the last known height of a node is used as its
 current height. Reported: "broadcasts of a share at one height: 2 (≤ 1)". This was an original bug, found when the
 campaign was written.
 """
@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 
 import httpx
 
@@ -41,14 +40,6 @@ LOST_REPLY_FAULTS = {
     "never_include": 0.1,
     "include_failed": 1 / 9,
 }
-
-
-@dataclass
-class StatusObservations:
-    """Share-status results: confirmed shares, and shares confirmed without being counted."""
-
-    confirmed: set[str] = field(default_factory=set)
-    wrongly_confirmed: set[str] = field(default_factory=set)
 
 
 async def run(setting: CampaignRun) -> Findings:
@@ -71,10 +62,10 @@ async def run(setting: CampaignRun) -> Findings:
                 cast = await wallets.cast_votes(round_id, votes)
                 await helper.wait_for_leaf(round_id, max(position for _, position in cast))
                 await _vary_faults(chain, setting)
-                start, observations = time.time(), StatusObservations()
+                start, observations = time.time(), promise_check.StatusObservations()
                 background = [
                     asyncio.create_task(_add_roots(chain, round_id, 4 * float(block_seconds))),
-                    asyncio.create_task(_poll_share_status(helper, chain, wallets.ledger, observations)),
+                    asyncio.create_task(observations.poll(helper, chain, wallets.ledger)),
                 ]
                 try:
                     await wallets.post_shares(cast, lambda: int(start + rng.uniform(0, window)))
@@ -108,26 +99,9 @@ async def _add_roots(chain: DevChain, round_id: bytes, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-async def _poll_share_status(
-    helper: HelperProcess, chain: DevChain, ledger: promise_check.ShareLedger, observations: StatusObservations
+async def _wait_until_all_confirmed(
+    ledger: promise_check.ShareLedger, observations: promise_check.StatusObservations
 ) -> None:
-    """Poll every share and compare each "confirmed" with the chain."""
-    while True:
-        newly_confirmed = set()
-        for nullifier in ledger.acknowledged_at.keys() - observations.confirmed:
-            posted = ledger.posted[nullifier]
-            with contextlib.suppress(httpx.HTTPError):
-                if await helper.share_status(posted.round_id, bytes.fromhex(nullifier)) == "confirmed":
-                    newly_confirmed.add(nullifier)
-        if newly_confirmed:
-            observations.wrongly_confirmed |= (
-                newly_confirmed - (await promise_check.count_confirmed(chain, ledger.round_ids)).keys()
-            )
-            observations.confirmed |= newly_confirmed
-        await asyncio.sleep(0.2)
-
-
-async def _wait_until_all_confirmed(ledger: promise_check.ShareLedger, observations: StatusObservations) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(30):
             while ledger.acknowledged_at.keys() - observations.confirmed:
@@ -139,7 +113,7 @@ async def _check_promises(
     chain: DevChain,
     helper: HelperProcess,
     ledger: promise_check.ShareLedger,
-    observations: StatusObservations,
+    observations: promise_check.StatusObservations,
 ) -> None:
     await promise_check.check_promises(findings, chain, ledger)
     findings.require_equal("confirmed to a wallet and not counted", len(observations.wrongly_confirmed), 0)

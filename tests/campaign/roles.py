@@ -52,7 +52,7 @@ MAX_AHEAD_SECONDS: Final = 4.0
 """Seconds over which the shares of a vote fall due."""
 SHARES_PER_VOTE: Final = 16
 POSTER_COUNT: Final = 16
-"""Maximum concurrent sends of one host (`helper.reveal.broadcaster.CONCURRENT_RESENDS`)."""
+"""Maximum concurrent sends of one host (`helper.reveal.sender.CONCURRENT_RESENDS`)."""
 STOPPED_SENDER: Final = "SIGSTOP: sender"
 START_TIMEOUT_SECONDS: Final = 300.0
 """Seconds within which a host must be up, on a shared machine."""

@@ -13,10 +13,11 @@ from functools import cache, partial
 from itertools import product
 from typing import NamedTuple, TypeVar
 
-from helper.chain import agreement, ledger
+from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts, Said
-from helper.chain.ledger import Ledger
 from helper.chain.models import Proposal, Round, RoundStatus
+from helper.store import ledger
+from helper.store.ledger import Ledger
 from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class BlocksModel:
         if head is None or head > state.chain:
             raise BrokenPromiseError(f"the agreed height {head} is above the chain's")
         retry_at = dict.fromkeys(state.deferred, 1.0)
-        selected = ledger.next_heights(state.ledger, head, retry_at, 0.0, 1)
+        selected = ledger.next_heights(state.ledger, (0, head), retry_at, 0.0, 1)
         unread = {height for height in range(1, head + 1) if not ledger.is_read(state.ledger, height, height)}
         if [*selected] != sorted(unread - state.deferred, reverse=True)[:1]:
             raise BrokenPromiseError(f"{selected} was selected of {unread} without {set(state.deferred)}")
@@ -173,8 +174,9 @@ class BlocksModel:
     def _check_finish(self, state: BlockState) -> None:
         """Check that every height is read once all nodes are honest and in sync."""
         nodes = self._nodes
-        unread, position = ledger.count_unread(state.ledger, state.chain), state.ledger
-        for height in ledger.next_heights(position, state.chain, {}, 0.0, nodes.greatest):
+        position = state.ledger
+        unread = ledger.count_heights(ledger.find_unread(position, 0, state.chain))
+        for height in ledger.next_heights(position, (0, state.chain), {}, 0.0, nodes.greatest):
             copies = sum(height > lowest for lowest in nodes.pruned[: nodes.honest]) + nodes.has_liar
             said: dict[str, Block | Pruned] = {str(number): true_block(height) for number in range(copies)}
             said |= {str(number): Pruned() for number in range(copies, nodes.configured)}
@@ -302,7 +304,9 @@ def _replace_at(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
 
 def _stored(position: Ledger) -> Ledger:
     """A ledger after it was stored and loaded."""
-    return ledger.parse_ledger(ledger.format_ledger(position))
+    loaded = ledger.parse_ledger(ledger.format_ledger(position))
+    assert loaded is not None
+    return loaded
 
 
 def all_explorations(greatest: int) -> Mapping[str, Callable[[], Exploration]]:

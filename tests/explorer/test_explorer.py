@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from helper.chain import agreement, ledger
+from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts
-from helper.chain.ledger import Ledger
+from helper.store import ledger
+from helper.store.ledger import BlockRange, Ledger
 from tests.explorer.one_liar import all_explorations
 from tests.explorer.search import BrokenPromiseError
 
@@ -49,16 +50,22 @@ def take_out_all_below(position: Ledger, first: int, last: int) -> Ledger:
     return Ledger(position.first, max(position.top, last))
 
 
-def next_up_to_any_head(position: Ledger, head: int, deferred: Mapping[int, float], now: float, limit: int) -> Any:
-    return next_heights(position, head + 1, deferred, now, limit)
+def next_up_to_any_head(
+    position: Ledger, within: BlockRange, deferred: Mapping[int, float], now: float, limit: int
+) -> Any:
+    return next_heights(position, (within[0], within[1] + 1), deferred, now, limit)
 
 
-def next_without_deferral(position: Ledger, head: int, deferred: Mapping[int, float], now: float, limit: int) -> Any:
-    return next_heights(position, head, {}, now, limit)
+def next_without_deferral(
+    position: Ledger, within: BlockRange, deferred: Mapping[int, float], now: float, limit: int
+) -> Any:
+    return next_heights(position, within, {}, now, limit)
 
 
-def next_only_above_top(position: Ledger, head: int, deferred: Mapping[int, float], now: float, limit: int) -> Any:
-    return next_heights(position._replace(unread=()), head, deferred, now, limit)
+def next_only_above_top(
+    position: Ledger, within: BlockRange, deferred: Mapping[int, float], now: float, limit: int
+) -> Any:
+    return next_heights(position._replace(unread=()), within, deferred, now, limit)
 
 
 def read_if_top_reached(position: Ledger, first: int, last: int) -> bool:

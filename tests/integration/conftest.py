@@ -24,12 +24,9 @@ def started_chains() -> Iterator[dict[str, DevChain]]:
 def era(request: pytest.FixtureRequest) -> str:
     """The era of the chain that a test uses.
 
-    Every test that talks to a node has this fixture. A second run of all tests would double the time of the integration
-    tests, so this rule divides them among the eras:
-
-    - A test whose outcome depends on how a node responds runs on both eras. `BOTH_ERAS` overrides this fixture.
-    - The cases of a parametrized test alternate: 1.6, 0.5, 1.6, …
-    - All other tests run on 1.6.
+    Every test that talks to a node has this fixture. What differs between eras is tested without processes, and once
+    with processes on both (`BOTH_ERAS`). The cases of a parametrized test alternate: 1.6, 0.5, 1.6, …
+    All other tests run on 1.6.
     """
     callspec = getattr(request.node, "callspec", None)
     return OLD_ERA if callspec is not None and sum(callspec.indices.values()) % 2 else NEW_ERA
@@ -51,7 +48,8 @@ async def chain(
 ) -> AsyncIterator[DevChain]:
     """The shared chain of an era, without faults. It has two nodes and accepts fake proofs.
 
-    Tests must use their own rounds.
+    Tests must use their own rounds. Between tests the chain produces no blocks, which would cost CPU and be read by the
+    helpers of later tests.
     """
     if era not in started_chains:
         flags = ["--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1", *era_flags(era)]
@@ -59,6 +57,9 @@ async def chain(
         await started.start()
         started_chains[era] = started
     shared = started_chains[era].with_client(http)
+    await shared.set_faults(halt_chain=False)
+    await shared.mine()
     yield shared
     for node in range(len(shared.nodes)):
         await shared.clear_faults(node=node)
+    await shared.set_faults(halt_chain=True)

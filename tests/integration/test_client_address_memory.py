@@ -20,7 +20,7 @@ import pytest
 from devnet import ballot
 from devnet.wallet import Wallet
 from tests.support.devnet import DevChain
-from tests.support.harness import REAL_PROGRAM, HelperProcess, run_helper, unix_time_in
+from tests.support.harness import HelperProcess, run_helper, unix_time_in
 from tests.support.memory_search import AddressSearch, is_in_process
 from tests.support.process import find_free_port
 from tests.support.proxies import PROXIES, run_proxy
@@ -75,7 +75,7 @@ async def test_service_behind_proxy_holds_no_client_address(
     proxy_directory.mkdir()
     metrics = {"enable": True, "port": find_free_port()}
     env = {"TEST_MARKER": MARKER}
-    async with run_helper(state, http, chain, program=REAL_PROGRAM, env=env, metrics=metrics) as helper:
+    async with run_helper(state, http, chain, env=env, metrics=metrics) as helper:
         round_id, bodies = await create_bodies(chain, helper)
         async with run_proxy(proxy, proxy_directory, httpx.URL(helper.url).port or 0) as client:
             poster = ShortConnectionPoster(str(client.base_url), source=CLIENT_ADDRESS, headers=FORGED_HEADERS)

@@ -9,8 +9,8 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from helper.reveal.resend_policy import REPROVE_BLOCKS
-from tests.support.devnet import BOTH_ERAS, DevChain
+from helper.reveal.send_policy import REPROVE_BLOCKS
+from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
 
 KILL_MOMENTS = (
@@ -24,8 +24,8 @@ KILL_MOMENTS = (
     "mark_sending:after:4",  # marked as sending, no byte sent
     "broadcast:after",  # sent, no response
     "record_outcome:after:5",  # outcome recorded
-    "apply_block:before:6",  # block with or without our reveal not yet applied
-    "apply_block:after:6",
+    "apply_blocks:before:6",  # block with or without our reveal not yet applied
+    "apply_blocks:after:6",
 )
 
 
@@ -88,7 +88,6 @@ async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
 
 @pytest.mark.anyio
 @pytest.mark.rule("R9")
-@BOTH_ERAS
 async def test_restart_resends_sent_message_before_new_proof(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

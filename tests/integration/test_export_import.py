@@ -15,7 +15,7 @@ import pytest
 from devnet import ballot
 from devnet.leak_check import find_leaks
 from tests.integration.test_proof_bundle import run_command_line
-from tests.support.devnet import BOTH_ERAS, DevChain
+from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, cast_vote, run_helper
 from tests.support.schemas import assert_conforms
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
@@ -51,7 +51,6 @@ async def count_failed(helper: HelperProcess) -> int:
 
 @pytest.mark.anyio
 @pytest.mark.rule("R4", "R10", "R15")
-@BOTH_ERAS
 async def test_export_move_of_due_shares_imports_elsewhere_or_back(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,8 @@ from helper.server.application import add_middleware
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import base_url, bind_tcp, create_server
 from helper.server.routes.gateway import Gateway, GatewayLimits
-from tests.support.devnet import BOTH_ERAS, DevChain
+from tests.support.devnet import DevChain
+from tests.support.fakes import wait_until
 from tests.support.harness import HelperProcess, run_helper, unix_time_in
 from tests.support.servers import serve_connections
 from tests.support.tcp_gate import open_gates
@@ -116,13 +117,6 @@ async def run_gateway(
         await endpoints.aclose()
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-@BOTH_ERAS
 async def test_gateway_wallet_votes_through_one_address(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -142,7 +136,6 @@ async def test_gateway_wallet_votes_through_one_address(
         assert vote.ballot.commitment.hex() not in log_text
 
 
-@BOTH_ERAS
 async def test_gateway_without_queue_forwards_requests(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -159,7 +152,6 @@ async def test_gateway_without_queue_forwards_requests(
         await helper.kill()
 
 
-@BOTH_ERAS
 async def test_gateway_one_failed_node_is_hidden_and_all_failed_is_503(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -556,26 +548,66 @@ async def test_gateway_full_of_slow_reads_aborts_one_for_another_request(
         await wait_until(lambda: gateway.active_count == 0)
 
 
-async def test_gateway_pages_of_leaves_wait_for_their_turn_and_leave_room_for_others(http: httpx.AsyncClient) -> None:
+@contextlib.asynccontextmanager
+async def requested_pages(
+    base: str, node: FakeNode, *heights: int
+) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
+    """Request pages of leaves from these heights, one after the other, each by a client of its own."""
+    async with asyncio.TaskGroup() as group, contextlib.AsyncExitStack() as stack:
+        tasks = []
+        for height in heights:
+            client = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
+            tasks.append(group.create_task(client.get(f"{base}{LEAVES}?from_height={height}")))
+            # The server reads connections in order: after this response it has read the page's request too.
+            await client.get(f"{base}{API_PREFIX}/nothing")
+        await wait_until(lambda: bool(node.requests))
+        yield tasks
+
+
+def requested_heights(node: FakeNode) -> list[int]:
+    return [int(head.split()[1].rpartition(b"=")[2]) for head in node.requests if b"from_height" in head]
+
+
+@pytest.mark.parametrize(("shared_bytes", "reads"), [(1 << 20, [1, 2, 4]), (1, [1, 2, 2, 4])])
+async def test_gateway_pages_of_leaves_wait_for_their_turn_and_equal_ones_share_it(
+    http: httpx.AsyncClient, shared_bytes: int, reads: list[int]
+) -> None:
     answered = asyncio.Event()
 
     async def write_late(writer: asyncio.StreamWriter) -> None:
         await answered.wait()
         await write_small(writer)
 
-    limits: dict[str, Any] = {"max_concurrent": 1, "max_leaves": 2, "max_waiting_leaves": 2}
-    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, **limits) as (base, gateway):
-        node.writers_by_path[LEAVES] = write_late
-        async with asyncio.TaskGroup() as group, contextlib.AsyncExitStack() as stack:
-            transports = [httpx.AsyncHTTPTransport(local_address=source) for source in TWO_CLIENTS]
-            clients = [await stack.enter_async_context(httpx.AsyncClient(transport=each)) for each in transports]
-            pages = [group.create_task(client.get(f"{base}{LEAVES}", timeout=30)) for client in clients]
-            await wait_until(lambda: gateway.active_count == 4 and len(node.requests) == 2)
-            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            one_more = await http.get(f"{base}{LEAVES}")
-            assert (one_more.status_code, one_more.headers["retry-after"]) == (503, "2")
+    limits: dict[str, Any] = {"max_concurrent": 1, "max_leaves": 1, "max_waiting_leaves": 3}
+    async with (
+        run_node(write_small) as node,
+        run_gateway(node.url, timeout=60, max_shared_bytes=shared_bytes, **limits) as (base, gateway),
+    ):
+        node.writers_by_path[f"{LEAVES}?from_height=1"] = write_late
+        async with requested_pages(base, node, 1, 3, 2, 2, 4) as (first, displaced, *others):
+            refused = await displaced
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200, "pages hold no slot of others"
+            assert requested_heights(node) == [1]
             answered.set()
-            assert [(await page).status_code for page in pages] == [200] * 4
+            responses = [await task for task in (first, *others)]
+            assert [(each.status_code, each.content) for each in responses] == [(200, b"{}")] * 4
+        assert requested_heights(node) == reads
+        await wait_until(lambda: gateway.active_count == 0)
+
+
+async def test_gateway_shared_page_of_leaves_is_read_again_after_its_reader_left(http: httpx.AsyncClient) -> None:
+    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, max_leaves=1) as (base, gateway):
+        node.writers_by_path[f"{LEAVES}?from_height=1"] = node.writers_by_path[f"{LEAVES}?from_height=2"] = (
+            write_nothing
+        )
+        async with requested_pages(base, node, 1, 2, 2) as (first, reader, other):
+            first.cancel()
+            await wait_until(lambda: requested_heights(node) == [1, 2])
+            del node.writers_by_path[f"{LEAVES}?from_height=2"]
+            reader.cancel()
+            assert (await other).status_code == 200
+        assert requested_heights(node) == [1, 2, 2]
         await wait_until(lambda: gateway.active_count == 0)
 
 

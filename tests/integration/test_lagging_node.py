@@ -22,7 +22,7 @@ MAX_WAIT_BLOCKS = 10
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("block", "lag", "clock_behind"),
-    [(2.0, 1.2, 0.0), (6.0, 4.8, 0.0), (1.5, 0.4, 0.0), (2.0, 0.0, 5.0), (2.0, 0.0, 30.0), (1.5, 0.4, 2.0)],
+    [(2.0, 1.2, 0.0), (1.5, 0.4, 30.0)],
 )
 async def test_lagging_node_costs_honest_wallet_no_share(
     tmp_path: Path, http: httpx.AsyncClient, era: str, block: float, lag: float, clock_behind: float

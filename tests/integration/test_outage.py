@@ -9,7 +9,7 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote
-from tests.support.devnet import BOTH_ERAS, DevChain
+from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
 
 
@@ -25,7 +25,6 @@ async def wait_until_noticed(helper: HelperProcess) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.rule("R11")
-@BOTH_ERAS
 async def test_short_outage_spends_no_attempt_and_accepts_shares(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -57,7 +56,6 @@ async def count_spent_attempts(helper: HelperProcess) -> int:
 
 
 @pytest.mark.anyio
-@BOTH_ERAS
 async def test_service_started_without_chain_waits_for_it(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -97,7 +95,6 @@ async def assert_all_duplicates(helper: HelperProcess, *votes: CastVote) -> None
 
 @pytest.mark.anyio
 @pytest.mark.rule("R10", "N11")
-@BOTH_ERAS
 async def test_duplicate_is_detected_after_close_restart_and_outage(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

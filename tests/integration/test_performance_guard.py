@@ -29,7 +29,7 @@ from devnet.ballot import Ballot
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult, PreparedReveal
-from helper.store.operations.blocks import apply_block
+from helper.store.operations.blocks import apply_blocks
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
 from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.store import SqliteStore
@@ -161,7 +161,8 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         with transaction(database):
             steps["claimed"] = count_steps(tx, lambda: claim_due(tx, now=DUE_TIME + 1e6, limit=4, rounds=[ROUND_ID]))
         steps["next due time"] = count_steps(tx, lambda: tx.fetch_all("next_due", (ROUND_ID,)))
-        steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", {"height": 101, "limit": 64}))
+        params = {"height": 101, "limit": 64, "is_spent": False}
+        steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", params))
         steps["counted ahead"] = count_steps(
             tx,
             lambda: tx.fetch_all(
@@ -170,7 +171,9 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         )
         spent = tx.fetch_all("unconfirmed", {"after": 0, "limit": 1})[0][14]
         with transaction(database):
-            steps["confirmed"] = count_steps(tx, lambda: apply_block(tx, 101, [(ROUND_ID, spent)], DUE_TIME * 1000))
+            steps["confirmed"] = count_steps(
+                tx, lambda: apply_blocks(tx, [(101, 101)], [(ROUND_ID, spent)], DUE_TIME * 1000)
+            )
     return steps
 
 
@@ -180,8 +183,8 @@ def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> Non
         EnqueueOperation(share, nullifier, 1.0)(tx)
     for queued in claim_due(tx, now=DUE_TIME - 500_000.0, limit=count, rounds=[ROUND_ID]):
         prepare(tx, queued.id, PreparedReveal(b"m" * 5_000, b"h" * 32, 99, "k10", 99), DUE_TIME * 1000)
-        mark_sending(tx, queued.id, DUE_TIME * 1000, 100, "node")
-        record_outcome(tx, queued.id, DUE_TIME * 1000, "ACCEPTED")
+        mark_sending(tx, queued.id, DUE_TIME * 1000, 100, "node", decide_height=101)
+        record_outcome(tx, queued.id, DUE_TIME * 1000, "ACCEPTED", decide_height=103)
 
 
 def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> int:

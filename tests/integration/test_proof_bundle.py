@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +10,22 @@ import pytest
 
 from devnet import ballot
 from helper.operations.archive.object_names import PART_BLOCKS
+from tests.support.command import run_in_process
 from tests.support.devnet import era_flags
-from tests.support.harness import HelperProcess, cast_vote, run_chain_and_helper
-from tests.support.process import TIMEOUT_SECONDS
+from tests.support.harness import HelperProcess, run_chain_and_helper
 from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess
 from tests.support.schemas import assert_conforms
 
+SHARES = 2
+"""Revealed shares, each with a real proof."""
 ARCHIVE_CONFIG = {"place": f"s3://{BUCKET_NAME}/proofs", "check_seconds": 1}
 
 
 async def run_command_line(directory: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run a command in a separate process. Returns its exit code, the JSON line, and its messages."""
-    kept_name = "SVOTE_HELPER_BACKUP_PASSPHRASE"
-    env = {key: value for key, value in os.environ.items() if key == kept_name or not key.startswith("SVOTE_HELPER_")}
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "helper",
-        *arguments,
-        cwd=directory,
-        env={**env, "PYTHONPATH": str(Path.cwd())},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        out, err = await child.communicate()
-    assert child.returncode is not None
-    assert out.count(b"\n") <= 1
-    return child.returncode, json.loads(out) if out else {}, err.decode()
+    """Run a command. Returns its exit code, the JSON line, and its messages."""
+    result = await run_in_process(directory, *arguments)
+    assert result.stdout.count("\n") <= 1
+    return result.exit_code, json.loads(result.stdout) if result.stdout else {}, result.stderr
 
 
 def config_without_rpc(helper: HelperProcess) -> Path:
@@ -62,7 +47,10 @@ async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
         ),
     ):
         round_id = await chain.open_round()
-        vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
+        async with helper.create_wallet() as wallet:
+            sealed = await wallet.seal_ballot(round_id, 1, 1)
+            position = await wallet.cast_ballot(sealed)
+            vote = await wallet.post_shares(sealed, position, times=ballot.immediate_times(), indices=range(SHARES))
         await helper.wait_until_confirmed(vote)
         share = vote.shares[0]
         nullifier, config = share.nullifier.hex(), ("--config", str(helper.config), "--json")
@@ -97,7 +85,7 @@ async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
         assert code == 5, messages
         assert "no confirmed reveal" in messages
         code, stats, messages = await run_command_line(tmp_path, "queue", "stats", *config)
-        assert (code, stats["total"]["submitted"]) == (0, 16), messages
+        assert (code, stats["total"]["submitted"]) == (0, SHARES), messages
         for name, value in (
             ("queue-stats", stats),
             ("tx-lookup", looked_up),
@@ -107,7 +95,7 @@ async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
             assert_conforms(name, value)
         code, rounds, messages = await run_command_line(tmp_path, "rounds", *config)
         assert (code, rounds["source"]) == (0, "daemon"), messages
-        assert rounds["rounds"][0]["shares"]["submitted"] == 16
+        assert rounds["rounds"][0]["shares"]["submitted"] == SHARES
         assert rounds["rounds"][0]["tree_size"] >= 2
 
         height = (await helper.service_stats())["height"]
@@ -115,7 +103,7 @@ async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
         await helper.wait_until("has archived the round", lambda facts: facts["archive"]["through"] >= height)
         names = await object_store.open_bucket_client("proofs").list_names(round_id.hex())
         assert f"{round_id.hex()}/{tx_hash}.zip" in names
-        assert sum(name.endswith(".zip") for name in names) == 16
+        assert sum(name.endswith(".zip") for name in names) == SHARES
         await check_archived_bundle(tmp_path, object_store, helper, round_id, nullifier, tx_hash)
 
 

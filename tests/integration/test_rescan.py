@@ -9,19 +9,19 @@ import anyio
 import httpx
 import pytest
 
-from tests.support.command import run_command
-from tests.support.devnet import BOTH_ERAS, DevChain
+from tests.support.command import run_in_process
+from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper
 
 
 async def rescan(helper: HelperProcess, first: int) -> Any:
     """Run the command and return its output."""
-    return (await run_command("chain", "rescan", "--from", str(first), "--config", str(helper.config), "--json")).json()
+    command = ("chain", "rescan", "--from", str(first), "--config", str(helper.config), "--json")
+    return (await run_in_process(helper.config.parent, *command)).json()
 
 
 @pytest.mark.anyio
 @pytest.mark.rule("R12")
-@BOTH_ERAS
 async def test_rescan_confirms_and_erases_shares_whose_blocks_were_served_empty(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

@@ -86,7 +86,6 @@ async def test_repeated_share_is_duplicate_before_and_after_confirmation(
 
 @pytest.mark.anyio
 @pytest.mark.rule("R12", "N7", "W7")
-@BOTH_ERAS
 async def test_share_revealed_by_other_helper_is_confirmed(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

@@ -140,7 +140,7 @@ async def test_block_results_are_parsed() -> None:
     block = await create_client("block with raw transactions").block(106)
     assert results is not None
     assert block is not None
-    assert results.reveals == [(ROUND_ID, RevealMessage.from_tx(tx).nullifier) for tx in block.txs]
+    assert results == [(ROUND_ID, RevealMessage.from_tx(tx).nullifier) for tx in block.txs]
     assert await create_rpc_client("block results of a height to come").block_results(99999999) is None
     with pytest.raises(ChainResponseError, match="height 106 was returned for 105"):
         await create_rpc_client("block results 106").block_results(105)
@@ -156,7 +156,7 @@ async def test_block_results_are_parsed() -> None:
 async def test_block_results_without_reveals(name: str, height: int) -> None:
     results = await create_rpc_client(name).block_results(height)
     assert results is not None
-    assert results.reveals == []
+    assert results == []
 
 
 async def test_search_and_nullifier_query_are_parsed() -> None:
@@ -168,8 +168,8 @@ async def test_search_and_nullifier_query_are_parsed() -> None:
         row = page if request.url.params["page"] == "1" else past
         return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
 
-    reveals = await RpcClient("http://node", transport=httpx.MockTransport(search)).search_reveals(ROUND_ID, 1, 200)
-    assert [height for height, _ in reveals] == [106] * 4
+    rpc = RpcClient("http://node", transport=httpx.MockTransport(search))
+    assert [result.height async for result, _ in rpc.reveal_transactions(ROUND_ID)] == [106] * 4
 
     responses = json.loads((RECORDED / "abci-query.json").read_text())
     queries: list[str] = []
@@ -180,9 +180,9 @@ async def test_search_and_nullifier_query_are_parsed() -> None:
         return httpx.Response(200, content=json.dumps(responses[kind]).encode())
 
     node = RpcClient("http://node", transport=httpx.MockTransport(query))
-    assert await node.is_spent(ROUND_ID, reveals[0][1])
-    assert not await node.is_spent(ROUND_ID, bytes(32))
     key = b64decode(responses["present"]["result"]["response"]["key"])
+    assert await node.is_spent(ROUND_ID, key[-32:])
+    assert not await node.is_spent(ROUND_ID, bytes(32))
     assert queries[0] == f"0x{key.hex()}"
 
 

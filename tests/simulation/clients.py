@@ -23,7 +23,7 @@ from helper.chain.node import Node
 from helper.chain.node_http import RESPONSE_WAIT_SECONDS, SLOW_CALL_SECONDS, NodeResponse, RequestProgress
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.rpc_client import BlockResults, RpcClient
+from helper.chain.rpc_client import CountedNullifier, RpcClient
 from helper.errors import ChainResponseError
 from tests.simulation.liar import Lie
 from tests.simulation.node import NodeFault, SimNode
@@ -238,7 +238,7 @@ class SimRpc(RpcClient):
         node = await self._reach_node()
         return node.served_head(), node.fault is NodeFault.SYNCING
 
-    async def block_results(self, height: int) -> BlockResults | None:
+    async def block_results(self, height: int) -> list[CountedNullifier] | None:
         node = await self._reach_node()
         if node.liar.tells(Lie.ERROR_TEXTS):
             return await _FailingRpc().block_results(height)
@@ -246,13 +246,7 @@ class SimRpc(RpcClient):
         if block is None:
             return None
         _raise_if_pruned(node, height)
-        return BlockResults(height, list(block.reveals))
-
-    async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
-        node = await self._reach_node()
-        confirmed = [(at, key[1]) for key, at in node.chain.confirmed.items() if key[0] == round_id]
-        found = sorted((at, nullifier) for at, nullifier in confirmed if first <= at <= min(last, node.height))
-        return node.liar.search(found)
+        return list(block.reveals)
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         node = await self._reach_node()

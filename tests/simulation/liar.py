@@ -19,6 +19,8 @@ from tests.simulation.fakes import SimTree
 
 BRIEF_SECONDS = 10.0
 YEAR_SECONDS = 31_536_000.0
+EARLIER_END_SECONDS = 600
+"""Seconds by which a false end of a round is at most too early."""
 
 
 class Lie(Enum):
@@ -72,6 +74,7 @@ class Liar:
         self._fork_height = 0
         self._own_blocks: dict[int, list[RevealMessage]] = {}  # of the false chain, by height
         self._disputed: dict[int, RevealMessage] = {}
+        self._own_results: dict[bytes, int] = {}  # heights of both, by hash
         self._invented_leaves = b""
         self._trees: dict[tuple[bytes, int], tuple[list[tuple[int, int]], SimTree]] = {}
         self._change_end: Callable[[int], int] = lambda end: end
@@ -84,9 +87,9 @@ class Liar:
         self._rng = rng
         self.lies = frozenset(lies)
         self._started_at, self._fork_height = asyncio.get_running_loop().time(), height
-        self._own_blocks, self._trees = {}, {}
+        self._own_blocks, self._disputed, self._own_results, self._trees = {}, {}, {}, {}
         self._invented_leaves = rng.randbytes(32 * rng.choice((1, 2, 50)))
-        shift = rng.choice((-600, 60, 86_400))
+        shift = rng.choice((-EARLIER_END_SECONDS, 60, 86_400))
         self._change_end = lambda end: end + shift
         self._status = rng.choice((RoundStatus.PENDING, RoundStatus.TALLYING, RoundStatus.FINALIZED))
         self._created_by = rng.choice((-1, 1, 1000))
@@ -130,30 +133,24 @@ class Liar:
         if height not in self._disputed:
             round_id = next(iter(self._chain.rounds), bytes(32))
             nullifier, enc_share = self._rng.randbytes(32), self._rng.randbytes(64)
-            self._disputed[height] = RevealMessage(nullifier, enc_share, 1, 0, b"proof", round_id, 1)
+            message = RevealMessage(nullifier, enc_share, 1, 0, b"proof", round_id, 1)
+            self._disputed[height], self._own_results[message.tx_hash()] = message, height
         return self._disputed[height]
 
     def find_transaction(self, tx_hash: bytes, true: TxResult | None, newest: int) -> TxResult | None:
         """The result of a transaction as the node serves it."""
         if self.tells(Lie.FALSE_SPENT):
             return TxResult(0, newest, "")
-        for height, messages in [*self._own_blocks.items(), *((h, [m]) for h, m in self._disputed.items())]:
-            if any(message.tx_hash() == tx_hash for message in messages):
-                return TxResult(0, height, "")
+        if tx_hash in self._own_results:
+            return TxResult(0, self._own_results[tx_hash], "")
         is_hidden = self.tells(Lie.INDEX_GAPS) and tx_hash[0] % 2
         is_other = self.tells(Lie.TWIN) and true is not None and true.height > self._fork_height
         return None if is_hidden or is_other else true
 
-    def search(self, found: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """Heights and nullifiers that a search of the node's index returns."""
-        if self.tells(Lie.TWIN):
-            found = [entry for entry in found if entry[0] <= self._fork_height]
-        return [entry for entry in found if entry[1][0] % 2] if self.tells(Lie.INDEX_GAPS) else found
-
     def is_spent(self, nullifier: bytes, true: bool) -> bool:
         """Whether the node reports a nullifier as spent."""
-        own = {message.nullifier for messages in self._own_blocks.values() for message in messages}
-        return true or self.tells(Lie.FALSE_SPENT) or nullifier in own
+        is_own = any(message.nullifier == nullifier for own in self._own_blocks.values() for message in own)
+        return true or self.tells(Lie.FALSE_SPENT) or is_own
 
     # Reveals
 
@@ -164,7 +161,8 @@ class Liar:
         if not self.lies & SWALLOWING:
             return None
         if self.tells(Lie.INVENTED_BLOCK, Lie.TWIN):
-            self._own_blocks.setdefault(self.false_height(newest) + 1, []).append(message)
+            height = self._own_results[message.tx_hash()] = self.false_height(newest) + 1
+            self._own_blocks.setdefault(height, []).append(message)
         return 200, {"code": 0, "tx_hash": message.tx_hash().hex().upper()}
 
     # Rounds and trees

@@ -28,7 +28,9 @@ class TrackedShare:
     """A share that a wallet posts.
 
     Attributes:
+        posted_at: loop second of the first post, None before it.
         acknowledged_at: loop second of the first acknowledgment, None before it.
+        is_refused: whether the service has refused it for good.
         is_queued: whether the service responded that the share is new.
         is_reposted: whether the wallet has posted it again without a due time, which then applies.
     """
@@ -36,15 +38,18 @@ class TrackedShare:
     share: Share
     nullifier: bytes
     plan: RoundPlan
+    posted_at: float | None = None
     acknowledged_at: float | None = None
+    is_refused: bool = False
     is_queued: bool = False
     is_reposted: bool = False
 
     @property
     def due_at(self) -> float:
-        """Loop second at which the share is due."""
-        assert self.acknowledged_at is not None
-        return max(self.share.submit_at - EPOCH, self.acknowledged_at)
+        """Loop second at which the share is due; while it is not acknowledged, as if it were when it was posted."""
+        known_at = self.posted_at if self.acknowledged_at is None else self.acknowledged_at
+        assert known_at is not None
+        return max(self.share.submit_at - EPOCH, known_at)
 
 
 class PromiseChecker:
@@ -91,7 +96,8 @@ class PromiseChecker:
         tolerance = CLOCK_TOLERANCE_SECONDS if now - EPOCH <= self.clock_wrong_until else 0.0
         if not tracked.is_reposted and now < tracked.share.submit_at - tolerance:
             self._event_log.record_violation("revealed early", nullifier, "by", tracked.share.submit_at - now)
-        self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
+        if not node.liar.lies:  # what a false node gets says nothing, and no true height keeps a send from it
+            self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
         self._check_reproof_interval(nullifier, message.tx_hash())
 
     def _check_reproof_interval(self, nullifier: bytes, tx_hash: bytes) -> None:
@@ -200,6 +206,9 @@ class PromiseChecker:
         for spent, known in self.shares.items():
             sim_round = self._chain.rounds[known.share.round_id]
             if known.acknowledged_at is None:
+                is_valid = known.posted_at is not None and not known.is_refused
+                if is_valid and self._could_be_confirmed(known):
+                    self._event_log.record_violation("a valid share was never accepted", spent, "due", known.due_at)
                 continue
             self.counts["acknowledged"] += 1
             counted = self._is_confirmed(known)

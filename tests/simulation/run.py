@@ -22,7 +22,7 @@ import structlog
 import proofs
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimTree, commitment
-from tests.simulation.scenario import LiarPlan, add_liar, draw_scenario
+from tests.simulation.scenario import LiarPlan, draw_liar, draw_scenario
 from tests.simulation.virtual_loop import SimLoop, StuckError
 from tests.simulation.world import World, seeded_random
 
@@ -106,7 +106,7 @@ def run_seed(seed: int, *, verbose: bool = False, liar: LiarPlan | None = None) 
     Args:
         seed: determines the complete run, together with `liar`.
         verbose: whether the event log includes the service's own log.
-        liar: lies of one node that replace the scenario's faults.
+        liar: lies of one node; None if the seed draws whether one lies.
     """
     with _garbage_collection_paused():
         return _simulate(seed, verbose=verbose, liar=liar)
@@ -130,9 +130,7 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 def _simulate(seed: int, *, verbose: bool, liar: LiarPlan | None) -> SeedResult:
     started_at = time.perf_counter()
-    plan = draw_scenario(seed)
-    if liar is not None:
-        plan = add_liar(plan, seed, liar)
+    plan = draw_scenario(seed, liar or draw_liar(seed))
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=plan.is_shuffled)
     world = World(seed, loop, plan)
     lines: list[str] = []

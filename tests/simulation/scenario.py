@@ -166,8 +166,14 @@ LASTING_FAULTS = (
 CLOCK_OFFSETS = (-3600.0, 3600.0, 315_360_000.0, -80.0, 80.0, 150.0, -150.0, 30.0)
 
 
-def draw_scenario(seed: int) -> Scenario:
-    """Draw the scenario of a seed."""
+def draw_liar(seed: int) -> LiarPlan | None:
+    """Draw whether one node of a seed lies, and how many nodes there are."""
+    rng = random.Random(f"liar or not {seed}")
+    return LiarPlan((), rng.choice((2, 3))) if rng.random() < 0.5 else None
+
+
+def draw_scenario(seed: int, liar: LiarPlan | None = None) -> Scenario:
+    """Draw the scenario of a seed. If a node lies, no node has another fault."""
     rng = random.Random(f"plan {seed}")
     _, length, poll, interval = rng.choices(CHAIN_PACES, [pace[0] for pace in CHAIN_PACES])[0]
     nodes = rng.choices((1, 2, 3), (2, 5, 3))[0]
@@ -196,16 +202,22 @@ def draw_scenario(seed: int) -> Scenario:
         is_shuffled=rng.random() < 0.85,
     )
     rounds = _draw_rounds(rng, plan)
-    cast_votes = tuple(_draw_vote(rng, plan, rounds) for _ in range(votes))
-    return replace(plan, rounds=rounds, votes=cast_votes, episodes=_draw_episodes(rng, plan, rounds))
+    plan = replace(plan, rounds=rounds, votes=tuple(_draw_vote(rng, plan, rounds) for _ in range(votes)))
+    if liar is not None:
+        plan = _add_liar(random.Random(f"liar {seed}"), plan, liar)
+    episodes = _draw_episodes(rng, plan, plan.rounds)
+    return replace(plan, episodes=tuple(e for e in episodes if liar is None or not _is_of_nodes(e.fault)))
 
 
-def add_liar(plan: Scenario, seed: int, liar: LiarPlan) -> Scenario:
-    """Replace a scenario's faults by lies of one node, which end only when the run settles.
+def _is_of_nodes(fault: NodeFault | ProverFault | ServiceFault) -> bool:
+    return isinstance(fault, NodeFault) or fault is ServiceFault.OUTAGE
+
+
+def _add_liar(rng: random.Random, plan: Scenario, liar: LiarPlan) -> Scenario:
+    """Let one node tell lies until the run settles.
 
     Every share that is due early enough must be counted while the node lies.
     """
-    rng = random.Random(f"liar {seed}")
     # The first configured node gets most requests, and a lie at a round's first listing has nothing to contradict.
     node = rng.choice((0, rng.randrange(liar.nodes)))
     healthy = (node + rng.randrange(1, max(2, liar.nodes))) % liar.nodes
@@ -222,7 +234,6 @@ def add_liar(plan: Scenario, seed: int, liar: LiarPlan) -> Scenario:
         nodes_with_rpc=tuple(rng.random() < 0.6 for _ in range(liar.nodes)),
         healthy_node=healthy,
         rounds=tuple(replace(plan_round, requires_all_shares=True) for plan_round in plan.rounds),
-        episodes=(),
         lie_episodes=tuple(episodes),
     )
 

@@ -20,14 +20,14 @@ from tests.simulation.fakes import SimTree, prove
 from tests.simulation.liar import BRIEF_SECONDS, Lie
 from tests.simulation.node import SimNode
 from tests.simulation.run import run_seed
-from tests.simulation.scenario import SETTLING_SECONDS, LiarPlan, add_liar, draw_scenario
+from tests.simulation.scenario import SETTLING_SECONDS, LiarPlan, ServiceFault, draw_scenario
 from tests.simulation.virtual_loop import SimLoop
 from tests.simulation.world import PROPOSALS, seeded_random
 
 Answers = dict[str, Any]
 
 HEAD, BLOCK, TIME, FUTURE = "head", "block", "block time", "block above the head"
-ROUNDS, TREE, SPENT, RESULT, SEARCH, SEND = "rounds", "tree", "spent", "result", "search", "forwarded reveal"
+ROUNDS, TREE, SPENT, RESULT, SEND = "rounds", "tree", "spent", "result", "forwarded reveal"
 CHANGED: dict[Lie, set[str]] = {
     Lie.AHEAD: {HEAD},
     Lie.AHEAD_BRIEFLY: {HEAD},
@@ -45,8 +45,8 @@ CHANGED: dict[Lie, set[str]] = {
     Lie.INVENTED_BLOCK: {HEAD, FUTURE, SEND},
     Lie.EXTRA_ROUND: {ROUNDS},
     Lie.DISPUTE: {BLOCK},
-    Lie.INDEX_GAPS: {RESULT, SEARCH},
-    Lie.TWIN: {BLOCK, TREE, RESULT, SEARCH, SEND},
+    Lie.INDEX_GAPS: {RESULT},
+    Lie.TWIN: {BLOCK, TREE, RESULT, SEND},
     Lie.SWALLOW: {SEND},
 }
 """Which answers each lie changes."""
@@ -92,7 +92,7 @@ class Situation:
         chain.mempool.clear()
         block = await answer(lambda: client.block(newest))
         results = await answer(lambda: rpc.block_results(newest))
-        assert isinstance(block, str) or len(block.txs) == len(results.reveals), "REST and RPC tell the same lie"
+        assert isinstance(block, str) or len(block.txs) == len(results), "REST and RPC tell the same lie"
         future = await answer(lambda: client.block(newest + 20))
         tree = await client.tree_latest(self.round.round_id)
         assert tree is not None
@@ -107,7 +107,6 @@ class Situation:
             TREE: tree,
             SPENT: await rpc.is_spent(self.round.round_id, bytes(32)),
             RESULT: (await client.tx(self.counted.tx_hash()), await client.tx(bytes(32))),
-            SEARCH: await rpc.search_reveals(self.round.round_id, 1, newest),
             SEND: forwarded,
         }
 
@@ -180,7 +179,7 @@ def test_invented_block_contains_the_reveals_that_were_sent_to_the_node() -> Non
         assert block is not None
         assert results is not None
         assert block.txs == [message.to_tx()]
-        assert results.reveals == [(message.round_id, message.nullifier)]
+        assert results == [(message.round_id, message.nullifier)]
         assert await situation.client.tx(message.tx_hash()) is not None
         assert not situation.chain.confirmed.get((message.round_id, message.nullifier))
 
@@ -206,12 +205,14 @@ def test_false_heads_are_constant_brief_or_growing() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_one_node_lies_until_the_run_settles_and_there_is_no_other_fault(nodes: int) -> None:
+def test_one_node_lies_until_the_run_settles_and_no_node_has_another_fault(nodes: int) -> None:
     drawn = set[tuple[Lie, ...]]()
     for seed in range(60):
-        plan = add_liar(draw_scenario(seed), seed, LiarPlan((), nodes))
+        plan = draw_scenario(seed, LiarPlan((), nodes))
         assert len(plan.nodes_with_rpc) == nodes
-        assert plan.episodes == ()
+        faults = {episode.fault for episode in plan.episodes if episode.node is None}
+        assert len(faults) == len({episode.fault for episode in plan.episodes})
+        assert ServiceFault.OUTAGE not in faults
         assert {episode.node for episode in plan.lie_episodes} <= set(range(nodes)) - {plan.healthy_node}
         assert len({episode.node for episode in plan.lie_episodes}) == 1
         assert max(episode.end for episode in plan.lie_episodes) <= plan.duration - SETTLING_SECONDS

@@ -7,17 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from helper.chain.node import Node
-from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core import schedule
-from helper.reveal import broadcaster, resend_policy
-from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.resend_policy import NextStep
+from helper.reveal import send_policy
+from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, Step
+from helper.reveal.sender import Sender
 from helper.store.models import SentReveal
 from helper.store.operations import shares
 from helper.store.sqlite.store import SqliteStore
@@ -90,42 +90,40 @@ def test_checker_early_reveal_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_checker_new_proof_instead_of_resend_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_step = resend_policy.next_step
+    decide = send_policy.decide
 
-    def prove_instead_of_resend(**known: object) -> NextStep:
-        step = next_step(**known)  # type: ignore[arg-type]  # passed on unchanged
-        return NextStep.PROVE if step is NextStep.SEND and known["sends"] else step
+    def prove_instead_of_resend(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]) -> Step:
+        step = decide(reveal, process, nodes)
+        return ProveAnew("a bug") if isinstance(step, Send) and reveal.sends else step
 
-    monkeypatch.setattr(broadcaster, "next_step", prove_instead_of_resend)
+    monkeypatch.setattr(send_policy, "decide", prove_instead_of_resend)
     assert finds_violation("proven again too early")
 
 
 def test_checker_attempt_spent_on_outage_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle_outcome = Broadcaster._handle_outcome
+    handle_outcome = Sender._handle_outcome
 
-    async def charge_lost_reply(
-        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: BroadcastOutcome, endpoint: Node
-    ) -> None:
+    async def charge_lost_reply(self: Sender, reveal: SentReveal, outcome: BroadcastOutcome, endpoint: Node) -> None:
         if outcome.verdict is Verdict.AMBIGUOUS:
             await self._spend_attempt(reveal, outcome)
         else:
-            await handle_outcome(self, reveal, message, outcome, endpoint)
+            await handle_outcome(self, reveal, outcome, endpoint)
 
-    monkeypatch.setattr(Broadcaster, "_handle_outcome", charge_lost_reply)
+    monkeypatch.setattr(Sender, "_handle_outcome", charge_lost_reply)
     assert finds_violation("an attempt spent without a fault of the share")
 
 
 def test_checker_confirmation_by_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle_outcome = Broadcaster._handle_outcome
+    handle_outcome = Sender._handle_outcome
 
     async def confirm_accepted_reply(
-        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: BroadcastOutcome, endpoint: Node
+        self: Sender, reveal: SentReveal, outcome: BroadcastOutcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
             await self._store.add_spent([(reveal.round_id, reveal.nullifier)])
-        await handle_outcome(self, reveal, message, outcome, endpoint)
+        await handle_outcome(self, reveal, outcome, endpoint)
 
-    monkeypatch.setattr(Broadcaster, "_handle_outcome", confirm_accepted_reply)
+    monkeypatch.setattr(Sender, "_handle_outcome", confirm_accepted_reply)
     assert finds_violation("submitted though never counted")
 
 

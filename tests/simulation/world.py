@@ -147,7 +147,8 @@ class World:
             tracked.is_reposted = True
             reposted = TrackedShare(ballot.share(posting.index, position, 0), tracked.nullifier, tracked.plan)
             if tracked.acknowledged_at is None:
-                tracked.share = reposted.share  # the first post was refused: only this one can be accepted
+                # The first post was refused: only this one can be accepted.
+                tracked.share, tracked.posted_at = reposted.share, self.loop.time()
             await self._post_until_answered(reposted, committed_at, original=tracked)
         if other_reveal is not None:
             await other_reveal
@@ -158,6 +159,9 @@ class World:
         """Post a share until it is acknowledged, permanently refused, or its round has ended."""
         wait = 0.2
         end = tracked.plan.end + 60.0
+        first = original or tracked
+        if first.posted_at is None:
+            first.posted_at = self.loop.time()
         while self.loop.time() < end:
             posted = self.loop.time()
             try:
@@ -172,6 +176,7 @@ class World:
             except ShareRefused as refusal:
                 self.event_log.record("refused", tracked.nullifier, refusal.status, refusal.field, refusal)
                 self._check_refusal(tracked, refusal, posted, committed_at)
+                first.is_refused = True
                 return
             if outcome is not None:
                 self._record_acknowledgment(tracked, outcome, original)

@@ -12,22 +12,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from helper.app.gates import Gates
-from helper.chain.block_follower import BlockFollower
+from helper.chain.follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.round_and_tree_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits
 from helper.errors import StoreError
 from helper.observability.stats import Stats
-from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.backlog import Backlog
-from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.circuit_selector import CircuitSelector
-from helper.reveal.dispatcher import Dispatcher, DispatchGate
-from helper.reveal.proof_times import ProofTimes
-from helper.reveal.prover.pool import ProverPool
-from helper.reveal.retention import Retention
-from helper.reveal.revealer import Revealer
+from helper.reveal.circuit_choice import CircuitChoice
+from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate
+from helper.reveal.prover_pool import ProverPool
+from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.round_closing import RoundClosing
+from helper.reveal.sender import Sender
 from helper.store.models import QueuedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -83,9 +80,9 @@ class WatchedStore(SqliteStore):
         self._record_call("release_claim")
         return await super().release_claim(share_id)
 
-    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+    async def record_outcome(self, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
         self._record_call("record_outcome")
-        await super().record_outcome(share_id, outcome=outcome)
+        await super().record_outcome(share_id, outcome=outcome, decide_height=decide_height)
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
         self._record_call("mark_alerted")
@@ -126,7 +123,7 @@ class Pipeline:
         self.nodes = FakeNodeTransport({FIRST_NODE: ACCEPTED_REPLY, SECOND_NODE: ACCEPTED_REPLY})
         nodes = create_nodes(["http://first", "http://second"], transport=self.nodes)
         self.endpoints = NodePool(nodes, clock=clock, chain_id=CHAIN_ID, **limits)
-        self.circuits = CircuitSelector(circuit, clock=clock, store_accepted=self.store.set_meta)
+        self.circuits = CircuitChoice(circuit, clock=clock, store_counted=self.store.set_meta)
         common_parts: dict[str, Any] = {"store": self.store, "clock": clock, "stats": self.stats}
         self.attempts = AttemptBudget(
             store=self.store,
@@ -146,12 +143,10 @@ class Pipeline:
         self.revealer = Revealer(
             **reveal_parts, rounds=self.rounds, prover=prover or self.prover, proof_times=self.proof_times
         )
-        self.make_broadcaster = partial(Broadcaster, **reveal_parts, verifier=prover or self.prover)
-        self.broadcaster = self.make_broadcaster()
-        self.retention = Retention(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
-        self.listener = SimpleNamespace(
-            is_ready=True, disputed_height=None, stalled_height=None, history=SimpleNamespace(unread_count=0)
-        )
+        self.make_sender = partial(Sender, **reveal_parts, verifier=prover or self.prover)
+        self.sender = self.make_sender()
+        self.closing = RoundClosing(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
+        self.listener = SimpleNamespace(is_ready=True, disputed_height=None, stalled_height=None, gap_count=0)
         self.gates = Gates(
             store=self.store,
             node_pool=self.endpoints,
@@ -159,7 +154,7 @@ class Pipeline:
             tree_sync=self.trees,
             chain_sync=cast(ChainSync, None),
             block_follower=cast(BlockFollower, self.listener),
-            circuit_selector=self.circuits,
+            circuit_choice=self.circuits,
             proof_times=self.proof_times,
             clock=clock,
             stale_after=90,
@@ -169,8 +164,8 @@ class Pipeline:
         self.dispatcher = Dispatcher(
             store=self.store,
             revealer=self.revealer,
-            broadcaster=self.broadcaster,
-            retention=self.retention,
+            sender=self.sender,
+            closing=self.closing,
             get_gate=self.gate,
             backlog=Backlog(
                 store=self.store,
@@ -208,7 +203,7 @@ class Pipeline:
         self.clock.advance(5)
         self.show_block()
         self.circuits.note_block()
-        await self.broadcaster.reconcile(self.height)
+        await self.sender.reconcile()
 
     def set_replies(self, reply: NodeReply) -> None:
         """Make every node send this response."""

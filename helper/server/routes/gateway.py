@@ -12,15 +12,15 @@ limited too: the response that has waited longest for its client is aborted. A G
 while is aborted for a new request.
 
 Pages of leaves, which nodes answer slowly, have a small number of slots of their own. Further requests for them wait
-for their turn. None is aborted for a new one before it had time for its response: otherwise a few clients that repeat
-their requests would end those of all others, and none would get a page.
+for their turn (`PageReads`). None is aborted for a new one before it had time for its response: otherwise a few clients
+that repeat their requests would end those of all others, and none would get a page.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -40,6 +40,7 @@ from helper.server.body_reader import BodyReader
 from helper.server.connection import ABORT_KEY
 from helper.server.middleware import refusal_response, route_error_response
 from helper.server.openapi import ApiRoute, Operation
+from helper.server.page_reads import PageReads
 
 log = structlog.get_logger("helper.server")
 
@@ -106,8 +107,10 @@ class GatewayLimits:
         max_streams: maximum responses to GETs that are being streamed. They hold no slot.
         slow_seconds: a GET without a response for this long may be aborted for another request.
         max_leaves: maximum concurrent requests to nodes for pages of leaves, in addition to `max_concurrent`.
-        max_waiting_leaves: maximum requests for pages of leaves that wait for one of these to get its response.
+        max_waiting_leaves: maximum requests for pages of leaves that wait for one of these to get its response. For
+            another one, one of them is refused.
         slow_leaves_seconds: a request for a page of leaves without a response for this long may be aborted for another.
+        max_shared_bytes: maximum bytes of pages of leaves that several requests share.
     """
 
     max_concurrent: int = 128
@@ -120,6 +123,7 @@ class GatewayLimits:
     max_leaves: int = 16
     max_waiting_leaves: int = 128
     slow_leaves_seconds: float = 10.0
+    max_shared_bytes: int = 16 << 20
 
     @property
     def max_connections(self) -> int:
@@ -147,7 +151,12 @@ class Gateway:
         self._body_reader = body_reader or BodyReader(timeout_seconds=BODY_SECONDS)
         self._limits = limits or GatewayLimits()
         self._active: set[_ForwardedRequest] = set()
-        self._leaves_turns = anyio.CapacityLimiter(self._limits.max_leaves)
+        self._page_reads = PageReads(
+            max_reads=self._limits.max_leaves,
+            max_waiting=self._limits.max_waiting_leaves,
+            slow_seconds=self._limits.slow_leaves_seconds,
+            max_shared_bytes=self._limits.max_shared_bytes,
+        )
 
     def routes(self) -> Sequence[Route]:
         """The forwarded paths, to be matched after the helper's own routes."""
@@ -170,8 +179,8 @@ class Gateway:
             body = None
             if scope["method"] == "POST":
                 body = await stack.enter_async_context(self._body_reader.buffer_body(scope, receive))
-            turns = self._leaves_turns if _is_leaves(scope) else None
-            forwarding = _ForwardedRequest(scope, receive, send, self._limits, turns)
+            page_reads = self._page_reads if _is_leaves(scope) else None
+            forwarding = _ForwardedRequest(scope, receive, send, self._limits, page_reads)
             stack.enter_context(self._acquire_slot(forwarding))
             await forwarding.run(self._proxy, self._create_request(scope, body))
 
@@ -192,9 +201,7 @@ class Gateway:
             TemporaryRefusal: no slot is free and none can be freed.
         """
         self._abort_slowest_stream()
-        if forwarding.is_leaves:
-            self._admit_leaves()
-        elif self._count_busy() >= self._limits.max_concurrent and not self._abort_slow_read():
+        if forwarding.holds_slot and self._count_busy() >= self._limits.max_concurrent and not self._abort_slow_read():
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._active.add(forwarding)
         try:
@@ -206,16 +213,6 @@ class Gateway:
         """Abort a request, and release its slot immediately: its task ends only after the connection."""
         forwarding.abort()
         self._active.discard(forwarding)
-
-    def _admit_leaves(self) -> None:
-        """Raise TemporaryRefusal unless one more page of leaves may be requested, or wait for its turn."""
-        limits = self._limits
-        pages = [each for each in self._active if each.is_leaves and not each.is_streamed]
-        if len(pages) >= limits.max_leaves:
-            sent_until = anyio.current_time() - limits.slow_leaves_seconds
-            slow = [each for each in pages if each.sent_at is not None and each.sent_at <= sent_until]
-            if not self._abort_oldest(slow) and len(pages) >= limits.max_leaves + limits.max_waiting_leaves:
-                raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
 
     def _abort_slowest_stream(self) -> None:
         """If too many responses are streamed, abort the one that has waited longest for its client, or the oldest."""
@@ -231,19 +228,14 @@ class Gateway:
         A POST is never aborted, because its sender could not tell whether the transaction was sent.
         """
         started_until = anyio.current_time() - self._limits.slow_seconds
-        return self._abort_oldest(
+        slow = [
             each
             for each in self._active
             if each.holds_slot and each.method == "GET" and each.started_at <= started_until
-        )
-
-    def _abort_oldest(self, requests: Iterable[_ForwardedRequest]) -> bool:
-        """Abort the oldest of these requests; return whether there was one."""
-        oldest = min(requests, key=lambda each: each.started_at, default=None)
-        if oldest is None:
-            return False
-        self._abort(oldest)
-        return True
+        ]
+        if slow:
+            self._abort(min(slow, key=lambda each: each.started_at))
+        return bool(slow)
 
     def _count_busy(self) -> int:
         """Number of requests that hold a slot: those whose nodes have not responded yet, and all POSTs."""
@@ -273,9 +265,7 @@ class _ForwardedRequest:
 
     Attributes:
         method: GET or POST.
-        is_leaves: whether it requests a page of leaves.
         started_at: when it took its slot, or began to wait for its turn, in event loop time.
-        sent_at: when its turn came; None before.
         stalled_since: when it began to wait for the client to read; None while it does not.
     """
 
@@ -285,18 +275,16 @@ class _ForwardedRequest:
         receive: Receive,
         send: Send,
         limits: GatewayLimits,
-        turns: anyio.CapacityLimiter | None,
+        page_reads: PageReads | None,
     ) -> None:
-        self._turns = turns  # of pages of leaves
+        self._page_reads = page_reads  # if it requests a page of leaves
         self._scope = scope
         self._receive = receive
         self._send = send
         self._limits = limits
         self._has_response_started = False
         self.method: str = scope["method"]
-        self.is_leaves = turns is not None
         self.started_at = anyio.current_time()
-        self.sent_at: float | None = None
         self.stalled_since: float | None = None
 
     @property
@@ -307,7 +295,7 @@ class _ForwardedRequest:
     @property
     def holds_slot(self) -> bool:
         """Whether it counts towards `max_concurrent`."""
-        return not self.is_streamed and not self.is_leaves
+        return not self.is_streamed and self._page_reads is None
 
     async def run(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
         """Forward until the response is complete, the client disconnects, or a time limit is reached."""
@@ -316,6 +304,8 @@ class _ForwardedRequest:
             try:
                 with anyio.fail_after(self._limits.response_seconds):
                     await self._forward(proxy, request)
+            except TemporaryRefusal as refusal:
+                await self._fail(refusal_response(self._scope, refusal.situation))
             except PossiblySent:
                 text = "the node's response was lost; check for the transaction before sending it again"
                 await self._fail(self._error(502, text))
@@ -331,11 +321,11 @@ class _ForwardedRequest:
             group.cancel_scope.cancel()
 
     async def _forward(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
-        """Send the request in its turn, which ends when the response begins, and stream the response."""
-        async with contextlib.AsyncExitStack() as stack:
-            async with self._turns or contextlib.nullcontext():
-                self.sent_at = anyio.current_time()
-                response = await stack.enter_async_context(proxy.forward(request))
+        """Send the request, that for a page of leaves in its turn, and stream the response."""
+        forward = proxy.forward(request)
+        if self._page_reads is not None:
+            forward = self._page_reads.read(request.target, forward, self.abort)
+        async with forward as response:
             await self._stream(response)
 
     async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:

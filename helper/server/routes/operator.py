@@ -99,10 +99,10 @@ def create_operator_app(
         return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
 
     async def rescan(_request: Request) -> Response:
-        state = await queue.get_rescan()
-        if state is None:
+        ledger = await queue.get_ledger()
+        if ledger is None or ledger.rescan is None:
             raise NotFound("no rescan was requested", advice="Request one with --from.")
-        return JsonResponse(operator_json.rescan_json(state, source=source))
+        return JsonResponse(operator_json.rescan_json(ledger, ledger.rescan, source=source))
 
     routes: list[BaseRoute] = [
         Route("/queue", list_shares, methods=["GET"]),

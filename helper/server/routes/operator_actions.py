@@ -134,7 +134,8 @@ def operator_action_routes(operations: Operations, *, source: operator_json.Sour
 
     async def rescan(request: Request) -> Response:
         params, actor = await _read_json(request, RescanRequest), await identify_actor(request, source)
-        return JsonResponse(operator_json.rescan_json(await operations.rescan(actor, params.first), source=source))
+        ledger, latest = await operations.rescan(actor, params.first)
+        return JsonResponse(operator_json.rescan_json(ledger, latest, source=source))
 
     return [
         Route("/queue/retry", retry, methods=["POST"]),

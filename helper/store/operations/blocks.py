@@ -1,4 +1,4 @@
-"""Operations that apply blocks: spent nullifiers, confirmation and deletion of shares, the block cursor."""
+"""Operations that apply blocks: spent nullifiers, confirmation and deletion of shares, the ledger."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ from collections.abc import Sequence
 from typing import Final
 
 from helper.core.share import ShareState
-from helper.store.block_ranges import add_range, format_ranges, parse_ranges, remove_range
+from helper.store.ledger import (
+    LEDGER_KEY,
+    BlockRange,
+    Ledger,
+    add,
+    begin_rescan,
+    find_unread,
+    format_ledger,
+    give_up,
+    is_read,
+    parse_ledger,
+    start_ledger,
+    take_out,
+    truncate,
+)
 from helper.store.meta import make_meta_row, read_meta_value
 from helper.store.models import SpentNullifier
-from helper.store.rescan import RESCAN_KEY, Rescan, parse_rescan, start_rescan
 from helper.store.table_rows import RoundRow
 from helper.store.transaction import Transaction
 
-CURSOR_KEY: Final = "chain.cursor"
-UNREAD_KEY: Final = "chain.unread"
 MAC_BYTES: Final = 32
 _LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
@@ -42,7 +53,10 @@ def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -
         return []  # another host applied them while this one waited for the lock
     # Insert all public nullifiers first, then delete the confirmed shares in order of id. Otherwise the write order in
     # the database's log would link a nullifier to the share that is deleted for it.
-    numbers = [(tx.ensure_round(round_id).no, nullifier) for round_id, nullifier in spent]
+    # Nullifiers of a round that is not stored are left out, because no purge would delete them. If the round is listed
+    # later, its blocks are read again.
+    rounds = {round_id: tx.round_key(round_id) for round_id, _ in spent}
+    numbers = [(key.no, nullifier) for round_id, nullifier in spent if (key := rounds[round_id]) is not None]
     tx.execute_many("add_spent", numbers)
     shares = tx.find_shares_by_nullifier(numbers)
     return [
@@ -80,60 +94,80 @@ def delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> b
     return existed
 
 
-def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
-    """Apply the nullifiers of a block and advance the cursor to it; see `Store.apply_block`.
+def apply_blocks(
+    tx: Transaction, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier], at_ms: int
+) -> list[int]:
+    """Apply the nullifiers of these blocks, and record the blocks as read; see `Store.apply_blocks`.
 
-    Every host reads every block. If another host has applied it already, no exclusive lock is taken. A host may have
-    applied the blocks between the cursor and this one to a database whose last commits are lost since.
+    Every host reads every new block. If another host has applied these already, no exclusive lock is taken.
     """
-    if tx.are_all_spent(spent) and _has_reached(tx, height):
+    ledger = _read_ledger(tx)
+    if ledger is not None and all(is_read(ledger, *blocks) for blocks in heights) and tx.are_all_spent(spent):
         return []
     tx.lock_exclusive()
+    ledger = _read_ledger(tx) or start_ledger(heights[0][0])
+    rescan = ledger.rescan
+    is_rescanned = rescan is not None and any(
+        find_unread(ledger, max(first, rescan.first), min(last, rescan.last)) for first, last in heights
+    )
+    added = len(list_unspent(tx, spent)) if is_rescanned else 0
     confirmed = _apply_spent(tx, spent, at_ms)
-    cursor = _read_cursor(tx)
-    if cursor is not None and cursor < height - 1:
-        set_meta(tx, UNREAD_KEY, format_ranges(add_range(_read_unread_ranges(tx), cursor + 1, height - 1)))
-    if cursor is None or cursor < height:
-        set_meta(tx, CURSOR_KEY, str(height))
+    for first, last in heights:
+        ledger = take_out(ledger, first, last)
+    if rescan is not None and is_rescanned:
+        found = rescan._replace(added=rescan.added + added, confirmed=rescan.confirmed + len(confirmed))
+        ledger = ledger._replace(rescan=found)
+    _write_ledger(tx, ledger)
     return confirmed
 
 
-def skip_to(tx: Transaction, height: int, first: int) -> None:
-    """Advance the cursor to `height` and record the skipped blocks as unread; see `Store.skip_to`."""
+def list_unspent(tx: Transaction, nullifiers: Sequence[SpentNullifier]) -> list[SpentNullifier]:
+    """Return those nullifiers of stored rounds that are not stored as spent."""
+    keys = [(tx.round_key(round_id), round_id, nullifier) for round_id, nullifier in set(nullifiers)]
+    return [
+        (round_id, nullifier)
+        for key, round_id, nullifier in keys
+        if key is not None and tx.fetch_one("is_spent", (key.no, nullifier)) is None
+    ]
+
+
+def begin_ledger(tx: Transaction, first: int) -> None:
+    """Start the ledger at a height, unless there is one."""
     tx.lock_exclusive()
-    cursor = _read_cursor(tx)
-    if cursor is not None:
-        if cursor >= height:
-            return
-        first = cursor + 1
-    if first <= height:
-        set_meta(tx, UNREAD_KEY, format_ranges(add_range(_read_unread_ranges(tx), first, height)))
-    set_meta(tx, CURSOR_KEY, str(height))
+    if _read_ledger(tx) is None:
+        _write_ledger(tx, start_ledger(first))
 
 
-def rewind_to(tx: Transaction, height: int, first: int) -> None:
-    """Move the cursor down to `height` and record the blocks from `first` to it as unread; see `Store.rewind_to`."""
+def give_up_blocks(tx: Transaction, last: int) -> None:
+    """Record the unread blocks up to `last` as read; see `Store.give_up_blocks`."""
     tx.lock_exclusive()
-    cursor = _read_cursor(tx)
-    if cursor is None or cursor <= height:
-        return
-    ranges = remove_range(_read_unread_ranges(tx), height + 1, cursor)
-    if first <= height:
-        ranges = add_range(ranges, first, height)
-    set_meta(tx, UNREAD_KEY, format_ranges(ranges))
-    set_meta(tx, CURSOR_KEY, str(height))
-    rescan = _read_rescan(tx)
-    if rescan is not None:
-        set_meta(tx, RESCAN_KEY, rescan.without_above(height).to_text())
+    ledger = _read_ledger(tx)
+    if ledger is not None:
+        _write_ledger(tx, give_up(ledger, last))
 
 
-def begin_rescan(tx: Transaction, first: int) -> Rescan:
-    """Record the blocks from `first` to the cursor as to be read again; see `Store.begin_rescan`."""
+def move_back(tx: Transaction, last: int, first: int) -> None:
+    """Forget the blocks above `last`, and record those from `first` to it as unread; see `Store.move_back`."""
     tx.lock_exclusive()
-    last = _read_cursor(tx) or 0
-    rescan = start_rescan(_read_rescan(tx), max(first, _oldest_round_height(tx, default=last + 1)), last)
-    set_meta(tx, RESCAN_KEY, rescan.to_text())
-    return rescan
+    ledger = _read_ledger(tx)
+    if ledger is not None and ledger.top > last:
+        _write_ledger(tx, add(truncate(ledger, last), min(first, last + 1), last))
+
+
+def add_unread(tx: Transaction, first: int) -> None:
+    """Record the blocks from `first` on as unread, if the ledger has begun."""
+    ledger = _read_ledger(tx)
+    if ledger is not None and first <= ledger.top:
+        _write_ledger(tx, add(ledger, first, ledger.top))
+
+
+def rescan(tx: Transaction, first: int) -> Ledger:
+    """Record the blocks from `first` on as to be read again; see `Store.begin_rescan`."""
+    tx.lock_exclusive()
+    ledger = _read_ledger(tx) or start_ledger(1)
+    ledger = begin_rescan(ledger, max(first, _oldest_round_height(tx, default=ledger.top + 1)))
+    _write_ledger(tx, ledger)
+    return ledger
 
 
 def _oldest_round_height(tx: Transaction, default: int) -> int:
@@ -144,56 +178,9 @@ def _oldest_round_height(tx: Transaction, default: int) -> int:
     return min((row.created_at_height for row in rows), default=default)
 
 
-def apply_unread(
-    tx: Transaction, first: int, last: int, spent: Sequence[SpentNullifier], at_ms: int, *, rescan: int | None
-) -> list[int]:
-    """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
-
-    A rescan may read blocks of rounds that were purged since. Their nullifiers are not stored again, because no purge
-    would delete them.
-    """
-    tx.lock_exclusive()
-    if rescan is not None:
-        spent = [reveal for reveal in spent if tx.round_key(reveal[0]) is not None]
-    added = 0 if rescan is None else _count_new(tx, spent)
-    confirmed = _apply_spent(tx, spent, at_ms)
-    set_meta(tx, UNREAD_KEY, format_ranges(remove_range(_read_unread_ranges(tx), first, last)))
-    state = _read_rescan(tx)
-    if state is not None and state.number == rescan:
-        state = state.after_read(first, last, added=added, confirmed=len(confirmed))
-        set_meta(tx, RESCAN_KEY, state.to_text())
-    return confirmed
+def _read_ledger(tx: Transaction) -> Ledger | None:
+    return parse_ledger(read_meta_value(tx.fetch_all("get_meta", (LEDGER_KEY,))))
 
 
-def abandon_unread(tx: Transaction, last: int) -> None:
-    """Record the unread blocks up to `last` as not readable; see `Store.abandon_unread`."""
-    tx.lock_exclusive()
-    set_meta(tx, UNREAD_KEY, format_ranges(remove_range(_read_unread_ranges(tx), 0, last)))
-    rescan = _read_rescan(tx)
-    if rescan is not None:
-        set_meta(tx, RESCAN_KEY, rescan.after_pruned(0, last).to_text())
-
-
-def _count_new(tx: Transaction, spent: Sequence[SpentNullifier]) -> int:
-    """Return how many nullifiers are not stored yet."""
-    keys = [(tx.ensure_round(round_id).no, nullifier) for round_id, nullifier in set(spent)]
-    return sum(tx.fetch_one("is_spent", key) is None for key in keys)
-
-
-def _read_unread_ranges(tx: Transaction) -> list[tuple[int, int]]:
-    return parse_ranges(read_meta_value(tx.fetch_all("get_meta", (UNREAD_KEY,))))
-
-
-def _read_rescan(tx: Transaction) -> Rescan | None:
-    return parse_rescan(read_meta_value(tx.fetch_all("get_meta", (RESCAN_KEY,))))
-
-
-def _read_cursor(tx: Transaction) -> int | None:
-    text = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
-    return None if text is None else int(text)
-
-
-def _has_reached(tx: Transaction, height: int) -> bool:
-    """Return whether the cursor is at a height or above it."""
-    cursor = _read_cursor(tx)
-    return cursor is not None and cursor >= height
+def _write_ledger(tx: Transaction, ledger: Ledger) -> None:
+    set_meta(tx, LEDGER_KEY, format_ledger(ledger))

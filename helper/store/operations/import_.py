@@ -154,6 +154,7 @@ def _create_reveal(share_id: int, exported: ExportedShare) -> RevealRow:
         last_sent_height=reveal.last_sent_height,
         last_endpoint=_truncate_or_none(reveal.last_endpoint),
         last_outcome=_truncate_or_none(reveal.last_outcome),
+        decide_height=(reveal.last_sent_height or 0) + 1,
     )
 
 

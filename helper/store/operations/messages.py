@@ -53,7 +53,9 @@ def restore_message(tx: Transaction, row: ShareRow, reveal: RevealRow) -> None:
     update_row(tx, row, row._replace(state=ShareState.BROADCAST.value))
 
 
-def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:
+def mark_sending(
+    tx: Transaction, share_id: int, at_ms: int, height: int, endpoint: str, *, decide_height: int = 0
+) -> bool:
     """Record that a send to this endpoint starts at this chain height. Returns False if this host may not send."""
     if not tx.can_send():
         return False
@@ -69,16 +71,17 @@ def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoi
             last_sent_height=max(first, height),
             last_endpoint=truncate_text(endpoint),
             last_outcome=None,
+            decide_height=decide_height,
         ),
     )
     return True
 
 
-def record_outcome(tx: Transaction, share_id: int, at_ms: int, outcome: str) -> None:
+def record_outcome(tx: Transaction, share_id: int, at_ms: int, outcome: str, *, decide_height: int = 0) -> None:
     """Record the result of the latest send, unless another host has become the sender and has newer results."""
     reveal = _load_reveal(tx, share_id, at_ms) if tx.can_send() else None
     if reveal is not None:
-        _update_reveal(tx, reveal._replace(last_outcome=truncate_text(outcome)))
+        _update_reveal(tx, reveal._replace(last_outcome=truncate_text(outcome), decide_height=decide_height))
 
 
 def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
@@ -144,6 +147,4 @@ def _load_reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None
 
 
 def _update_reveal(tx: Transaction, reveal: RevealRow) -> None:
-    reveal = reveal.with_check(tx.keys.row_check)
-    names = ("share_id", "sends", "first_sent_height", "last_sent_height", "last_endpoint", "last_outcome", "row_check")
-    tx.execute("change_reveal", {name: getattr(reveal, name) for name in names})
+    tx.execute("change_reveal", reveal.with_check(tx.keys.row_check)._asdict())

@@ -9,7 +9,7 @@ import orjson
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.store.models import RoundLike
-from helper.store.operations.blocks import delete_share
+from helper.store.operations.blocks import add_unread, delete_share
 from helper.store.operations.failure_counts import DAMAGED_REASON, count_failed
 from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
 from helper.store.table_rows import RoundRow
@@ -34,6 +34,8 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
             alerted_ms=None if stored is None else stored.alerted_ms,
         )
         tx.execute("save_round", row.with_check(tx.keys.row_check))
+        if stored is None:  # its nullifiers were left out when its blocks were read
+            add_unread(tx, listed.created_at_height)
 
 
 def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:

@@ -260,7 +260,7 @@ SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::b
 -- ---------------------------------------------------------------- reveals
 
 -- name: add_reveal
-INSERT INTO reveals VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
+INSERT INTO reveals VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
 
 -- name: unconfirmed
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
@@ -269,21 +269,19 @@ FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.sh
 WHERE s.state = 4 AND s.state <> 0 AND s.id > %(after)s AND s.id NOT IN (SELECT share_id FROM damaged)
 ORDER BY s.id LIMIT %(limit)s;
 
--- Uses the index `reveals_follow_up`.
+-- Uses the index `reveals_decide`.
 
 -- name: follow_ups
-SELECT r.share_id, r.at_height, s.due_ms, s.rank FROM (
-  SELECT share_id, CASE
-      WHEN sends = 0 THEN 0
-      WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
-        THEN last_sent_height + 1
-      WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
-      ELSE least(last_sent_height + 3, greatest(last_sent_height + 1, first_sent_height + 10))
-    END AS at_height
-  FROM reveals
-) r JOIN shares s ON s.id = r.share_id
-WHERE r.at_height <= %(height)s AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
-ORDER BY r.at_height, s.due_ms, s.rank LIMIT %(limit)s;
+SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares s ON s.id = r.share_id
+WHERE r.decide_height <= %(height)s AND (coalesce(r.last_outcome, '') = 'SPENT') = %(is_spent)s
+  AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY r.decide_height, s.due_ms, s.rank LIMIT %(limit)s;
+
+-- name: sent_ahead
+SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares s ON s.id = r.share_id
+WHERE r.decide_height > %(height)s AND r.last_sent_height >= %(height)s
+  AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY r.decide_height, s.due_ms, s.rank LIMIT %(limit)s;
 
 -- name: sent_reveal
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),

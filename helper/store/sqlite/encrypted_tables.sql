@@ -66,17 +66,10 @@ CREATE TABLE reveals (
   last_sent_height  INTEGER CHECK (last_sent_height >= first_sent_height),
   last_endpoint     TEXT CHECK (length(last_endpoint) <= 400),
   last_outcome      TEXT CHECK (length(last_outcome) <= 400),
+  decide_height     INTEGER NOT NULL CHECK (decide_height >= 0),
   row_check         BLOB NOT NULL CHECK (length(row_check) = 8),
   CHECK ((sends = 0) = (first_sent_height IS NULL)),
   CHECK ((sends = 0) = (last_sent_height IS NULL))
 ) STRICT;
 
-CREATE INDEX reveals_follow_up ON reveals (
-  CASE
-    WHEN sends = 0 THEN 0
-    WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
-      THEN last_sent_height + 1
-    WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
-    ELSE min(last_sent_height + 3, max(last_sent_height + 1, first_sent_height + 10))
-  END
-);
+CREATE INDEX reveals_decide ON reveals (decide_height);

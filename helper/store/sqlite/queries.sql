@@ -122,7 +122,7 @@ SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limi
 -- ---------------------------------------------------------------- reveals
 
 -- name: add_reveal
-INSERT INTO reveals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO reveals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: unconfirmed
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
@@ -131,21 +131,23 @@ FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON
 WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
 ORDER BY s.id LIMIT :limit;
 
--- Uses the index `reveals_follow_up`: the expression must be identical. A failed share may still have its message.
+-- Uses the index `reveals_decide`. A failed share may still have its message.
 
 -- name: follow_ups
-SELECT share_id, CASE
-    WHEN sends = 0 THEN 0
-    WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
-      THEN last_sent_height + 1
-    WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
-    ELSE min(last_sent_height + 3, max(last_sent_height + 1, first_sent_height + 10))
-  END AS at_height,
-  (SELECT due_ms FROM shares WHERE id = share_id), (SELECT rank FROM shares WHERE id = share_id)
+SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
+  (SELECT rank FROM shares WHERE id = share_id)
 FROM reveals
-WHERE at_height <= :height AND (SELECT state FROM shares WHERE id = share_id) = 4
-  AND share_id NOT IN (SELECT share_id FROM damaged)
-ORDER BY at_height LIMIT :limit;
+WHERE decide_height <= :height AND (coalesce(last_outcome, '') = 'SPENT') = :is_spent
+  AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY decide_height LIMIT :limit;
+
+-- name: sent_ahead
+SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
+  (SELECT rank FROM shares WHERE id = share_id)
+FROM reveals
+WHERE decide_height > :height AND last_sent_height >= :height
+  AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY decide_height LIMIT :limit;
 
 -- name: sent_reveal
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),

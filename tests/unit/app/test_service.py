@@ -19,9 +19,10 @@ from helper.core.time_text import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.application import create_app
-from helper.store.block_ranges import BlockRange
+from helper.store.ledger import LEDGER_KEY, BlockRange, Ledger, format_ledger
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
+from tests.support.fakes import wait_until
 from tests.support.release import create_signed_release, sign_sums, write_sums
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
 from tests.unit.store.fixtures import enqueue_shares
@@ -207,7 +208,9 @@ async def test_readiness_fails_while_blocks_stay_unread(
         return {check.name: check.problem for check in harness.service.health.run_checks()}["blocks"]
 
     async def show(ranges: list[BlockRange], *, height: int = 100) -> None:
-        follower.history._ranges, follower.height = ranges, height
+        text = format_ledger(Ledger(1, height, tuple(ranges)))
+        await harness.service.store.set_meta(LEDGER_KEY, text)
+        await follower._load_ledger()
         await harness.poll()
 
     await show([])
@@ -246,8 +249,8 @@ async def test_provers_start_with_the_circuit_that_the_chain_accepted_last(
     async with first.service.open_queue():
         assert first.service.prover_pool._circuits[0] == "k10"
         await first.poll()
-        first.service.circuit_selector.select_initial("svote-1", "", None)
-        await first.service.circuit_selector.record_accepted("k11")
+        first.service.circuit_choice.select_initial("svote-1", "", None)
+        await first.service.circuit_choice.record_counted("k11", 1)
     restarted = ServiceHarness(tmp_path, monkeypatch)
     async with restarted.service.open_queue():
         assert restarted.service.prover_pool._circuits == ("k11", "k10")
@@ -258,7 +261,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
 ) -> None:
     calls: asyncio.Queue[int] = asyncio.Queue()
 
-    async def reconcile(_height: int) -> None:
+    async def reconcile() -> None:
         calls.put_nowait(1)
         if calls.qsize() == 1:
             raise ValueError("a mistake of ours")
@@ -267,7 +270,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
     monkeypatch.setattr(harness.service.gates, "is_dispatching", True)
     for name in ("is_caught_up", "is_ready"):
         monkeypatch.setattr(type(harness.service.block_follower), name, property(lambda _: True))
-    monkeypatch.setattr(harness.service.broadcaster, "reconcile", reconcile)
+    monkeypatch.setattr(harness.service.sender, "reconcile", reconcile)
     task = asyncio.create_task(harness.service._reconcile_after_blocks())
     async with asyncio.timeout(PATIENCE_SECONDS):
         for number in (1, 2):
@@ -372,9 +375,7 @@ async def test_service_with_displaced_database_pauses_until_it_is_back(harness: 
     assert (response.status_code, reason in response.text) == (503, True)
 
     (tmp_path / "aside.db").rename(tmp_path / "q.db")
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while service.gates.intake_pause_reason() is not None:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: service.gates.intake_pause_reason() is None)
     await service.store.set_meta("test", "value")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -18,9 +18,8 @@ import httpx
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.core.share import ShareState
 from helper.errors import LeavesMissing, StoreError
-from helper.store.block_ranges import BlockRange, add_range, remove_range
+from helper.store.ledger import BlockRange, Ledger, add, begin_rescan, give_up, start_ledger, take_out, truncate
 from helper.store.models import RoundLike, SentReveal, SpentNullifier, StoredRound
-from helper.store.rescan import Rescan, start_rescan
 from tests.conftest import read_recorded_lines
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
@@ -208,11 +207,8 @@ class MemoryStore(PartialStore):
     def __init__(self) -> None:
         self.stored_rounds: dict[bytes, StoredRound] = {}
         self.spent: list[SpentNullifier] = []
-        self.heights: list[int] = []
-        self.reached_height: int | None = None
-        self.unread_ranges: list[BlockRange] = []
-        self.late_ranges: list[BlockRange] = []
-        self.rescan: Rescan | None = None
+        self.ledger: Ledger | None = None
+        self.applied: list[BlockRange] = []
         self.own_nullifiers: dict[SpentNullifier, int] = {}
         self.sent: list[SentReveal] = []
         self.with_shares: set[bytes] = set()
@@ -240,8 +236,13 @@ class MemoryStore(PartialStore):
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         self.stored_rounds[round_id] = replace(self.stored_rounds[round_id], closed_at=now)
 
-    async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
-        self.heights.append(height)
+    async def apply_blocks(
+        self, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier], *, now: float
+    ) -> list[int]:
+        self.ledger = self.ledger or start_ledger(heights[0][0])
+        for first, last in heights:
+            self.ledger = take_out(self.ledger, first, last)
+        self.applied += heights
         return await self.add_spent(spent)
 
     async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
@@ -255,51 +256,27 @@ class MemoryStore(PartialStore):
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         return {round_id: {ShareState.RECEIVED: 1} for round_id in self.with_shares}
 
-    async def get_cursor(self) -> int | None:
-        reached = [height for height in (*self.heights, self.reached_height) if height is not None]
-        return max(reached, default=None)
+    async def list_unspent(self, nullifiers: Iterable[SpentNullifier]) -> list[SpentNullifier]:
+        return [nullifier for nullifier in nullifiers if nullifier not in self.spent]
 
-    async def skip_to(self, height: int, *, first: int) -> None:
-        cursor = await self.get_cursor()
-        if cursor is not None and cursor >= height:
-            return
-        first = first if cursor is None else cursor + 1
-        if first <= height:
-            self.unread_ranges = add_range(self.unread_ranges, first, height)
-        self.reached_height = height
+    async def get_ledger(self) -> Ledger | None:
+        return self.ledger
 
-    async def rewind_to(self, height: int, *, first: int) -> None:
-        self.heights = [applied for applied in self.heights if applied <= height]
-        self.reached_height = height
-        self.unread_ranges = remove_range(self.unread_ranges, height + 1, 2**63)
-        if first <= height:
-            self.unread_ranges = add_range(self.unread_ranges, first, height)
+    async def begin_ledger(self, first: int) -> None:
+        self.ledger = self.ledger or start_ledger(first)
 
-    async def apply_unread(
-        self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float, rescan: int | None = None
-    ) -> list[int]:
-        self.unread_ranges = remove_range(self.unread_ranges, first, last)
-        self.late_ranges.append((first, last))
-        added = len(set(spent) - set(self.spent))
-        confirmed = await self.add_spent(spent)
-        if self.rescan is not None and self.rescan.number == rescan:
-            self.rescan = self.rescan.after_read(first, last, added=added, confirmed=len(confirmed))
-        return confirmed
+    async def give_up_blocks(self, last: int) -> None:
+        assert self.ledger is not None
+        self.ledger = give_up(self.ledger, last)
 
-    async def abandon_unread(self, last: int) -> None:
-        self.unread_ranges = remove_range(self.unread_ranges, 0, last)
-        if self.rescan is not None:
-            self.rescan = self.rescan.after_pruned(0, last)
+    async def move_back(self, last: int, *, first: int) -> None:
+        assert self.ledger is not None
+        self.ledger = add(truncate(self.ledger, last), min(first, last + 1), last)
 
-    async def begin_rescan(self, first: int) -> Rescan:
-        self.rescan = start_rescan(self.rescan, first, await self.get_cursor() or 0)
-        return self.rescan
-
-    async def get_rescan(self) -> Rescan | None:
-        return self.rescan
-
-    async def list_unread_blocks(self) -> list[BlockRange]:
-        return list(self.unread_ranges)
+    async def begin_rescan(self, first: int) -> Ledger:
+        assert self.ledger is not None
+        self.ledger = begin_rescan(self.ledger, first)
+        return self.ledger
 
     async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
         if self.is_full:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helper.chain.block_reader import read_by_rest
 from helper.chain.counted_reveals import is_counted
 from helper.chain.lookups import ChainLookups
 from helper.chain.models import Round, RoundStatus, TxResult
@@ -22,7 +23,7 @@ from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import CHAIN_ID, FakeNetwork, FakeNode, json_response
-from tests.unit.chain.test_block_follower import Environment, reveal, sent_reveal
+from tests.unit.chain.test_follower import Environment, reveal, sent_reveal
 
 EVIDENCE = create_evidence(0)
 RAW, MESSAGE = EVIDENCE.transaction, EVIDENCE.message
@@ -135,8 +136,8 @@ async def test_follower_of_reveal_in_two_blocks_counts_it_once(code: int, log: s
     for height in (FIRST, SECOND):
         env.node.add_transaction(height, RAW, {"code": code, "log": log})
     await env.endpoints.probe_all()
-    blocks = {height: await env.follower._source.fetch(height) for height in (FIRST, SECOND)}
-    counted = [height for height, block in blocks.items() if block is not None and block.reveals]
+    blocks = {height: (await read_by_rest(env.endpoints.nodes[0].client, height))[0] for height in (FIRST, SECOND)}
+    counted = [height for height, reveals in blocks.items() if reveals]
     assert counted == ([counted_at] if counted_at else [])
 
 

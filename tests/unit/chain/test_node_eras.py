@@ -200,7 +200,7 @@ async def test_reveal_for_a_pool_spends_its_nullifier(names: tuple[str, str]) ->
     rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, results)))
     block = await rpc.block_results(5)
     assert block is not None
-    assert block.reveals == [(ROUND_ID, b"\xab" * 32), (ROUND_ID, b"\xcd" * 32)]
+    assert block == [(ROUND_ID, b"\xab" * 32), (ROUND_ID, b"\xcd" * 32)]
 
 
 @pytest.mark.rule("N20")
@@ -210,4 +210,4 @@ async def test_unknown_form_of_a_pool_reveal_does_not_stop_the_follower(values: 
     rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, results)))
     block = await rpc.block_results(5)
     assert block is not None
-    assert block.reveals == []
+    assert block == []

@@ -244,7 +244,7 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
     "tx": (MIB, lambda client, _: client.tx(bytes(32))),
     "status": (MIB, lambda _, rpc: rpc.status()),
     "block results": (16 * MIB, lambda _, rpc: rpc.block_results(5)),
-    "search": (8 * MIB, lambda _, rpc: rpc.search_reveals(ROUND_ID, 1, 9)),
+    "search": (8 * MIB, lambda _, rpc: anext(rpc.reveal_transactions(ROUND_ID), None)),
     "spent": (MIB, lambda _, rpc: rpc.is_spent(ROUND_ID, bytes(32))),
 }
 
@@ -282,7 +282,7 @@ async def test_search_rejects_more_transactions_than_page_size() -> None:
     page = {"result": {"txs": [{"height": "5", "tx_result": {}}] * 101, "total_count": "101"}}
     rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, page)))
     with pytest.raises(ChainResponseError, match="101 transactions on a page of 100"):
-        await rpc.search_reveals(ROUND_ID, 1, 9)
+        await anext(rpc.reveal_transactions(ROUND_ID), None)
 
 
 async def test_round_with_other_id_is_rejected() -> None:
@@ -303,7 +303,7 @@ async def test_block_results_invalid_is_rejected() -> None:
         await rpc({"result": {"height": "5", "txs_results": [{"code": 0, "events": [event]}]}}).block_results(5)
     failed = await rpc({"result": {"height": "5", "txs_results": [{"code": 1, "events": [event]}]}}).block_results(5)
     assert failed is not None
-    assert failed.reveals == [], "events of a failed transaction are ignored"
+    assert failed == [], "events of a failed transaction are ignored"
     with pytest.raises(ChainResponseError, match="height 5 is not available"):
         await rpc({"error": {"code": -32603, "data": "height 5 is not available"}}, 500).block_results(5)
     executing = await rpc({"error": {"data": "could not find results for height #5"}}, 500).block_results(5)

@@ -1,15 +1,21 @@
-"""Pages, redirects and unknown fields instead of what a node usually responds, for every query."""
+"""Pages, redirects, unknown fields and false values instead of what a node usually responds, for every query."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+import copy
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
+from helper.chain.verdicts import BroadcastOutcome
 from helper.errors import ChainError
 from tests.unit.chain.fakes import ROUND_ID, json_response, read_recorded
 
@@ -50,7 +56,7 @@ QUERIES: dict[str, tuple[Query, Callable[[], Any]]] = {
     "validator": (lambda rest, _: rest.validator_status("svvaloper1"), lambda: recorded("one validator")),
     "status": (lambda _, rpc: rpc.status(), lambda: recorded_rpc("status")),
     "block results": (lambda _, rpc: rpc.block_results(106), lambda: recorded_rpc("block results 106")),
-    "search": (lambda _, rpc: rpc.search_reveals(ROUND_ID, 1, 999), one_page),
+    "search": (lambda _, rpc: anext(rpc.reveal_transactions(ROUND_ID), None), one_page),
     "spent": (
         lambda _, rpc: rpc.is_spent(ROUND_ID, b"\1" * 32),
         lambda: {"result": {"response": {"code": 0, "value": "AQ=="}}},
@@ -104,3 +110,58 @@ async def test_unknown_fields_of_a_response_change_nothing(name: str) -> None:
 async def test_page_or_redirect_is_an_error_and_never_a_result(name: str, page: str) -> None:
     with pytest.raises(ChainError):
         await run_query(name, PAGES[page])
+
+
+MESSAGE = RevealMessage(bytes(32), bytes(64), 1, 0, b"proof", ROUND_ID, 1)
+ANSWERS: dict[str, tuple[Query, Callable[[], Any]]] = QUERIES | {
+    "broadcast": (lambda rest, _: rest.broadcast(MESSAGE), lambda: {"code": 0, "tx_hash": "AB" * 32, "log": ""}),
+}
+ABSENT = object()
+FALSE_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.sampled_from([0, -1, 2**31, 2**63, 2**64, "0", "-1", "18446744073709551616", "", "AQ==", "\ud800", "\0"]),
+    st.sampled_from(["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59.999999999Z", "2026-11-21T13:33:23"]),
+    st.text(max_size=8),
+    st.lists(st.integers(0, 9), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(0, 9), max_size=2),
+    st.just(ABSENT),
+)
+
+
+def paths_of(value: Any) -> Iterator[tuple[str | int, ...]]:
+    """The paths of all values inside a document."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield (key,)
+        yield from ((key, *path) for path in paths_of(entry))
+
+
+def change(document: Any, path: tuple[str | int, ...], value: Any) -> None:
+    """Replace one value of a document, remove it, or turn a list around."""
+    for key in path[:-1]:
+        document = document[key]
+    if value is ABSENT:
+        del document[path[-1]]
+    elif isinstance(document[path[-1]], list) and value is None:
+        document[path[-1]].reverse()
+    else:
+        document[path[-1]] = value
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+async def test_false_value_in_a_response_is_a_result_or_an_error_of_the_chain(name: str, data: st.DataObject) -> None:
+    query, create = ANSWERS[name]
+    document = copy.deepcopy(create())
+    path = data.draw(st.sampled_from(list(paths_of(document))))
+    change(document, path, data.draw(FALSE_VALUES))
+    status = data.draw(st.sampled_from([200, 200, 200, 400, 422, 500]))
+    transport = httpx.MockTransport(lambda _: json_response(status, document))
+    rest, rpc = ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport)
+    with contextlib.suppress(ChainError):
+        outcome = await query(rest, rpc)
+        assert (name == "broadcast") == isinstance(outcome, BroadcastOutcome)

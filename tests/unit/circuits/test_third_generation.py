@@ -24,7 +24,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import CheckedShare, ShareValidator, checked_share
 from helper.operations.export_format import encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from helper.store.action_models import ExportedShare
@@ -138,7 +138,7 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
     assert len(statement.public_inputs()) == 37
     assert generation.verify(b64decode(sent["proof"]), statement)
     assert message.nullifier == read_share(payload).nullifier
-    assert pipeline.query_rows("SELECT value FROM meta WHERE key = ?", f"circuit:{CHAIN_ID}") == [(NAME,)]
+    assert not pipeline.circuits.is_current_unproven
 
 
 @pytest.mark.rule("N21", "N22")

@@ -32,7 +32,8 @@ async def read_blocks(harness: OperationsHarness) -> None:
     """Store a share and read all blocks, without finding its reveal."""
     share = recorded_share(0)
     await harness.store.enqueue(share, nullifier_of(share), now=NOW)
-    await harness.store.apply_block(LAST, [], now=NOW)
+    await harness.store.begin_ledger(1)
+    await harness.store.apply_blocks([(1, LAST)], [], now=NOW)
 
 
 @pytest.fixture
@@ -58,9 +59,9 @@ def test_rescan_waits_and_reports_progress_and_pruned_blocks(
 ) -> None:
     async def read_newest(harness: OperationsHarness) -> None:
         spent = [(ROUND_ID, nullifier_of(recorded_share(0)))]
-        await harness.store.apply_unread(LAST - 7, LAST, spent, now=NOW, rescan=1)
+        await harness.store.apply_blocks([(LAST - 7, LAST)], spent, now=NOW)
 
-    steps = iter([lambda _: anyio.sleep(0), read_newest, lambda harness: harness.store.abandon_unread(LAST - 8)])
+    steps = iter([lambda _: anyio.sleep(0), read_newest, lambda harness: harness.store.give_up_blocks(LAST - 8)])
     monkeypatch.setattr("helper.cli.chain.time.sleep", lambda _: daemon.run(next(steps)))
 
     assert run_command("chain", "rescan", "--from", "1") == 3

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,11 +41,11 @@ async def run_send_loop(
     pipeline: Pipeline, lease: FakeLease, paused: list[PauseReason] | None = None
 ) -> AsyncIterator[SendLoop]:
     """Run a send loop next to a dispatcher that only proves."""
-    pipeline.dispatcher._broadcaster = None
-    pipeline.broadcaster = pipeline.make_broadcaster(lease=lease)
+    pipeline.dispatcher._sender = None
+    pipeline.sender = pipeline.make_sender(lease=lease)
     loop = SendLoop(
-        broadcaster=pipeline.broadcaster,
-        retention=pipeline.retention,
+        sender=pipeline.sender,
+        closing=pipeline.closing,
         get_pause_reason=lambda: paused[-1] if paused else None,
         clock=pipeline.clock,
         stats=pipeline.stats,
@@ -123,8 +124,8 @@ async def test_lease_change_while_recording_send_prevents_it(
     mark = pipeline.store.mark_sending
     marked: list[int] = []
 
-    async def slow(share_id: int, *, height: int, endpoint: str) -> bool:
-        is_marked = await mark(share_id, height=height, endpoint=endpoint)
+    async def slow(share_id: int, **details: Any) -> bool:
+        is_marked = await mark(share_id, **details)
         lose(lease)
         marked.append(share_id)
         return is_marked

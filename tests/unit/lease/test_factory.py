@@ -18,7 +18,7 @@ from helper.errors import LeaseError, StoreError
 from helper.lease.database import DatabaseLease
 from helper.lease.factory import create_lease
 from helper.lease.s3 import S3Lease
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_choice import CircuitChoice
 from helper.store.models import DamagedShare
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -170,7 +170,7 @@ def create_member(
         lease=lease,
         role=ROLES[role],
         standby=False,
-        circuits=cast(CircuitSelector, agreed),
+        circuits=cast(CircuitChoice, agreed),
         rounds=cast(RoundRegistry, agreed),
         clock=clock,
         on_acquired=lambda: None,

@@ -126,3 +126,9 @@ def query_rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
         return conn.execute(sql).fetchall()
     finally:
         conn.close()
+
+
+async def greatest_height(store: Store) -> int | None:
+    """The greatest height read."""
+    ledger = await store.get_ledger()
+    return None if ledger is None else ledger.top

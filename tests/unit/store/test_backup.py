@@ -16,6 +16,7 @@ from helper.core.share import ShareState
 from helper.errors import BackupError, BackupKeyError, StoreCorrupt, StoreForeign, StoreLocked
 from helper.store.backup import (
     MAX_WORK_FACTOR,
+    WORK_FACTOR,
     create_file,
     decrypt_backup,
     encrypt_backup,
@@ -26,6 +27,7 @@ from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.snapshot import Snapshot, check_image, take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
+from tests.support.command import LOW_WORK_FACTOR
 from tests.unit.store.fixtures import (
     NOW,
     ROUND,
@@ -33,12 +35,18 @@ from tests.unit.store.fixtures import (
     claim_all_due,
     enqueue_and_prepare,
     enqueue_shares,
+    greatest_height,
     make_posted_share,
     open_closed_database,
     read_database_files,
 )
 
 PASSPHRASE = "correct horse battery"
+
+
+@pytest.fixture(autouse=True)
+def _low_work_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.store.backup.WORK_FACTOR", LOW_WORK_FACTOR)
 
 
 async def snapshot_with_shares(store: SqliteStore, path: Path, *numbers: int) -> Snapshot:
@@ -170,6 +178,7 @@ def test_unseal_expensive_second_scrypt_stanza_is_refused() -> None:
 
 
 def test_work_factor_does_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.store.backup.WORK_FACTOR", WORK_FACTOR)
     monkeypatch.setattr("pyrage.passphrase.encrypt", lambda *_: pytest.fail("measured by stopwatch"))
     monkeypatch.setattr("helper.store.backup.scrypt", lambda *_, **__: bytes(32))  # takes a second
     sealed = encrypt_backup(b"image", passphrase=PASSPHRASE)
@@ -177,8 +186,7 @@ def test_work_factor_does_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072])
-def test_age_decrypts_files_with_a_passphrase(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.store.backup.WORK_FACTOR", 5)
+def test_age_decrypts_files_with_a_passphrase(size: int) -> None:
     image = os.urandom(size)
     sealed = encrypt_backup(image, passphrase="pässphrase of age")
     assert pyrage.passphrase.decrypt(sealed, "pässphrase of age") == image
@@ -286,7 +294,7 @@ async def test_restored_database_continues_from_the_backup(
 
     reopened = await open_sqlite_store(other_path)
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
-    assert await reopened.get_cursor() == 7
+    assert await greatest_height(reopened) == 7
     assert len(await claim_all_due(reopened)) == 2
     await reopened.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
     await reopened.wait_for_erasure()

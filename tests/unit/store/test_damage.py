@@ -31,6 +31,7 @@ from tests.unit.store.fixtures import (
     claim_all_due,
     enqueue_and_prepare,
     enqueue_shares,
+    greatest_height,
     make_posted_share,
     make_reveal,
     open_closed_database,
@@ -510,7 +511,7 @@ async def test_apply_block_quarantines_unreadable_row(
     assert {queued.share for queued in claimed} == {make_posted_share(n).share for n in range(30) if n != 7}
     assert len(confirmed) == 29
     assert reported == [DamagedShare("", b"", -1)] == await store.list_damaged()
-    assert await store.get_cursor() == 5
+    assert await greatest_height(store) == 5
 
 
 async def test_apply_block_continues_if_damaged_row_becomes_unreadable(store: SqliteStore, path: Path) -> None:

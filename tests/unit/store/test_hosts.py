@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from secrets import token_hex
 
@@ -56,6 +56,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     enqueue_shares,
+    greatest_height,
     make_posted_share,
     make_reveal,
 )
@@ -66,7 +67,8 @@ JoinHost = Callable[[str], Awaitable[PostgresStore]]
 
 
 @pytest.fixture
-def backend(request: pytest.FixtureRequest) -> PostgresBackend:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PostgresBackend:
+    monkeypatch.setattr(writer, "PROBE_SECONDS", 0.05)
     return PostgresBackend(request.getfixturevalue(request.param).url, f"test_{token_hex(6)}")
 
 
@@ -159,7 +161,7 @@ async def test_apply_block_already_applied_does_not_wait(backend: PostgresBacken
         conn.execute("SELECT pg_advisory_unlock_all()")
     assert await held == []
     assert await host_a.is_spent(ROUND, make_posted_share(3).nullifier)
-    assert await host_a.get_cursor() == 6
+    assert await greatest_height(host_a) == 6
 
 
 async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> None:
@@ -169,7 +171,7 @@ async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> 
     confirmed = await asyncio.gather(*(host.apply_block(height, spent, now=NOW) for height in (7, 8) for host in hosts))
     assert sorted(len(shares) for shares in confirmed) == [0, 0, 0, 0, 0, 30]
     assert await hosts[0].count_shares() == {ROUND: {ShareState.SUBMITTED: 30}}
-    assert await hosts[0].get_cursor() == 8
+    assert await greatest_height(hosts[0]) == 8
 
 
 async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join_host: JoinHost) -> None:
@@ -183,7 +185,7 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
 
     assert await claim_all_due(host_a) == []
     assert set((await host_b.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
-    assert await host_a.get_cursor() == 59
+    assert await greatest_height(host_a) == 59
 
 
 # ---------------------------------------------------------------------- the sender
@@ -260,9 +262,7 @@ async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, ba
     # As if the lease expired now: the row is locked, so the new holder has to wait.
     taking = asyncio.create_task(host_b.acquire_sender_lease(outer=7))
     waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'two' AND wait_event_type = 'Lock'"
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not backend.query_rows(waiting):
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: backend.query_rows(waiting))
     assert not taking.done()
     resume.set()
     assert await note_task
@@ -326,9 +326,7 @@ async def test_notifications_reach_all_hosts(
     await listening.open()
 
     async def expect_received(*expected: str) -> None:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while received[-len(expected) :] != [*expected]:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: received[-len(expected) :] == [*expected])
 
     try:
         host_a = await join_host("one")
@@ -416,32 +414,30 @@ LATE_CALLS: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
 }
 
 
-@pytest.mark.parametrize("is_claimed_again", [True, False], ids=["claimed", "released"])
-@pytest.mark.parametrize("name", LATE_CALLS)
-async def test_host_with_expired_claim_changes_nothing(
-    join_host: JoinHost, backend: PostgresBackend, name: str, *, is_claimed_again: bool
-) -> None:
+async def test_host_with_expired_claim_changes_nothing(join_host: JoinHost, backend: PostgresBackend) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    await enqueue_shares(host_a, 1)
-    (queued,) = await claim_all_due(host_a)
-    expire_claims(backend)
-    if is_claimed_again:
-        await claim_all_due(host_b)
-    else:  # this releases expired claims, and claims nothing
-        assert await host_b.claim_due(now=NOW, limit=1, rounds=[]) == []
-    tables = ("shares", "claims", "reveals", "history")
-    rows = [backend.query_rows(f"SELECT * FROM {table}") for table in tables]
-    assert len(rows[1]) == is_claimed_again
+    for number, (late_call, is_claimed_again) in enumerate(product(LATE_CALLS.values(), (True, False)), start=1):
+        await enqueue_shares(host_a, number)
+        (queued,) = await claim_all_due(host_a)
+        expire_claims(backend)
+        if is_claimed_again:
+            await claim_all_due(host_b)
+        else:  # this releases expired claims, and claims nothing
+            assert await host_b.claim_due(now=NOW, limit=1, rounds=[]) == []
+        tables = ("shares", "claims", "reveals", "history")
+        rows = [backend.query_rows(f"SELECT * FROM {table}") for table in tables]
+        assert len(rows[1]) == is_claimed_again
 
-    assert not await LATE_CALLS[name](host_a, queued.id)
+        assert not await late_call(host_a, queued.id)
 
-    assert [backend.query_rows(f"SELECT * FROM {table}") for table in tables] == rows
-    owner = host_b
-    if not is_claimed_again:
-        owner, (queued,) = host_a, await claim_all_due(host_a)
-    assert await owner.prepare(queued.id, make_reveal(2))
-    (sent,) = await host_a.list_unconfirmed()
-    assert sent.prepared == make_reveal(2)
+        assert [backend.query_rows(f"SELECT * FROM {table}") for table in tables] == rows
+        owner = host_b
+        if not is_claimed_again:
+            owner, (queued,) = host_a, await claim_all_due(host_a)
+        assert await owner.prepare(queued.id, make_reveal(2))
+        (sent,) = await host_a.list_unconfirmed()
+        assert sent.prepared == make_reveal(2)
+        assert await host_b.apply_block(number, [(ROUND, queued.nullifier)], now=NOW) == [queued.id]
 
 
 async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
@@ -565,9 +561,7 @@ async def test_live_host_renews_its_claims(
         await enqueue_shares(store, 1)
         await claim_all_due(store)
         ((first,),) = backend.query_rows("SELECT until FROM claims")
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while backend.query_rows("SELECT until FROM claims")[0][0] <= first:
-                await asyncio.sleep(0.05)
+        await wait_until(lambda: backend.query_rows("SELECT until FROM claims")[0][0] > first)
     finally:
         await store.close()
 
@@ -930,9 +924,7 @@ async def test_acknowledged_shares_survive_server_crash(
             acknowledged.append(number)
 
     posts = [asyncio.create_task(post(number)) for number in range(600)]
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not acknowledged:
-            await asyncio.sleep(0)
+    await wait_until(lambda: acknowledged)
     server.stop(signal.SIGQUIT)
     await asyncio.gather(*posts)
     with pytest.raises(StoreError, match="is unreachable"):

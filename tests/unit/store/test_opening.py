@@ -191,7 +191,7 @@ async def test_closed_store_raises_store_closed(path: Path, clock: FakeClock) ->
     await store.open()
     await store.close()
     with pytest.raises(StoreError, match="not open"):
-        await store.get_cursor()
+        await store.get_ledger()
     with pytest.raises(StoreError, match="not open"):
         await enqueue_shares(store, 1)
     await store.close()

@@ -97,8 +97,9 @@ async def test_schema_transitions_match_code(
     with open_closed_database(path) as conn:
         if new_state is ShareState.BROADCAST and old_state is not ShareState.BROADCAST:
             conn.execute(
-                "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)"
-                " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, zeroblob(8))"
+                "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, decide_height,"
+                " row_check)"
+                " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, 0, zeroblob(8))"
             )
         change = "UPDATE shares SET state = ? WHERE id = 1"
         if new_state is old_state or (new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED):

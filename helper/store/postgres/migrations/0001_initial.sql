@@ -104,22 +104,14 @@ CREATE TABLE reveals (
   last_sent_height  BIGINT CHECK (last_sent_height >= first_sent_height),
   last_endpoint     TEXT CHECK (length(last_endpoint) <= 400),
   last_outcome      TEXT CHECK (length(last_outcome) <= 400),
+  decide_height     BIGINT NOT NULL CHECK (decide_height >= 0),
   row_check         BYTEA NOT NULL CHECK (length(row_check) = 8),
   CHECK ((sends = 0) = (first_sent_height IS NULL)),
   CHECK ((sends = 0) = (last_sent_height IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
--- The height of the chain from which a message that may have been sent needs a decision. It repeats `next_step` in
--- helper/reveal/resend_policy.py; a test compares both.
-CREATE INDEX reveals_follow_up ON reveals ((
-  CASE
-    WHEN sends = 0 THEN 0
-    WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
-      THEN last_sent_height + 1
-    WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
-    ELSE least(last_sent_height + 3, greatest(last_sent_height + 1, first_sent_height + 10))
-  END
-));
+-- The height of the chain from which a message needs a decision (`helper.reveal.send_policy.decide_height`).
+CREATE INDEX reveals_decide ON reveals (decide_height);
 
 -- Events of a live share, for operators.
 CREATE TABLE history (

@@ -8,6 +8,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreError
+from helper.store.ledger import Ledger, Rescan
 from helper.store.models import QueueFilter, StoredRound
 from helper.store.store import Store
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
@@ -88,68 +89,62 @@ async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBac
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
 
 
-async def test_apply_block_older_height_does_not_move_cursor(store: Store) -> None:
-    assert await store.get_cursor() is None
+async def test_ledger_records_read_blocks_in_any_order(store: Store, reopen: Reopen) -> None:
+    assert await store.get_ledger() is None
     await store.add_spent([(ROUND, b"n" * 32)])
-    assert await store.get_cursor() is None
-    for height, expected in ((5, 5), (9, 9), (6, 9)):
+    assert await store.get_ledger() is None
+    await store.begin_ledger(4)
+    await store.begin_ledger(9)
+    for height, ledger in (
+        (5, Ledger(4, 5, ((4, 4),))),
+        (9, Ledger(4, 9, ((4, 4), (6, 8)))),
+        (4, Ledger(4, 9, ((6, 8),))),
+    ):
         await store.apply_block(height, [], now=NOW)
-        assert await store.get_cursor() == expected
-
-
-async def test_apply_block_records_the_blocks_of_lost_commits_as_unread(store: Store) -> None:
-    await store.apply_block(5, [], now=NOW)
-    await store.apply_block(9, [], now=NOW)  # a host applied 6 to 8 to a primary whose standby lacks them
-    await store.apply_block(10, [], now=NOW)
-
-    assert (await store.get_cursor(), await store.list_unread_blocks()) == (10, [(6, 8)])
-
-
-async def test_skip_to_records_the_blocks_between_as_unread(store: Store, reopen: Reopen) -> None:
-    await store.skip_to(100, first=41)
-    assert (await store.get_cursor(), await store.list_unread_blocks()) == (100, [(41, 100)])
-    await store.apply_block(101, [], now=NOW)
-    await store.skip_to(200, first=1)
-    assert (await store.get_cursor(), await store.list_unread_blocks()) == (200, [(41, 100), (102, 200)])
-    for height in (200, 150):
-        await store.skip_to(height, first=1)
+        assert await store.get_ledger() == ledger
+    await store.apply_blocks([(6, 7), (11, 12)], [], now=NOW)
     await store.close()
-    store = await reopen()
-    assert (await store.get_cursor(), await store.list_unread_blocks()) == (200, [(41, 100), (102, 200)])
+    assert await (await reopen()).get_ledger() == Ledger(4, 12, ((8, 8), (10, 10)))
 
 
-async def test_skip_to_in_a_new_database_without_rounds_records_nothing(store: Store) -> None:
-    await store.skip_to(100, first=101)
-    assert (await store.get_cursor(), await store.list_unread_blocks()) == (100, [])
-
-
-async def test_move_back_lowers_the_cursor_and_records_blocks_as_unread(store: Store, reopen: Reopen) -> None:
-    await store.skip_to(50, first=41)
-    await store.apply_unread(41, 50, [], now=NOW)
-    await store.skip_to(2**60, first=1)
-    await store.rewind_to(90, first=45)
-    await store.rewind_to(95, first=1)
-    await store.close()
-    store = await reopen()
-    assert (await store.get_cursor(), await store.list_unread_blocks()) == (90, [(45, 90)])
-    await store.apply_block(91, [], now=NOW)
-    assert await store.get_cursor() == 91
+async def test_move_back_forgets_blocks_above_and_reads_the_others_again(store: Store) -> None:
+    await store.begin_ledger(41)
+    await store.apply_blocks([(41, 50), (2**60, 2**60)], [], now=NOW)
+    await store.move_back(90, first=45)
+    await store.move_back(95, first=1)
+    assert await store.get_ledger() == Ledger(41, 44)
 
 
 @pytest.mark.rule("R12")
-async def test_add_spent_of_unread_blocks_confirms_shares_and_keeps_cursor(store: Store) -> None:
+async def test_apply_blocks_confirms_shares_in_gaps(store: Store) -> None:
     await enqueue_shares(store, 1, 2)
-    await store.skip_to(100, first=41)
+    await store.begin_ledger(41)
+    await store.apply_block(100, [], now=NOW)
     spent = [(ROUND, make_posted_share(1).nullifier)]
 
-    assert await store.apply_unread(93, 100, spent, now=NOW) == [1]
-    assert await store.apply_unread(93, 100, spent, now=NOW) == []
-    assert await store.apply_unread(60, 69, [], now=NOW) == []
+    assert await store.apply_blocks([(93, 99)], spent, now=NOW) == [1]
+    assert await store.apply_blocks([(93, 99)], spent, now=NOW) == []
+    await store.give_up_blocks(60)
 
-    assert (await store.get_cursor(), await store.list_unread_blocks()) == (100, [(41, 59), (70, 92)])
+    assert await store.get_ledger() == Ledger(41, 100, ((61, 92),))
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
-    await store.apply_unread(1, 100, [], now=NOW)
-    assert await store.list_unread_blocks() == []
+
+
+async def test_nullifiers_of_rounds_that_are_not_stored_are_found_again_when_the_round_is(
+    store: Store, backend: StoreBackend
+) -> None:
+    spent = [(ROUND, b"n" * 32)]
+    await store.begin_ledger(1)
+    await store.apply_blocks([(1, 20)], spent, now=NOW)
+    assert backend.query_rows("SELECT * FROM spent") == []
+    assert await store.list_unspent(spent) == []
+    await store.save_rounds([ChainRound()], NOW)
+    assert await store.get_ledger() == Ledger(1, 6), "the blocks since the round's creation are read again"
+    assert await store.list_unspent(spent) == spent
+    await store.apply_blocks([(7, 20)], spent, now=NOW)
+    assert await store.list_unspent(spent) == []
+    await store.save_rounds([ChainRound()], NOW)
+    assert await store.get_ledger() == Ledger(1, 20)
 
 
 async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones(
@@ -158,59 +153,34 @@ async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones
     await store.save_rounds([ChainRound()], NOW)
     await enqueue_shares(store, 1, 2, 3)
     found, missed = make_posted_share(1).nullifier, make_posted_share(2).nullifier
-    await store.apply_block(50, [(ROUND, found)], now=NOW)
+    await store.begin_ledger(1)
+    await store.apply_blocks([(1, 50)], [(ROUND, found)], now=NOW)
     tombstones = backend.query_rows("SELECT * FROM tombstones")
     spent = [(ROUND, found), (ROUND, missed), (ROUND, b"n" * 32), (OTHER_ROUND, b"p" * 32)]
 
-    rescan = await store.begin_rescan(1)
-    assert (rescan.requested, rescan.left) == (((7, 50),), 44), "not before the oldest round"
-    assert await store.apply_unread(43, 50, spent, now=NOW, rescan=rescan.number) == [2]
+    assert await store.begin_rescan(1) == Ledger(1, 6, (), Rescan(7, 50)), "not before the oldest round"
+    assert await store.apply_blocks([(43, 50)], spent, now=NOW) == [2]
     await store.close()
     store = await reopen()
-    half_read = await store.get_rescan()
-    assert half_read is not None
-    assert half_read.unread == ((7, 42),)
-    await store.apply_unread(7, 42, [], now=NOW, rescan=rescan.number)
-    finished = await store.get_rescan()
-    assert finished is not None
-    assert finished.counts == {"read": 44, "pruned": 0, "added": 2, "confirmed": 1}
+    assert await store.get_ledger() == Ledger(1, 50, ((7, 42),), Rescan(7, 50, added=2, confirmed=1))
+    await store.give_up_blocks(9)
+    await store.apply_blocks([(10, 42)], [], now=NOW)
+    assert await store.get_ledger() == Ledger(1, 50, (), Rescan(7, 50, 2, 1, ((7, 9),)))
 
     before = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
-    again = await store.begin_rescan(1)
-    assert await store.apply_unread(7, 50, spent, now=NOW, rescan=again.number) == []
-    finished = await store.get_rescan()
-    assert finished is not None
-    assert finished.counts == {"read": 44, "pruned": 0, "added": 0, "confirmed": 0}
+    await store.begin_rescan(1)
+    assert await store.apply_blocks([(7, 50)], spent, now=NOW) == []
+    assert await store.get_ledger() == Ledger(1, 50, (), Rescan(7, 50))
     after = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
     assert after == before
     assert set(tombstones) < set(after[1]), "the tombstone of a confirmed share does not change"
     assert len(after[0]) == 3, "nullifiers of rounds without stored data are not stored again"
-    assert await store.get_cursor() == 50
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 2}}
-
-
-async def test_rescan_only_reads_of_its_number_count(store: Store) -> None:
-    await store.save_rounds([ChainRound()], NOW)
-    await store.skip_to(100, first=41)
-    first = await store.begin_rescan(91)
-    await store.apply_unread(41, 100, [], now=NOW)
-    assert await store.list_unread_blocks() == []
-    second = await store.begin_rescan(96)
-    assert second.unread == ((91, 100),), "an unfinished rescan is included"
-    await store.apply_unread(91, 100, [], now=NOW, rescan=first.number)
-    assert await store.get_rescan() == second
-    await store.rewind_to(97, first=50)
-    await store.abandon_unread(94)
-    state = await store.get_rescan()
-    assert state is not None
-    assert (state.requested, state.unread, state.pruned) == (((91, 97),), ((95, 97),), ((91, 94),))
-    assert await store.list_unread_blocks() == [(95, 97)]
 
 
 async def test_rescan_without_stored_rounds_has_no_blocks(store: Store) -> None:
     await store.apply_block(100, [], now=NOW)
-    rescan = await store.begin_rescan(1)
-    assert (rescan.requested, rescan.blocks, rescan.left) == ((), 0, 0)
+    assert await store.begin_rescan(1) == Ledger(100, 100, (), Rescan(101, 100))
 
 
 async def test_apply_block_nullifier_confirms_only_in_its_round(store: Store) -> None:
@@ -233,26 +203,19 @@ async def test_save_leaves_twice_stores_them_once_in_order(store: Store) -> None
     assert await store.load_leaves(OTHER_ROUND) == (b"", 0)
 
 
-@pytest.mark.parametrize(
-    ("start", "leaves", "message"),
-    [
+async def test_save_leaves_conflicting_or_with_gap_is_refused(store: Store) -> None:
+    await store.save_leaves(ROUND, 3, 0, LEAVES[:128])
+    for start, leaves, message in (
         (0, b"?" * 32, "contradict"),
         (2, LEAVES[64:96] + b"?" * 32, "contradict"),
         (1, LEAVES[:160], "contradict"),
         (5, b"?" * 32, "missing"),
         (4, b"?" * 31, "32 bytes"),
         (-1, b"?" * 32, "32 bytes"),
-    ],
-)
-async def test_save_leaves_conflicting_or_with_gap_is_refused(
-    store: Store, start: int, leaves: bytes, message: str
-) -> None:
-    await store.save_leaves(ROUND, 3, 0, LEAVES[:128])
-
-    with pytest.raises(StoreError, match=message):
-        await store.save_leaves(ROUND, 4, start, leaves)
-
-    assert await store.load_leaves(ROUND) == (LEAVES[:128], 3)
+    ):
+        with pytest.raises(StoreError, match=message):
+            await store.save_leaves(ROUND, 4, start, leaves)
+        assert await store.load_leaves(ROUND) == (LEAVES[:128], 3)
 
 
 async def test_subtrees_are_returned_up_to_first_missing(store: Store) -> None:

@@ -16,13 +16,12 @@ from helper.store.models import EnqueueResult
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
+from tests.unit.store.conformance.test_transitions import create_share_in_state
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
     ROUND,
     claim_all_due,
-    enqueue_and_prepare,
-    enqueue_shares,
     make_posted_share,
 )
 
@@ -53,39 +52,29 @@ async def test_claim_due_returns_extra_fields_of_share(store: Store) -> None:
 
 
 @pytest.mark.rule("R10")
-@pytest.mark.parametrize("again_at", [int(NOW) + 60, int(NOW) + 500])
-async def test_enqueue_same_share_later_changes_nothing(store: Store, backend: StoreBackend, again_at: int) -> None:
+async def test_enqueue_same_share_later_changes_nothing(store: Store, backend: StoreBackend) -> None:
     posted = make_posted_share(1, submit_at=int(NOW) + 60)
     await store.enqueue(posted.share, posted.nullifier, now=NOW)
     before = backend.query_rows("SELECT * FROM shares")
-
-    outcome = await store.enqueue(posted.with_submit_at(again_at).share, posted.nullifier, now=NOW + 1)
-
-    assert outcome is EnqueueResult.DUPLICATE
-    assert backend.query_rows("SELECT * FROM shares") == before
-    assert await store.is_known(posted.share.key)
+    for again_at in (int(NOW) + 60, int(NOW) + 500):
+        outcome = await store.enqueue(posted.with_submit_at(again_at).share, posted.nullifier, now=NOW + 1)
+        assert outcome is EnqueueResult.DUPLICATE
+        assert backend.query_rows("SELECT * FROM shares") == before
+        assert await store.is_known(posted.share.key)
 
 
 @pytest.mark.rule("R10")
-@pytest.mark.parametrize("state", [ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED, ShareState.SUBMITTED])
-async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store, state: ShareState) -> None:
-    posted = make_posted_share(1)
-    await enqueue_shares(store, 1)
-    if state is ShareState.WITNESSED:
-        await claim_all_due(store)
-    elif state is ShareState.FAILED:
-        await store.fail(1, stage="proof", note="no")
-    elif state is ShareState.BROADCAST:
-        await enqueue_and_prepare(store, 1)
-    else:
-        await store.apply_block(7, [(ROUND, posted.nullifier)], now=NOW)
+async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store) -> None:
+    for number, state in enumerate(ShareState, start=1):
+        await create_share_in_state(store, state, number)
     counts = await store.count_shares()
-
-    assert await store.enqueue(posted.with_submit_at(0).share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
-
-    assert counts == {ROUND: {state: 1}}
-    assert await store.count_shares() == counts
-    assert await store.is_known(posted.share.key)
+    assert counts == {ROUND: dict.fromkeys(ShareState, 1)}
+    for number in range(1, len(ShareState) + 1):
+        posted = make_posted_share(number)
+        outcome = await store.enqueue(posted.with_submit_at(0).share, posted.nullifier, now=NOW)
+        assert outcome is EnqueueResult.DUPLICATE
+        assert await store.count_shares() == counts
+        assert await store.is_known(posted.share.key)
 
 
 @pytest.mark.rule("R10", "W6")

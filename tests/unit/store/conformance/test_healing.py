@@ -53,7 +53,7 @@ async def send_message(store: Store, number: int) -> None:
     """Bring one share to BROADCAST, with one recorded send."""
     share_id = await enqueue_and_prepare(store, number)
     assert await store.mark_sending(share_id, height=110, endpoint="one")
-    await store.record_outcome(share_id, outcome="ACCEPTED")
+    await store.record_outcome(share_id, outcome="ACCEPTED", decide_height=113)
 
 
 @pytest.mark.rule("R10", "N25")

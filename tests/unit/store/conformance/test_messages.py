@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import pytest
-
-from helper.chain.verdicts import Verdict
-from helper.reveal.resend_policy import NextStep, next_step
 from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 from helper.store.store import Store
@@ -65,41 +59,32 @@ async def test_mark_sending_outside_broadcast_state_is_refused(store: Store) -> 
     assert await store.list_unconfirmed() == []
 
 
-HEIGHTS = range(95, 126)
-
-
-@pytest.mark.parametrize(("first", "last"), [(100, 100), (100, 101), (100, 106), (100, 109), (100, 110), (100, 113)])
-async def test_follow_up_returns_messages_with_pending_work(store: Store, first: int, last: int) -> None:
-    outcomes = [None, *(verdict.name for verdict in Verdict)]
-    shares = {await enqueue_and_prepare(store, number): outcome for number, outcome in enumerate(outcomes)}
-    assert set(await store.list_follow_ups(height=0, limit=99)) == set(shares), "the messages were never sent"
-    for share_id, outcome in shares.items():
-        for height in sorted({first, last}):
-            await store.mark_sending(share_id, height=height, endpoint="one")
-        if outcome is not None:
-            await store.record_outcome(share_id, outcome=outcome)
-
-    follow_ups = {height: set(await store.list_follow_ups(height=height, limit=99)) for height in HEIGHTS}
-
-    step = partial(next_step, sends=2, first_height=first, last_height=last)
-    assert follow_ups == {
-        height: {
-            share for share, outcome in shares.items() if step(outcome=outcome, height=height) is not NextStep.WAIT
-        }
-        for height in HEIGHTS
-    }
-
-
 async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
     ids = [await enqueue_and_prepare(store, number) for number in range(5)]
-    for share_id, height in zip(ids, (110, 107, 120, 109, 108), strict=True):
-        await store.mark_sending(share_id, height=height, endpoint="one")
+    assert set(await store.list_follow_ups(height=0, limit=9)) == set(ids), "the messages were never sent"
+    for share_id, height in zip(ids, (113, 110, 123, 112, 111), strict=True):
+        await store.mark_sending(share_id, height=100, endpoint="one", decide_height=101)
+        await store.record_outcome(share_id, outcome="ACCEPTED", decide_height=height)
     await store.fail(ids[4], stage="broadcast", note="refused")
 
     assert await store.list_follow_ups(height=115, limit=2) == [ids[1], ids[3]]
     assert await store.list_follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], (
         "the failed share has no follow-up"
     )
+    await store.record_outcome(ids[1], outcome="SPENT", decide_height=110)
+    for limit in (1, 2, 3):
+        assert await store.list_follow_ups(height=115, limit=limit) == [ids[3], ids[0], ids[1]][:limit]
+
+
+async def test_share_sent_at_or_above_a_height_is_listed_unless_it_needs_a_decision_there(store: Store) -> None:
+    ids = [await enqueue_and_prepare(store, number) for number in range(5)]
+    for share_id, height in zip(ids[:4], (109, 110, 111, 160), strict=True):
+        await store.mark_sending(share_id, height=height, endpoint="one", decide_height=height + 3)
+
+    assert await store.list_sent_ahead(height=110, limit=9) == [ids[1], ids[2], ids[3]]
+    assert await store.list_sent_ahead(height=113, limit=9) == [ids[3]]
+    assert await store.list_sent_ahead(height=110, limit=2) == [ids[1], ids[2]]
+    assert await store.list_sent_ahead(height=161, limit=9) == []
 
 
 async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
@@ -111,7 +96,8 @@ async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
 
     assert await store.list_follow_ups(height=0, limit=99) == claimed
     for share_id in sorted(claimed):
-        await store.mark_sending(share_id, height=100, endpoint="one")
+        await store.mark_sending(share_id, height=100, endpoint="one", decide_height=101)
+    assert await store.list_follow_ups(height=100, limit=99) == []
     assert await store.list_follow_ups(height=101, limit=99) == claimed
 
 

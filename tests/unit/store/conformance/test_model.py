@@ -34,7 +34,15 @@ from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
 from tests.unit.store.conformance.test_chain_data import ChainRound
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, make_posted_share, make_reveal, retry_as_operator
+from tests.unit.store.fixtures import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    greatest_height,
+    make_posted_share,
+    make_reveal,
+    retry_as_operator,
+)
 
 T = TypeVar("T")
 
@@ -456,7 +464,7 @@ class StoreModel(RuleBasedStateMachine):
             of_round = counts.setdefault(round_id, {})
             of_round[state] = of_round.get(state, 0) + 1
         assert self.run_until_complete(self.store.count_shares()) == counts
-        assert self.run_until_complete(self.store.get_cursor()) == self.cursor
+        assert self.run_until_complete(greatest_height(self.store)) == self.cursor
 
 
 MAX_EXAMPLES = {"sqlite": 40, "encrypted sqlite": 10, "postgres": 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import product
 
@@ -24,42 +25,48 @@ from tests.unit.store.fixtures import (
 
 LATER_MS = int(NOW + 50) * 1000
 LIVE_STATES = [state for state in ShareState if state is not ShareState.SUBMITTED]
-TransitionCall = Callable[[Store], Awaitable[object]]
+TransitionCall = Callable[[Store, int], Awaitable[object]]
 
 TRANSITION_CASES: dict[str, tuple[TransitionCall, set[ShareState], ShareState]] = {
     "requeue": (
-        lambda store: store.requeue(1, due_ms=LATER_MS, stage="tree", note="no root yet"),
+        lambda store, share: store.requeue(share, due_ms=LATER_MS, stage="tree", note="no root yet"),
         {ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.RECEIVED,
     ),
     "record_crash": (
-        lambda store: store.record_crash(1, due_ms=LATER_MS, note="killed"),
+        lambda store, share: store.record_crash(share, due_ms=LATER_MS, note="killed"),
         {ShareState.WITNESSED},
         ShareState.RECEIVED,
     ),
     "retry": (
-        lambda store: store.retry(1, due_ms=LATER_MS, stage="proof", note="failed"),
+        lambda store, share: store.retry(share, due_ms=LATER_MS, stage="proof", note="failed"),
         {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.RECEIVED,
     ),
     "fail": (
-        lambda store: store.fail(1, stage="proof", note="for good"),
+        lambda store, share: store.fail(share, stage="proof", note="for good"),
         {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.FAILED,
     ),
-    "prepare": (lambda store: store.prepare(1, make_reveal(1)), {ShareState.WITNESSED}, ShareState.BROADCAST),
+    "prepare": (
+        lambda store, share: store.prepare(share, make_reveal(share)),
+        {ShareState.WITNESSED},
+        ShareState.BROADCAST,
+    ),
 }
 
 
-async def create_share_in_state(store: Store, state: ShareState) -> None:
-    """Bring share 1 to this state."""
-    await enqueue_shares(store, 1)
+async def create_share_in_state(store: Store, state: ShareState, number: int = 1) -> None:
+    """Bring the share with this number and id to this state."""
+    await enqueue_shares(store, number)
     if state is ShareState.FAILED:
-        await store.fail(1, stage="proof", note="no")
+        await store.fail(number, stage="proof", note="no")
     elif state is not ShareState.RECEIVED:
-        await claim_all_due(store)
+        assert len(await store.claim_listed([number], now=NOW)) == 1
     if state is ShareState.BROADCAST:
-        await store.prepare(1, make_reveal(1))
+        await store.prepare(number, make_reveal(number))
+    if state is ShareState.SUBMITTED:
+        await store.apply_block(number, [(ROUND, make_posted_share(number).nullifier)], now=NOW)
 
 
 async def current_state(store: Store) -> ShareState:
@@ -67,52 +74,50 @@ async def current_state(store: Store) -> ShareState:
     return entry.state
 
 
-@pytest.mark.parametrize(("name", "state"), list(product(TRANSITION_CASES, LIVE_STATES)))
-async def test_transition_succeeds_only_from_legal_states(store: Store, name: str, state: ShareState) -> None:
-    transition, legal, target = TRANSITION_CASES[name]
-    await create_share_in_state(store, state)
+async def test_transition_succeeds_only_from_legal_states(store: Store, backend: StoreBackend) -> None:
+    counts = Counter[ShareState]()
+    cases = product(TRANSITION_CASES.values(), LIVE_STATES)
+    for share, ((transition, legal, target), state) in enumerate(cases, start=1):
+        await create_share_in_state(store, state, share)
+        if state in legal:
+            assert await transition(store, share)
+        else:
+            with pytest.raises(StoreError, match=f"{state.name} cannot become {target.name}"):
+                await transition(store, share)
+        after = target if state in legal else state
+        assert backend.query_rows(f"SELECT state FROM shares WHERE id = {share}") == [(after.value,)]
+        counts[after] += 1
+        assert await store.count_shares() == {ROUND: counts}
 
-    if state in legal:
-        assert await transition(store)
-        assert await current_state(store) is target
-        assert await store.count_shares() == {ROUND: {target: 1}}
-    else:
-        with pytest.raises(StoreError, match=f"{state.name} cannot become {target.name}"):
-            await transition(store)
-        assert await current_state(store) is state
-        assert await store.count_shares() == {ROUND: {state: 1}}
 
-
-@pytest.mark.parametrize("name", TRANSITION_CASES)
-async def test_transition_of_confirmed_share_changes_nothing(store: Store, name: str) -> None:
+async def test_transition_of_confirmed_share_changes_nothing(store: Store) -> None:
     await create_share_in_state(store, ShareState.WITNESSED)
     await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
-
-    assert not await TRANSITION_CASES[name][0](store)
-
+    for transition, _, _ in TRANSITION_CASES.values():
+        assert not await transition(store, 1)
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
-@pytest.mark.parametrize("name", sorted(TRANSITION_CASES))
-async def test_transition_after_round_closed_returns_false(store: Store, name: str) -> None:
+async def test_transition_after_round_closed_returns_false(store: Store) -> None:
     await create_share_in_state(store, ShareState.WITNESSED)
     await store.fail_unspent(ROUND, note="the round closed")
     before = await store.list_shares(QueueFilter(), 10)
-
-    assert not await TRANSITION_CASES[name][0](store)
-    assert await store.list_shares(QueueFilter(), 10) == before
+    for transition, _, _ in TRANSITION_CASES.values():
+        assert not await transition(store, 1)
+        assert await store.list_shares(QueueFilter(), 10) == before
     assert await retry_as_operator(store, 1), "an operator may still retry it"
     assert await current_state(store) is ShareState.RECEIVED
 
 
 @pytest.mark.rule("R12")
-@pytest.mark.parametrize("state", LIVE_STATES)
-async def test_spent_nullifier_confirms_share_from_every_state(store: Store, state: ShareState) -> None:
-    await create_share_in_state(store, state)
+async def test_spent_nullifier_confirms_share_from_every_state(store: Store) -> None:
+    for share, state in enumerate(LIVE_STATES, start=1):
+        await create_share_in_state(store, state, share)
+    spent = [(ROUND, make_posted_share(share).nullifier) for share in range(1, len(LIVE_STATES) + 1)]
 
-    assert await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW) == [1]
+    assert await store.apply_block(5, spent, now=NOW) == [1, 2, 3, 4]
 
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 4}}
     assert await claim_all_due(store) == []
     assert await store.list_unconfirmed() == []
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from helper.chain.commitment_trees import Anchor
+from helper.chain.models import Block, BlockHead, TxResult
+from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import StoreFull
-from helper.reveal.circuit_selector import PAUSE_SECONDS, CircuitSelector
+from helper.reveal.circuit_choice import PAUSE_SECONDS, CircuitChoice
 from proofs import CircuitError
 from tests.support.clock import FakeClock
 
@@ -27,8 +33,8 @@ def meta() -> FakeMeta:
     return FakeMeta()
 
 
-def create_selector(setting: str, clock: FakeClock, memory: FakeMeta) -> CircuitSelector:
-    return CircuitSelector(setting, clock=clock, store_accepted=memory.put)
+def create_selector(setting: str, clock: FakeClock, memory: FakeMeta) -> CircuitChoice:
+    return CircuitChoice(setting, clock=clock, store_counted=memory.put)
 
 
 @pytest.mark.parametrize(
@@ -54,23 +60,23 @@ def test_last_accepted_circuit_is_preferred(
 async def test_refused_valid_proof_switches_circuit_once_and_is_stored(clock: FakeClock, meta: FakeMeta) -> None:
     auto = create_selector("auto", clock, meta)
     auto.select_initial("svote-1", "", None)
-    auto.record_refused(1, "k10")
+    auto.record_refused("k10", 100)
     assert auto.current == "k11"
-    auto.record_refused(2, "k10")
+    auto.record_refused("k10", 100)
     assert auto.current == "k11", "a second refusal of the same generation does not switch back"
-    await auto.record_accepted("k11")
+    await auto.record_counted("k11", 101)
     assert meta == {"circuit:svote-1": "k11"}
     restarted = create_selector("auto", clock, meta)
-    restarted.select_initial("svote-1", "", meta[CircuitSelector.storage_key("svote-1")])
+    restarted.select_initial("svote-1", "", meta[CircuitChoice.storage_key("svote-1")])
     assert restarted.current == "k11"
 
 
 def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: FakeMeta) -> None:
     auto = create_selector("auto", clock, meta)
     auto.select_initial("svote-1", "", None)
-    auto.record_refused(1, "k10")
+    auto.record_refused("k10", 100)
     assert auto.pause_reason is None
-    auto.record_refused(1, "k11")
+    auto.record_refused("k11", 100)
     assert auto.pause_reason is not None
     assert "both" in str(auto.pause_reason)
     assert auto.current == "k10", "the other generation is tried after the pause"
@@ -85,12 +91,12 @@ async def test_failed_store_of_accepted_circuit_is_retried(clock: FakeClock, met
             raise StoreFull("no space")
         await meta.put(key, value)
 
-    auto = CircuitSelector("auto", clock=clock, store_accepted=remember)
+    auto = CircuitChoice("auto", clock=clock, store_counted=remember)
     auto.select_initial("svote-1", "", None)
     with pytest.raises(StoreFull):
-        await auto.record_accepted("k10")
+        await auto.record_counted("k10", 101)
     full = False
-    await auto.record_accepted("k10")
+    await auto.record_counted("k10", 101)
     assert meta == {"circuit:svote-1": "k10"}
 
 
@@ -99,14 +105,14 @@ async def test_refused_configured_circuit_pauses_queue_with_reason(clock: FakeCl
     by_hand = create_selector("k11", clock, meta)
     by_hand.select_initial("svote-1", "v1.3.0", "k10")
     assert (by_hand.current, by_hand.required_circuits) == ("k11", ("k11",))
-    by_hand.record_refused(1, "k11")
+    by_hand.record_refused("k11", 100)
     assert by_hand.current == "k11"
     assert by_hand.pause_reason is not None
     assert '"k10"' in str(by_hand.pause_reason)
     clock.advance(PAUSE_SECONDS)
     assert by_hand.pause_reason is None, "one share retries from time to time: the chain may have upgraded"
-    by_hand.record_refused(1, "k11")
-    await by_hand.record_accepted("k11")
+    by_hand.record_refused("k11", 100)
+    await by_hand.record_counted("k11", 101)
     assert by_hand.pause_reason is None
     assert meta == {}
 
@@ -117,13 +123,28 @@ async def test_selection_is_tentative_until_chain_accepts_circuit(clock: FakeClo
     assert not auto.is_current_unproven, "no chain is known yet"
     auto.select_initial("svote-1", "", None)
     assert auto.is_current_unproven
-    auto.record_refused(1, "k10")
+    auto.record_refused("k10", 100)
     assert (auto.current, auto.is_current_unproven) == ("k11", True)
-    await auto.record_accepted("k11")
+    await auto.record_counted("k11", 101)
     assert not auto.is_current_unproven
     assert auto.is_unproven("k10")
-    auto.record_refused(2, "k11")
+    auto.record_refused("k11", 100)
     assert auto.is_current_unproven, "one reveal detects an upgrade of the chain"
+
+
+@pytest.mark.anyio
+async def test_response_of_a_node_changes_the_choice_only_until_a_reveal_is_counted(
+    clock: FakeClock, meta: FakeMeta
+) -> None:
+    auto = create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", "", "k10")
+    auto.record_refused("k10", 100)
+    auto.record_accepted("k11")
+    assert (auto.current, auto.is_current_unproven, meta) == ("k11", False, {})
+    await auto.record_counted("k10", 101)
+    assert (auto.current, auto.is_current_unproven, meta) == ("k10", False, {"circuit:svote-1": "k10"})
+    auto.record_accepted("k11")
+    assert auto.current == "k10"
 
 
 def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta: FakeMeta) -> None:
@@ -137,9 +158,12 @@ def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta:
 def test_prover_host_reads_accepted_circuit(clock: FakeClock, meta: FakeMeta) -> None:
     prover = create_selector("auto", clock, meta)
     prover.select_initial("svote-1", "", None)
-    prover.apply_state("k11", None)
+    sender = create_selector("auto", clock, meta)
+    sender.select_initial("svote-1", "v1.2.0", None)
+    prover.apply_state(sender.publish_state())
     assert (prover.current, prover.is_current_unproven) == ("k11", True)
-    prover.apply_state("k11", "k11")
+    sender.record_accepted("k11")
+    prover.apply_state(sender.publish_state())
     assert not prover.is_current_unproven
 
 
@@ -150,7 +174,7 @@ def test_paused_selector_allows_trial_after_block(setting: str, clock: FakeClock
     selector.note_block()
     for _ in range(2):
         for circuit in ("k10", "k11"):
-            selector.record_refused(1, circuit)
+            selector.record_refused(circuit, 100)
         assert selector.blocked_reason is not None, "a block before the refusal is no evidence"
         selector.note_block()
         assert selector.blocked_reason is None
@@ -166,7 +190,7 @@ async def test_version_newer_than_known_needs_one_trial_after_each_start(
     auto = create_selector("auto", clock, meta)
     auto.select_initial("svote-1", "v1.8.0", stored)
     assert (auto.current, auto.is_current_unproven) == (current, True)
-    await auto.record_accepted(current)
+    await auto.record_counted(current, 101)
     assert not auto.is_current_unproven
     assert meta == {"circuit:svote-1": current}
 
@@ -177,3 +201,83 @@ def test_share_of_unknown_kind_has_no_circuit(clock: FakeClock, meta: FakeMeta) 
     assert auto.circuit_for("") == "k10"
     with pytest.raises(CircuitError):
         auto.circuit_for("hidden-choice")
+
+
+# ---------------------------------------------------------------- counted reveals
+
+
+class Chain:
+    """A block with one reveal, as one node serves it, and what the store and the trees know of it."""
+
+    def __init__(self) -> None:
+        self.message = RevealMessage(b"n" * 32, bytes(64), 1, 0, b"proof", b"r" * 32, 90)
+        self.result: TxResult | None = TxResult(0, 101, "")
+        self.is_spent, self.has_anchor, self.valid_circuit = True, True, "k11"
+        self.blocks_read: list[int] = []
+
+    async def learn(self, choice: CircuitChoice, height: int = 101) -> None:
+        parts = SimpleNamespace(call=self.call, is_spent=self.is_counted, anchor_at=self.anchor_at, verify=self.verify)
+        given: Any = dict.fromkeys(("node_pool", "store", "trees", "verifier"), parts)
+        await choice.learn(height, **given)
+
+    async def call(self, request: Any, **_: Any) -> Any:
+        return await request(self)
+
+    async def block(self, height: int) -> Block:
+        self.blocks_read.append(height)
+        return Block(BlockHead("svote-1", height, 1.0), [b"another transaction", self.message.to_tx()])
+
+    async def tx(self, tx_hash: bytes) -> TxResult | None:
+        assert tx_hash == self.message.tx_hash()
+        return self.result
+
+    async def is_counted(self, round_id: bytes, nullifier: bytes) -> bool:
+        assert (round_id, nullifier) == (self.message.round_id, self.message.nullifier)
+        return self.is_spent
+
+    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
+        return Anchor(height, 1, b"t" * 32) if self.has_anchor else None
+
+    async def verify(self, circuit: str, proof: bytes, _statement: object) -> bool:
+        return (circuit, proof) == (self.valid_circuit, b"proof")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("facts", "learnt"),
+    [
+        ({}, "k11"),
+        ({"valid_circuit": "k10"}, "k10"),
+        ({"valid_circuit": "another"}, None),
+        ({"is_spent": False}, None),
+        ({"has_anchor": False}, None),
+        ({"result": None}, None),
+        ({"result": TxResult(1, 101, "invalid zero-knowledge proof")}, None),
+        ({"result": TxResult(0, 100, "")}, None),  # the same bytes were counted in an earlier block
+    ],
+)
+async def test_circuit_is_learnt_from_a_reveal_that_the_block_counted(
+    clock: FakeClock, meta: FakeMeta, facts: dict[str, Any], learnt: str | None
+) -> None:
+    chain, auto = Chain(), create_selector("auto", clock, meta)
+    vars(chain).update(facts)
+    await chain.learn(auto)
+    assert chain.blocks_read == [], "no chain is known yet"
+    auto.select_initial("svote-1", "", None)
+    await chain.learn(auto)
+    assert (meta.get("circuit:svote-1"), auto.is_current_unproven) == (learnt, learnt is None)
+    await chain.learn(auto, 102)
+    assert chain.blocks_read == [101] if learnt else [101, 102], "blocks are read only until it is known"
+
+
+@pytest.mark.anyio
+async def test_blocks_before_a_refusal_and_for_a_configured_circuit_teach_nothing(
+    clock: FakeClock, meta: FakeMeta
+) -> None:
+    chain, auto, by_hand = Chain(), create_selector("auto", clock, meta), create_selector("k10", clock, meta)
+    for choice in (auto, by_hand):
+        choice.select_initial("svote-1", "", "k10")
+    auto.record_refused("k10", 101)
+    await chain.learn(auto, 101)
+    await chain.learn(by_hand, 101)
+    assert (chain.blocks_read, auto.current) == ([], "k11")

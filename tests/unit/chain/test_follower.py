@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,13 +11,12 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.block_follower import MAX_START_WAIT_SECONDS, BlockFollower
-from helper.chain.catch_up import CONCURRENT_BLOCKS, CURSOR_RESET_HEADS, MAX_ATTEMPTS
+from helper.chain.follower import CONCURRENT_BLOCKS, MAX_START_WAIT_SECONDS, RESET_HEADS, BlockFollower
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
-from helper.errors import ChainError, ChainResponseError, StoreError
+from helper.errors import ChainError, StoreError
+from helper.store.ledger import BlockRange, Ledger, Rescan, count_heights, find_unread
 from helper.store.models import PreparedReveal, SentReveal
-from helper.store.rescan import start_rescan
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import (
     CHAIN_ID,
@@ -54,7 +52,7 @@ class Environment:
         self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
         self.store = MemoryStore()
         if cursor is not None:
-            self.store.heights.append(cursor)
+            self.store.ledger = Ledger(1, cursor)
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.follower = BlockFollower(self.store, self.endpoints, self.rounds)
 
@@ -71,10 +69,29 @@ class Environment:
 
     async def follow(self) -> None:
         await self.endpoints.probe_all()
-        while await self.follower.apply_next_blocks():
+        while await self.follower.read_new():
             pass
-        while await self.follower.history.read_next_blocks():
+        while await self.follower.read_gaps():
             pass
+
+    @property
+    def ledger(self) -> Ledger:
+        assert self.store.ledger is not None
+        return self.store.ledger
+
+    @property
+    def unread(self) -> list[BlockRange]:
+        return list(self.ledger.unread)
+
+    @property
+    def rescan(self) -> Rescan:
+        assert self.ledger.rescan is not None
+        return self.ledger.rescan
+
+    @property
+    def left(self) -> int:
+        """Number of blocks of the rescan that are not read yet."""
+        return count_heights(find_unread(self.ledger, self.rescan.first, self.rescan.last))
 
     @property
     def spent(self) -> list[int]:
@@ -133,20 +150,18 @@ async def test_follower_same_transaction_in_two_blocks_is_counted_once(code: int
     assert env.endpoints.has_usable_node
 
 
-async def test_follower_waits_while_index_reports_earlier_block() -> None:
+async def test_block_waits_while_index_reports_earlier_block() -> None:
     env = Environment(rpc=False, cursor=90)
     env.add_reveal(95, 1, code=1)
-    await env.endpoints.probe_all()
-    await env.follower.apply_next_blocks()
     env.node.txs[99] = [reveal(1).to_tx()]  # The index does not have it yet.
-    while await env.follower.apply_next_blocks():
-        pass
-    assert (env.spent, env.follower.height) == ([], 98)
+    await env.follow()
+    assert (env.spent, env.unread) == ([], [(99, 99)])
     assert env.endpoints.has_usable_node
     env.node.txs.pop(99)
     env.add_reveal(99, 1)
+    env.clock.advance(1)
     await env.follow()
-    assert (env.spent, env.follower.height) == ([1], 100)
+    assert (env.spent, env.unread) == ([1], [])
 
 
 @both_transports
@@ -157,72 +172,12 @@ async def test_follower_applying_block_twice_changes_nothing(rpc: bool) -> None:
     await env.follow()
     confirmed: list[int] = []
     restarted = BlockFollower(env.store, env.endpoints, env.rounds, on_confirmed=confirmed.extend)
-    env.store.heights = [90]
-    while await restarted.apply_next_blocks():
+    env.store.ledger = Ledger(1, 90)
+    while await restarted.read_new() or await restarted.read_gaps():
         pass
     assert env.spent == [1]
     assert confirmed == []
     assert restarted.height == 100
-
-
-@both_transports
-async def test_follower_catches_up_in_order_in_batches(rpc: bool) -> None:
-    env = Environment(rpc=rpc, height=160, cursor=100)
-    for height in range(101, 161, 7):
-        env.add_reveal(height, height)
-    await env.endpoints.probe_all()
-    in_flight, most = 0, 0
-    handle = env.node.handle
-
-    async def counted(request: httpx.Request) -> httpx.Response:
-        nonlocal in_flight, most
-        if "block" not in request.url.path:
-            return await handle(request)
-        in_flight += 1
-        most = max(most, in_flight)
-        await anyio.sleep(0)
-        response = await handle(request)
-        in_flight -= 1
-        return response
-
-    env.node.handle = counted  # type: ignore[method-assign]
-    while await env.follower.apply_next_blocks():
-        pass
-    assert env.spent == list(range(101, 161, 7))
-    assert env.store.heights == list(range(100, 161))
-    assert 1 < most <= CONCURRENT_BLOCKS
-
-
-@pytest.mark.parametrize("status", [404, 502])
-async def test_follower_unknown_transaction_result_holds_cursor(status: int) -> None:
-    env = Environment(rpc=False, cursor=98)
-    env.add_reveal(99, 1)
-    env.node.faults["/tx/"] = lambda _: json_response(status, {"error": "tx not found"})
-    await env.endpoints.probe_all()
-    if status == 404:
-        assert not await env.follower.apply_next_blocks()
-    else:
-        with pytest.raises(ChainError):
-            await env.follower.apply_next_blocks()
-    assert env.follower.height == 98
-    assert env.store.heights == [98]
-    assert env.spent == []
-    env.node.faults.clear()
-    env.clock.advance(1)
-    await env.follow()
-    assert (env.spent, env.follower.height) == ([1], 100)
-
-
-async def test_follower_waits_for_block_execution() -> None:
-    env = Environment(rpc=True, cursor=99)
-    error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #100"}}
-    env.node.faults["block_results"] = lambda _: json_response(500, error)
-    await env.endpoints.probe_all()
-    assert not await env.follower.apply_next_blocks()
-    assert not any("/blocks/100" in path for path in env.node.requests), "REST of the same node has no other data"
-    env.node.faults.clear()
-    await env.follow()
-    assert env.follower.height == 100
 
 
 async def test_follower_uses_rest_when_rpc_has_no_block_results() -> None:
@@ -231,8 +186,9 @@ async def test_follower_uses_rest_when_rpc_has_no_block_results() -> None:
     error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #99"}}
     env.node.faults["block_results"] = lambda _: json_response(500, error)
     await env.endpoints.probe_all()
-    for _ in range(MAX_ATTEMPTS):
-        await env.follower.apply_next_blocks()
+    for _ in range(3):
+        await env.follow()
+        env.clock.advance(1)
     assert (env.spent, env.follower.height) == ([1], 100)
     assert env.follower.stalled_height is None
 
@@ -246,17 +202,14 @@ async def test_follower_uses_rest_when_rpc_response_is_invalid() -> None:
     assert env.endpoints.has_usable_node, "REST of the node remains usable"
 
 
-@both_transports
-async def test_follower_reports_time_of_newest_processed_block(rpc: bool) -> None:
-    env = Environment(rpc=rpc, height=160, cursor=100)
-    await env.endpoints.probe_all()
-    assert env.follower.chain_time is None
-    await env.follower.apply_next_blocks()
-    assert env.follower.height == 108
-    if rpc:
-        assert env.follower.chain_time is None, "the head's time is not that of an old block"
-    else:
-        assert env.follower.chain_time == pytest.approx(env.clock.now() - 52 * 5)
+async def test_chain_time_is_that_of_the_newest_block_read() -> None:
+    env = Environment(rpc=False, height=160, cursor=158)
+    env.node.faults["/blocks/160"] = lambda _: httpx.Response(500)
+    await env.follow()
+    assert env.follower.height == 159
+    assert env.follower.chain_time == pytest.approx(env.clock.now() - 5)
+    env.node.faults.clear()
+    env.clock.advance(1)
     await env.follow()
     assert env.follower.chain_time == pytest.approx(env.clock.now())
 
@@ -280,28 +233,8 @@ async def test_follower_without_open_rounds_starts_at_head() -> None:
     env.node.rounds = []
     await env.endpoints.probe_all()
     await env.rounds.sync()
-    assert await env.follower.apply_next_blocks()
-    assert env.follower.height == 5000
-
-
-@pytest.mark.rule("R12")
-async def test_history_of_pruned_node_is_searched_in_windows() -> None:
-    env = Environment(rpc=True, height=5000, cursor=100)
-    env.add_reveal(300, 1)
-    env.add_reveal(4995, 2)
-    env.node.lowest_height = 4900
-    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
-    confirmed: list[int] = []
-    env.restart(on_confirmed=confirmed.extend)
-    await env.sync_rounds()
-    with capture_logs() as logs:
-        await env.follow()
-    assert [log for log in logs if log["log_level"] == "error"] == []
-    assert confirmed == [11]
-    assert (env.spent, env.follower.height) == ([1, 2], 5000)
-    assert env.store.late_ranges == [(2991, 4990), (991, 2990), (101, 990)]
-    assert env.follower.stalled_height is None
-    assert env.endpoints.has_usable_node, "a pruned node is not at fault"
+    await env.follow()
+    assert (env.follower.height, env.follower.gap_count) == (5000, 0)
 
 
 def missed_ranges(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
@@ -329,40 +262,6 @@ async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | N
     assert env.endpoints.has_usable_node, "a pruned node is not at fault"
 
 
-async def test_history_pruned_during_read_is_logged_once() -> None:
-    env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.lowest_height = 995
-    block = env.node._block
-
-    def prune_and_return_block(height: int) -> httpx.Response:
-        if height == 995:
-            env.node.lowest_height = max(env.node.lowest_height, 997)
-        return block(height)
-
-    env.node._block = prune_and_return_block  # type: ignore[method-assign]
-    await env.sync_rounds()
-    with capture_logs() as logs:
-        await env.follow()
-    (missed_range,) = missed_ranges(logs)
-    assert missed_range[0] == 101
-    assert env.follower.height == 1000
-    assert env.store.unread_ranges == []
-
-
-async def test_history_is_read_down_to_oldest_block_of_node() -> None:
-    env = Environment(rpc=False, height=400, cursor=100)
-    env.node.lowest_height, env.node.reports_lowest_height = 321, False
-    env.add_reveal(321, 3)
-    await env.sync_rounds()
-    with capture_logs() as logs:
-        for _ in range(MAX_ATTEMPTS + 1):
-            with pytest.raises(ChainError):
-                await env.follow()
-    assert (env.follower.height, env.spent, env.follower.stalled_height) == (400, [3], 320)
-    assert missed_ranges(logs) == [], "an error without the lowest height does not mean that the block is pruned"
-    assert env.store.unread_ranges == [(101, 320)]
-
-
 async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
     env.node.lowest_height = 900
@@ -374,54 +273,33 @@ async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None
     del env.network.nodes["archive"]
     await env.sync_rounds()
     with capture_logs() as logs:
-        for _ in range(MAX_ATTEMPTS + 1):
-            await env.follow()
-        assert (env.follower.height, env.store.unread_ranges) == (1000, [(101, 1000)])
+        await env.follow()
+        assert (env.follower.height, env.unread) == (100, [])
         requests = len(env.node.requests)
         await env.follow()
         assert len(env.node.requests) <= requests + 2, "no block is requested while a second node is missing"
         env.network.nodes["archive"] = archive
         await env.follow()
     assert missed_ranges(logs) == []
-    assert env.store.unread_ranges == [(101, 899)], "only one node has the older blocks"
+    assert env.unread == [(101, 899)], "only one node has the older blocks"
 
 
 async def test_history_block_with_invalid_response_is_not_skipped() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
     env.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
     await env.sync_rounds()
-    for _ in range(MAX_ATTEMPTS + 3):
+    for _ in range(11):
+        await env.follow()
         env.clock.advance(60)
-        with pytest.raises(ChainError):
-            await env.follow()
-    assert env.store.unread_ranges == [(101, 101)]
+    assert env.unread == [(101, 101)]
     assert env.endpoints.has_usable_node, "due shares are still revealed through this node"
     assert (env.follower.height, env.follower.stalled_height) == (1000, 101)
+    env.clock.advance(300)
     env.node.faults.clear()
     env.clock.advance(60)
     await env.follow()
-    assert env.store.unread_ranges == []
+    assert env.unread == []
     assert env.follower.stalled_height is None
-
-
-async def test_follower_leaves_unreadable_block_to_history() -> None:
-    env = Environment(rpc=False, height=100, cursor=98)
-    env.add_reveal(99, 1)
-    env.add_reveal(100, 2)
-    path = f"/tx/{reveal(1).tx_hash().hex().upper()}"
-    env.node.faults[path] = lambda _: json_response(404, {"error": "tx not found"})
-    await env.endpoints.probe_all()
-    for _ in range(MAX_ATTEMPTS - 1):
-        assert not await env.follower.apply_next_blocks()
-        assert env.follower.height == 98
-    while await env.follower.apply_next_blocks():
-        pass
-    assert (env.spent, env.follower.height) == ([2], 100)
-    assert env.store.unread_ranges == [(99, 99)]
-    env.node.faults.clear()
-    await env.follow()
-    assert env.spent == [1, 2]
-    assert env.store.unread_ranges == []
 
 
 @both_transports
@@ -432,16 +310,15 @@ async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc
     env.add_reveal(29_900, 2)
     env.add_reveal(101, 3)
     await env.endpoints.probe_all()
-    while await env.follower.apply_next_blocks():
+    while await env.follower.read_new():
         pass
     assert (env.follower.height, env.follower.is_caught_up) == (30_000, True)
     assert env.spent == [1]
-    assert env.follower.history.unread_count == 29_890
+    assert env.follower.gap_count == 29_892
     for _ in range(12):
-        assert await env.follower.history.read_next_blocks()
+        assert await env.follower.read_gaps()
     assert env.spent == [1, 2]
-    assert env.store.unread_ranges == [(101, 29_990 - 12 * CONCURRENT_BLOCKS)]
-    assert env.store.late_ranges[0] == (29_983, 29_990)
+    assert env.unread == [(101, 29_992 - 12 * CONCURRENT_BLOCKS)]
     assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not put into backoff"
 
 
@@ -450,19 +327,19 @@ async def test_history_resumes_after_restart_with_second_gap() -> None:
     env.add_reveal(150, 1)
     env.add_reveal(450, 2)
     await env.endpoints.probe_all()
-    while await env.follower.apply_next_blocks():
+    while await env.follower.read_new():
         pass
-    await env.follower.history.read_next_blocks()
+    await env.follower.read_gaps()
     env.node.height = 600
     env.clock.advance(1000)
     env.restart()
     await env.endpoints.probe_all()
-    while await env.follower.apply_next_blocks():
+    while await env.follower.read_new():
         pass
-    assert env.store.unread_ranges == [(101, 382), (401, 590)]
+    assert env.unread == [(101, 384), (401, 592)]
     await env.follow()
     assert env.spent == [1, 2]
-    assert env.store.unread_ranges == []
+    assert env.unread == []
 
 
 @pytest.mark.rule("R8")
@@ -482,7 +359,7 @@ async def test_dispatch_wait_for_history_is_bounded() -> None:
             while not reported:
                 await anyio.sleep(0)
             assert env.follower.is_ready
-            assert env.follower.history.unread_count > 0
+            assert env.follower.gap_count > 0
             group.cancel_scope.cancel()
 
 
@@ -491,7 +368,7 @@ async def test_round_is_not_closed_before_its_history_is_read() -> None:
     env = Environment(rpc=False, height=400)
     env.clock.advance(VOTE_END + 1 - env.clock.now())
     await env.sync_rounds()
-    while await env.follower.apply_next_blocks():
+    while await env.follower.read_new():
         pass
     env.node.rounds = [recorded_round(3)]
     await env.rounds.sync()
@@ -509,14 +386,14 @@ async def test_history_is_read_by_one_host_and_visible_to_all() -> None:
     other = BlockFollower(env.store, env.endpoints, env.rounds, is_leader=lambda: False)
     await env.endpoints.probe_all()
     for listener in (env.follower, other):
-        while await listener.apply_next_blocks():
+        while await listener.read_new():
             pass
-    assert not await other.history.read_next_blocks()
-    assert other.history.unread_count == 290
+    assert not await other.read_gaps()
+    assert other.gap_count == 292
     await env.follow()
     assert not other.is_ready
-    assert not await other.history.read_next_blocks()
-    assert other.history.unread_count == 0
+    assert not await other.read_gaps()
+    assert other.gap_count == 0
     assert other.is_ready
 
 
@@ -589,18 +466,11 @@ async def test_find_counted_queries_only_due_messages_of_other_machine(rpc: bool
 
 
 @pytest.mark.rule("R12")
-async def test_sent_reveal_check_queries_spent_nullifiers_later() -> None:
-    env = Environment(rpc=True, height=999, cursor=990)
+async def test_sent_reveal_check_queries_spent_nullifiers() -> None:
+    env = Environment(rpc=True, height=1000, cursor=990)
     env.node.spent_nullifiers.add(reveal(1).nullifier)
     env.store.sent = [sent_reveal(1, "SPENT"), sent_reveal(2, "SPENT"), sent_reveal(3)]
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
-    await env.follow()
-    env.node.height = 1000
-    await env.follow()
-    assert env.spent == [], "all blocks were read: a node's statement is not needed and confirms nothing"
-    env.store.meta["chain.gap"] = "900"
-    env.restart()
-    env.node.height = 1010
     await env.follow()
     assert env.spent == [1]
     assert env.store.own_nullifiers == {}
@@ -617,7 +487,7 @@ async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
     await env.sync_rounds()
     with pytest.raises(ChainError, match="too few nodes responded"):
         await env.follow()
-    assert env.store.unread_ranges == [(101, 994)]
+    assert env.unread == [(101, 994)]
     env.node.faults.clear()
     env.clock.advance(5)
     await env.follow()
@@ -632,51 +502,33 @@ async def test_caught_up_requires_newest_block() -> None:
         on_block=lambda height: calls.append((height, env.follower.is_caught_up)),
     )
     await env.follow()
-    assert calls == [(height, height == 160) for height in range(101, 161)]
-    assert env.follower.is_caught_up
+    assert list(dict.fromkeys(calls)) == [(100, False), (160, True)], "the newest blocks are read first"
     env.node.height = 165
     await env.follow()
-    assert calls[-2:] == [(164, False), (165, True)]
+    assert calls[-1] == (165, True)
 
 
 async def test_follower_outage_is_not_reported_as_stall() -> None:
     env = Environment(rpc=True, cursor=90)
     await env.endpoints.probe_all()
     del env.network.nodes["node"]
-    for _ in range(MAX_ATTEMPTS + 3):
+    for _ in range(8 + 3):
         await env.endpoints.probe_all()
-        assert not await env.follower.apply_next_blocks()
+        assert not await env.follower.read_new()
     assert env.follower.stalled_height is None
-
-
-async def test_attempts_count_only_while_a_node_is_in_sync() -> None:
-    env = Environment(rpc=False, height=1000, cursor=100)
-
-    def refuse_connection(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("connection refused", request=request)
-
-    await env.endpoints.probe_all()
-    while env.follower.height != 998:
-        await env.follower.apply_next_blocks()
-    env.node.faults["/blocks/"] = refuse_connection
-    for _ in range(MAX_ATTEMPTS + 1):
-        env.endpoints.nodes[0].health.backoff_until = 0.0
-        with pytest.raises(ChainError):
-            await env.follower.apply_next_blocks()
-    assert (env.follower.height, env.endpoints.has_usable_node) == (998, False)
 
 
 async def test_follower_run_continues_after_errors() -> None:
     env = Environment(rpc=True, cursor=98)
-    apply = env.store.apply_block
+    apply = env.store.apply_blocks
     failures = [StoreError("no space"), RuntimeError("unexpected")]
 
-    async def failing(height: int, spent: Any, *, now: float) -> list[int]:
+    async def failing(heights: Any, spent: Any, *, now: float) -> list[int]:
         if failures:
             raise failures.pop(0)
-        return await apply(height, spent, now=now)
+        return await apply(heights, spent, now=now)
 
-    env.store.apply_block = failing  # type: ignore[method-assign]
+    env.store.apply_blocks = failing  # type: ignore[method-assign]
     await env.endpoints.probe_all()
     with anyio.fail_after(10), capture_logs() as logs:
         async with anyio.create_task_group() as group:
@@ -692,54 +544,14 @@ async def test_follower_run_continues_after_errors() -> None:
     ]
 
 
-async def test_repeated_failure_of_the_follower_is_logged_with_its_end() -> None:
-    env = Environment(rpc=True, cursor=98)
-    errors = [ChainResponseError("block 99: broken")] * 5
-    apply = env.store.apply_block
-
-    async def failing(height: int, spent: Any, *, now: float) -> list[int]:
-        if errors and (len(errors) < 5 or height == 100):
-            raise errors.pop()
-        return await apply(height, spent, now=now)
-
-    async def follow_until(height: int) -> None:
-        while env.follower.height != height:
-            await anyio.wait_all_tasks_blocked()
-            env.clock.advance(10)
-            await env.endpoints.probe_all()
-
-    env.store.apply_block = failing  # type: ignore[method-assign]
-    with anyio.fail_after(20), capture_logs() as logs:
-        async with anyio.create_task_group() as group:
-            group.start_soon(env.follower.run)
-            await follow_until(100)
-            group.cancel_scope.cancel()
-    events = [log["event"] for log in logs if log["event"].startswith("block_follow")]
-    assert events == ["block_follow_failed", "block_follow_recovered"]
-
-
-async def test_head_reached_is_set_at_first_head() -> None:
-    env = Environment(rpc=True, height=160, cursor=100)
-    calls: list[tuple[int, bool]] = []
-    env.restart(
-        on_block=lambda height: calls.append((height, env.follower.is_ready)),
-    )
-    await env.follow()
-    assert calls == [(height, height == 160) for height in range(101, 161)]
-    env.node.height = 165
-    await env.follow()
-    assert calls[-2:] == [(164, True), (165, True)]
-
-
 async def test_head_reached_uses_first_head_not_newest() -> None:
     env = Environment(rpc=True, height=120, cursor=100)
-    await env.endpoints.probe_all()
-    for _ in range(5):
-        assert await env.follower.apply_next_blocks()
-        env.node.height += 8  # As many as one step reads.
+    for _ in range(3):
         await env.endpoints.probe_all()
-    assert (env.follower.height, env.follower.is_caught_up) == (140, False)
-    assert env.follower.is_ready
+        assert await env.follower.read_new()
+        await env.follower.read_gaps()
+        env.node.height += 8
+    assert (env.follower.height, env.follower.is_ready) == (136, True)
 
 
 async def test_head_reached_is_reported_when_no_block_was_missed() -> None:
@@ -759,7 +571,7 @@ async def test_follower_false_head_of_one_node_does_not_move_cursor() -> None:
     env.restart()
     await env.sync_rounds()
     await env.follow()
-    assert await env.store.get_cursor() == 100
+    assert env.follower.height == 100
 
 
 async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
@@ -768,18 +580,18 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     await env.sync_rounds()
     with capture_logs() as logs:
-        for _ in range(CURSOR_RESET_HEADS - 1):
+        for _ in range(RESET_HEADS - 1):
             await env.follow()
             await env.follow()
-            assert await env.store.get_cursor() == 2**60
+            assert env.follower.height == 2**60
             env.node.height += 1
             env.clock.advance(5)
         await env.follow()
     events = [log["event"] for log in logs if log["event"].startswith("cursor")]
     assert events == ["cursor_above_chain", "cursor_moved_back"]
-    assert env.follower.height == env.node.height == await env.store.get_cursor()
+    assert env.follower.height == env.node.height == env.follower.height
     assert env.store.own_nullifiers == {}, "blocks of open rounds are read again"
-    assert env.store.unread_ranges == []
+    assert env.unread == []
 
 
 class NodePairEnvironment(Environment):
@@ -797,8 +609,7 @@ class NodePairEnvironment(Environment):
     async def follow_for(self, seconds: int) -> None:
         """Follow for this many seconds, ignoring errors."""
         for _ in range(seconds):
-            with contextlib.suppress(ChainError):
-                await self.follow()
+            await self.follow()
             self.clock.advance(1)
 
 
@@ -843,6 +654,16 @@ async def test_reveal_missing_on_two_of_three_nodes_is_not_confirmed(rpc: bool) 
     assert env.follower.disputed_height is None
 
 
+async def test_chain_time_needs_two_nodes() -> None:
+    env = NodePairEnvironment(rpc=False)
+    await env.follow()
+    del env.network.nodes["node"]
+    env.others[0].age = -60
+    env.clock.advance(5)
+    await env.follow()
+    assert env.follower.chain_time == pytest.approx(env.clock.now() - 5), "one node alone moves no time"
+
+
 @both_transports
 async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
@@ -855,7 +676,7 @@ async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) 
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow()
     assert env.store.own_nullifiers == {}
-    assert env.store.unread_ranges == []
+    assert env.unread == []
 
 
 @both_transports
@@ -888,21 +709,6 @@ async def test_block_waits_for_second_node_that_returns_errors() -> None:
     assert env.follower.disputed_height == 99
 
 
-async def test_reveals_found_by_search_are_compared_per_block() -> None:
-    env = NodePairEnvironment(rpc=True, height=5000, cursor=100)
-    env.add_reveal(300, 1)
-    env.add_reveal(400, 2)
-    env.others[0].add_transaction(400, reveal(2).to_tx(), reveal_result(2))
-    await env.sync_rounds()
-    await env.follow_for(3)
-    assert env.store.own_nullifiers != {}
-    assert env.follower.disputed_height == 300
-    env.others[0].add_transaction(300, reveal(1).to_tx(), reveal_result(1))
-    await env.follow_for(3)
-    assert env.store.own_nullifiers == {}
-    assert env.spent == [1, 2]
-
-
 def add_to_all(env: NodePairEnvironment, height: int, number: int) -> None:
     """Add a reveal to a block of all nodes."""
     env.add_reveal(height, number)
@@ -921,31 +727,14 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
     await env.store.begin_rescan(90)
     await env.follow_for(3)
     assert env.store.own_nullifiers != {}
-    assert env.store.rescan is not None
-    assert env.store.rescan.unread == ((95, 95),), "a disputed block stops no other"
+    assert env.unread == [(95, 95)], "a disputed block stops no other"
 
     env.add_reveal(95, 1)
     with capture_logs() as logs:
         await env.follow_for(5)
     assert env.store.own_nullifiers == {}
     assert env.follower.disputed_height is None
-    counts = {"read": 11, "pruned": 0, "added": 1, "confirmed": 1}
-    assert [log["counts"] for log in logs if log["event"] == "rescan_finished"] == [counts]
-
-
-async def test_rescan_does_not_use_the_index_of_a_node() -> None:
-    env = NodePairEnvironment(rpc=True, height=500, cursor=490)
-    add_to_all(env, 200, 1)
-    await env.sync_rounds()
-    for node in (env.node, *env.others):
-        node.faults["tx_search"] = lambda _: json_response(200, {"result": {"txs": [], "total_count": "0"}})
-    await env.follow()
-    await env.store.begin_rescan(100)
-    await env.follow()
-    assert env.store.own_nullifiers == {}
-    assert env.store.rescan is not None
-    assert env.store.rescan.counts == {"read": 401, "pruned": 0, "added": 1, "confirmed": 1}
-    assert not any("tx_search" in path for path in env.node.requests)
+    assert [log["height"] for log in logs if log["event"] == "rescan_finished"] == [100]
 
 
 @both_transports
@@ -958,10 +747,8 @@ async def test_rescan_of_pruned_blocks_reports_them_and_reads_the_others(rpc: bo
     await env.store.begin_rescan(20)
     await env.follow_for(3)
     assert env.store.own_nullifiers == {}
-    assert env.store.rescan is not None
-    assert env.store.rescan.pruned == ((20, 39),)
-    assert env.store.rescan.unread == ((40, 49),), "only one node has them"
-    assert env.store.rescan.counts == {"read": 51, "pruned": 20, "added": 1, "confirmed": 1}
+    assert env.rescan == Rescan(20, 100, pruned=((20, 39),))
+    assert env.unread == [(40, 49)], "only one node has them"
     assert env.follower.stalled_height is None
 
 
@@ -979,24 +766,10 @@ async def test_rescan_waits_for_a_second_copy_of_an_empty_block(response: httpx.
     env.others[0].faults["/blocks/100"] = lambda _: response
     await env.store.begin_rescan(100)
     await env.follow_for(WAIT_SECONDS)
-    assert env.store.rescan is not None
-    assert env.store.rescan.left == 1
+    assert env.left == 1
     env.others[0].faults.clear()
     await env.follow_for(10)
-    assert env.store.rescan.left == 0
-
-
-async def test_unread_history_around_a_rescan_is_searched() -> None:
-    env = NodePairEnvironment(rpc=True, height=5000, cursor=100)
-    add_to_all(env, 300, 1)
-    await env.sync_rounds()
-    await env.endpoints.probe_all()
-    assert await env.follower.apply_next_blocks()
-    env.store.rescan = start_rescan(None, 4000, 4003)
-    await env.follow()
-    assert env.store.own_nullifiers == {}
-    assert env.store.rescan.counts == {"read": 4, "pruned": 0, "added": 0, "confirmed": 0}
-    assert (env.store.unread_ranges, len(env.store.late_ranges)) == ([], 4)
+    assert env.left == 0
 
 
 @both_transports
@@ -1014,5 +787,20 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     env.store.sent = [sent_reveal(1)]
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
     env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
-    await env.follower._sent_reveal_check.record_missed(994)
+    await env.follower._sent_reveal_check.record_missed()
     assert env.store.own_nullifiers == {}
+
+
+@both_transports
+async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirmed(rpc: bool) -> None:
+    env = NodePairEnvironment(rpc=rpc, height=1000, cursor=1000)
+    await env.sync_rounds()
+    await env.endpoints.probe_all()
+    env.store.sent = [replace(sent_reveal(1), first_sent_height=990, last_outcome="SPENT")]
+    check = env.follower._sent_reveal_check.check_spent
+    assert await check(1000) == []
+    for node, height, confirmed in ((env.node, 1010, []), (env.others[0], 1020, [11])):
+        node.spent_nullifiers.add(reveal(1).nullifier)
+        node.add_transaction(500, reveal(1).to_tx(), reveal_result(1))
+        assert await check(height - 1) == []
+        assert await check(height) == confirmed

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.block_follower import BlockFollower
+from helper.chain.follower import BlockFollower
 from helper.chain.round_registry import RoundRegistry
+from helper.store.ledger import Ledger
 from tests.recorded.test_models import message_from_request
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, MemoryStore, read_recorded
@@ -54,7 +55,7 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     node = create_recorded_chain(clock, recorded_reveals)
     endpoints = FakeNetwork(node=node).create_node_pool(clock, rpc=rpc)
     store = MemoryStore()
-    store.heights.append(100)
+    store.ledger = Ledger(1, 100)
     own_nullifiers = sorted(nullifiers_of_reveals(recorded_reveals))[:3]
     store.own_nullifiers = {spent: number for number, spent in enumerate(own_nullifiers, start=1)}
     confirmed: list[int] = []
@@ -62,36 +63,16 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     rounds = RoundRegistry(store, endpoints)
     listener = BlockFollower(store, endpoints, rounds, on_block=blocks.append, on_confirmed=confirmed.extend)
     await endpoints.probe_all()
-    while await listener.apply_next_blocks():
+    while await listener.read_new() or await listener.read_gaps():
         pass
     assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
     assert len(store.spent) == 16
-    assert store.heights == list(range(100, 121))
-    assert blocks == list(range(101, 121))
+    assert store.ledger == Ledger(1, 120)
+    assert blocks[-1] == 120
     assert sorted(confirmed) == [1, 2, 3]
     assert listener.height == 120
     lookups = [path for path in node.requests if "/tx/" in path]
     assert len(lookups) == (0 if rpc else 16), "either every reveal of a block is looked up or none"
-
-
-async def test_follower_with_search_finds_all_reveals(recorded_reveals: list[dict[str, Any]]) -> None:
-    clock = FakeClock()
-    node = create_recorded_chain(clock, recorded_reveals, height=5000)
-    endpoints = FakeNetwork(node=node).create_node_pool(clock, rpc=True)
-    store = MemoryStore()
-    rounds = RoundRegistry(store, endpoints)
-    listener = BlockFollower(store, endpoints, rounds)
-    await endpoints.probe_all()
-    assert not await listener.apply_next_blocks(), "the open rounds are not known yet"
-    await rounds.sync()
-    while await listener.apply_next_blocks():
-        pass
-    while await listener.history.read_next_blocks():
-        pass
-    assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
-    assert listener.height == 5000
-    assert min(store.heights) == 4991, "the last blocks are read one by one"
-    assert sum("tx_search" in path for path in node.requests) == 3
 
 
 async def test_follower_from_round_start_finds_all_reveals(recorded_reveals: list[dict[str, Any]]) -> None:
@@ -103,11 +84,10 @@ async def test_follower_from_round_start_finds_all_reveals(recorded_reveals: lis
     listener = BlockFollower(store, endpoints, rounds)
     await endpoints.probe_all()
     await rounds.sync()
-    while await listener.apply_next_blocks():
+    while await listener.read_new():
         pass
-    assert store.heights == list(range(111, 121))
-    assert store.unread_ranges == [(55, 110)]
-    while await listener.history.read_next_blocks():
+    assert store.ledger == Ledger(55, 120, ((55, 112),))
+    while await listener.read_gaps():
         pass
     assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
-    assert store.unread_ranges == []
+    assert store.ledger == Ledger(55, 120)

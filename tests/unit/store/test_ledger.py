@@ -5,19 +5,24 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helper.chain.ledger import (
+from helper.store.ledger import (
     Ledger,
+    Rescan,
     add,
-    count_unread,
+    begin_rescan,
+    count_heights,
+    find_unread,
     format_ledger,
+    give_up,
     is_read,
     next_heights,
     parse_ledger,
     start_ledger,
     take_out,
+    truncate,
 )
 
 HEIGHTS = st.integers(0, 12)
@@ -41,7 +46,7 @@ def test_ledger_is_a_set_of_heights_in_canonical_form(start: int, changes: list[
             read -= set(range(low, high + 1))
         assert read_heights(ledger, 14) == read
         assert parse_ledger(format_ledger(ledger)) == ledger
-        assert count_unread(ledger, 14) == 15 - first - len(read)
+        assert count_heights(find_unread(ledger, first, 14)) == 15 - first - len(read)
         # One set has one form: it equals the ledger that reads these heights in order.
         canonical = start_ledger(first)
         for height in sorted(read):
@@ -69,23 +74,24 @@ def test_every_order_of_five_heights_ends_in_the_same_ledger() -> None:
 )
 def test_next_heights(head: int, deferred: dict[int, float], heights: tuple[int, ...]) -> None:
     ledger = Ledger(1, 10, ((3, 3), (7, 8)))
-    assert next_heights(ledger, head, deferred, now=4.0, limit=3) == heights
+    assert next_heights(ledger, (0, head), deferred, now=4.0, limit=3) == heights
 
 
 def test_heights_above_a_false_head_stay_unread() -> None:
     ledger = take_out(start_ledger(1), 1, 5)
-    assert next_heights(ledger, 90, {}, now=0.0, limit=2) == (90, 89)
-    assert next_heights(ledger, 7, {}, now=0.0, limit=9) == (7, 6)
+    assert next_heights(ledger, (0, 90), {}, now=0.0, limit=2) == (90, 89)
+    assert next_heights(ledger, (0, 7), {}, now=0.0, limit=9) == (7, 6)
 
 
 def test_round_that_began_before_the_ledger_is_not_read() -> None:
     ledger = take_out(start_ledger(50), 50, 60)
     assert not is_read(ledger, 40, 60)
     ledger = add(ledger, 40, 49)
-    assert next_heights(ledger, 60, {}, now=0.0, limit=99) == tuple(range(49, 39, -1))
+    assert next_heights(ledger, (0, 60), {}, now=0.0, limit=99) == tuple(range(49, 39, -1))
     assert is_read(take_out(ledger, 40, 49), 40, 60)
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 40)), st.integers(1, 8), st.data())
 def test_every_height_is_read_although_some_attempts_fail(read: set[int], limit: int, data: st.DataObject) -> None:
     ledger = start_ledger(1)
@@ -93,7 +99,7 @@ def test_every_height_is_read_although_some_attempts_fail(read: set[int], limit:
         ledger = take_out(ledger, height, height)
     deferred: dict[int, float] = {}
     for step in range(400):
-        for height in next_heights(ledger, 40, deferred, float(step), limit):
+        for height in next_heights(ledger, (0, 40), deferred, float(step), limit):
             if step < 40 and data.draw(st.booleans()):
                 deferred[height] = step + data.draw(st.integers(1, 5))
             else:
@@ -101,3 +107,23 @@ def test_every_height_is_read_although_some_attempts_fail(read: set[int], limit:
         if is_read(ledger, 1, 40):
             return
     pytest.fail(f"unread: {ledger}")
+
+
+def test_rescan_reports_what_is_left_and_pruned() -> None:
+    ledger = begin_rescan(Ledger(1, 100, ((20, 29),)), 11)
+    assert ledger == Ledger(1, 10, (), Rescan(11, 100))
+    ledger = give_up(take_out(ledger, 51, 100), 15)
+    assert ledger == Ledger(1, 100, ((16, 50),), Rescan(11, 100, pruned=((11, 15),)))
+    assert parse_ledger(format_ledger(ledger)) == ledger
+    assert begin_rescan(ledger, 101).rescan == Rescan(101, 100), "nothing to read"
+    assert begin_rescan(ledger, 101).unread == ledger.unread
+
+
+@given(HEIGHTS, HEIGHTS, st.sets(HEIGHTS))
+def test_truncated_ledger_has_read_no_height_above(first: int, last: int, read: set[int]) -> None:
+    ledger = start_ledger(first)
+    for height in read:
+        ledger = take_out(ledger, height, height)
+    truncated = truncate(ledger, last)
+    assert read_heights(truncated, 20) == {height for height in read_heights(ledger, 20) if height <= last}
+    assert truncated.top <= max(last, ledger.first - 1, last)

@@ -1,0 +1,412 @@
+"""Follows the chain: reads the ledger's unread blocks and stores the counted nullifiers.
+
+Only blocks confirm a share. Two loops read them, so that old blocks never delay current confirmations: one the blocks
+above the greatest height read, one the gaps below it, newest first. A gap after downtime, a rescan and a block that
+could not be read are alike. A block on which too few nodes agree is deferred; the others are read meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from helper.chain.agreement import Pruned
+from helper.chain.block_reader import BlockReader, BlockReading
+from helper.chain.limited_gather import gather_limited
+from helper.chain.models import BlockHead, RoundStatus
+from helper.chain.node_pool import NodePool
+from helper.chain.round_registry import RoundRegistry
+from helper.chain.rpc_client import CountedNullifier
+from helper.chain.sent_reveal_check import SentRevealCheck
+from helper.core.log_limits import LoggedProblem
+from helper.errors import HelperError
+from helper.store.ledger import BlockRange, Ledger, add_range, count_heights, find_unread, is_read, next_heights
+from helper.store.models import SentReveal, SpentNullifier
+from helper.store.store import Store
+
+MAX_START_WAIT_SECONDS: Final = 3.0
+"""Maximum seconds that dispatch waits at startup for the blocks since the last shutdown.
+
+Shares that were confirmed in the meantime are then not proven again. A due share does not wait longer: a second reveal
+is harmless, a missed one is not.
+"""
+CONCURRENT_BLOCKS: Final = 8
+"""Number of blocks that each loop reads concurrently."""
+STALLED_SECONDS: Final = 30.0
+"""Seconds after which a block that cannot be read is reported."""
+RESET_BLOCKS: Final = 100
+"""The chain was reset if the agreed height stays this far below the greatest height read."""
+RESET_HEADS: Final = 10
+"""Consecutive heads that must be that low."""
+MAX_DEFERRED: Final = 1024
+"""Blocks that are retried. With more, no older block is read until some of them are."""
+MIN_RETRY_SECONDS: Final = 1.0
+MAX_RETRY_SECONDS: Final = 300.0
+_MAX_PAUSE_SECONDS: Final = 1.0
+_MAX_ERROR_PAUSE_SECONDS: Final = 10.0
+
+log = structlog.get_logger("helper.chain")
+
+
+@dataclass(slots=True)
+class _Deferral:
+    """A block that could not be read. Times are monotonic.
+
+    Attributes:
+        since: time of the first attempt.
+        retry_at: time of the next attempt.
+        is_disputed: whether nodes reported different reveals at the last attempt.
+        reason: why it could not be read.
+    """
+
+    since: float
+    retry_at: float
+    is_disputed: bool = False
+    reason: str = ""
+
+
+class BlockFollower:
+    """Applies agreed blocks to the store.
+
+    Args:
+        store: stores ledger and nullifiers.
+        rounds: the round registry, which receives the chain's time.
+        is_leader: whether this host reads the gaps; with a shared database, only one host does.
+        on_block: called with the greatest height read when it changes, and when `is_ready` becomes true.
+        on_confirmed: called with the row ids of confirmed shares, never with an empty list.
+
+    Attributes:
+        height: the greatest height read, None before the first start.
+        chain_time: time (Unix seconds) of the newest block read whose time is known, None before the first.
+        gap_count: number of unread blocks below `height`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        node_pool: NodePool,
+        rounds: RoundRegistry,
+        *,
+        is_leader: Callable[[], bool] = lambda: True,
+        on_block: Callable[[int], None] = lambda _height: None,
+        on_confirmed: Callable[[list[int]], None] = lambda _ids: None,
+    ) -> None:
+        self._store = store
+        self._node_pool = node_pool
+        self._rounds = rounds
+        self._reader = BlockReader(node_pool, store.list_unspent)
+        self._sent_reveal_check = SentRevealCheck(store, node_pool)
+        self._clock = node_pool.clock
+        self._is_leader = is_leader
+        self._on_block = on_block
+        self._on_confirmed = on_confirmed
+        self._ledger: Ledger | None = None
+        self._deferred: dict[int, _Deferral] = {}
+        self._dispute, self._stall = LoggedProblem(), LoggedProblem()
+        self._first_head_height: int | None = None
+        self._wait_until = math.inf  # monotonic time at which dispatch stops waiting; set with the first head
+        self._has_first_head = asyncio.Event()
+        self._new_head, self._new_gap = asyncio.Event(), asyncio.Event()
+        self._was_ready = False
+        self._reported_height: int | None = None
+        self._in_sync_count = 0
+        self._low_heads: set[int] = set()  # consecutive heads far below the ledger
+        self.chain_time: float | None = None
+        node_pool.subscribe_to_probes(self._on_probe)
+
+    async def find_counted(self, reveals: Sequence[SentReveal]) -> list[SpentNullifier]:
+        """Return the nullifiers of those messages of another machine that nodes report as counted.
+
+        Only due messages are queried, whatever the other machine has done: a request contains the nullifier.
+        """
+        now_ms = self._clock.now() * 1000
+        return await self._sent_reveal_check.find_counted([reveal for reveal in reveals if reveal.due_ms <= now_ms])
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def height(self) -> int | None:
+        """The greatest height read, None before the first start."""
+        return None if self._ledger is None else self._ledger.top
+
+    @property
+    def gap_count(self) -> int:
+        """Number of unread blocks below `height`."""
+        return 0 if self._ledger is None else count_heights(self._ledger.unread)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether the newest agreed block was read."""
+        head = self._node_pool.head
+        return head is not None and self.height is not None and self.height >= head.height
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether shares may be proven.
+
+        True once all blocks up to the first head are read, or `MAX_START_WAIT_SECONDS` have passed. The first head is
+        used because a slow machine could stay behind the newest one for a long time.
+        """
+        if self._was_ready:
+            return True
+        ledger, first_head = self._ledger, self._first_head_height
+        is_complete = ledger is not None and first_head is not None and not find_unread(ledger, 0, first_head)
+        return is_complete or self._clock.monotonic() >= self._wait_until
+
+    @property
+    def stalled_height(self) -> int | None:
+        """The lowest height that could not be read for long without a dispute, None if there is none."""
+        limit = self._clock.monotonic() - STALLED_SECONDS
+        stalled = [height for height, block in self._deferred.items() if block.since <= limit and not block.is_disputed]
+        return min(stalled, default=None)
+
+    @property
+    def disputed_height(self) -> int | None:
+        """The lowest height at which nodes report different reveals, None if there is none."""
+        return min((height for height, block in self._deferred.items() if block.is_disputed), default=None)
+
+    def wake(self) -> None:
+        """Read the ledger again: an operator or another host has changed it."""
+        self._new_head.set()
+        self._new_gap.set()
+
+    def _on_probe(self, head: BlockHead | None) -> None:
+        count = self._node_pool.in_sync_count
+        if count > self._in_sync_count:  # a node that has returned may have what the others lack
+            self._retry(self._deferred)
+        self._in_sync_count = count
+        if head is not None and (self._ledger is None or head.height != self._ledger.top or not self._was_ready):
+            self._new_head.set()
+        if self.gap_count:
+            self._new_gap.set()
+
+    # ------------------------------------------------------------------ loops
+
+    async def run(self) -> None:
+        """Follow the chain until cancelled. On a new database it starts after the first sync of the rounds."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._report_wait_end())
+            group.create_task(self._repeat(self.read_gaps, self._new_gap, shares_time=True))
+            await self._repeat(self.read_new, self._new_head)
+
+    async def _report_wait_end(self) -> None:
+        """Report readiness when the wait ends."""
+        await self._has_first_head.wait()
+        await self._clock.sleep(self._wait_until - self._clock.monotonic())
+        self._note_change()
+
+    async def _repeat(
+        self, read: Callable[[], Awaitable[bool]], wake: asyncio.Event, *, shares_time: bool = False
+    ) -> None:
+        """Call `read` until it has nothing to read, and again at each wake.
+
+        If it shares its time and dispatch does not wait for it, it pauses after each batch for as long as that took.
+        """
+        pause, problem = 1.0, LoggedProblem()
+        while True:
+            wake.clear()
+            started_at = self._clock.monotonic()
+            try:
+                has_read = await read()
+            except Exception as error:  # The next attempt may succeed, and nothing else confirms shares.
+                reason = str(error) if isinstance(error, HelperError) else repr(error)
+                if problem.note(reason):
+                    log.warning("block_follow_failed", reason=reason, height=self.height)
+                await self._clock.sleep(pause)
+                pause = min(_MAX_ERROR_PAUSE_SECONDS, pause * 2)
+                continue
+            if problem.clear():
+                log.info("block_follow_recovered", height=self.height)
+            pause = 1.0
+            if not has_read:
+                await wake.wait()  # each probe sets it while a block is unread
+            elif shares_time and self.is_ready:
+                await self._clock.sleep(min(_MAX_PAUSE_SECONDS, self._clock.monotonic() - started_at))
+
+    async def read_new(self) -> bool:
+        """Read the newest blocks above the greatest height read. Returns whether a block was read."""
+        head = self._node_pool.head
+        if head is None:
+            return False
+        if self._first_head_height is None:
+            self._wait_until = self._clock.monotonic() + MAX_START_WAIT_SECONDS
+            self._has_first_head.set()
+        self._first_head_height = min(head.height, self._first_head_height or head.height)
+        ledger = await self._load_ledger()
+        if not self._has_agreed_head:
+            return False
+        if ledger is None:
+            return await self._begin(head)
+        if await self._move_back_after_reset(ledger, head):
+            return True
+        return await self._read(ledger, ledger.top + 1, head.height)
+
+    async def read_gaps(self) -> bool:
+        """Read the newest unread blocks below the greatest height read. Returns whether a block was read."""
+        ledger = await self._load_ledger()
+        if ledger is None or not self._is_leader() or not self._has_agreed_head:
+            return False
+        return await self._read(ledger, 0 if len(self._deferred) < MAX_DEFERRED else min(self._deferred), ledger.top)
+
+    @property
+    def _has_agreed_head(self) -> bool:
+        """Whether enough nodes are in sync to agree on anything."""
+        return self._node_pool.in_sync_count >= self._node_pool.needed and self._node_pool.has_usable_node
+
+    async def _load_ledger(self) -> Ledger | None:
+        """Load the ledger. Another host or an operator may have changed it."""
+        before, self._ledger = self._ledger, await self._store.get_ledger()
+        if self._ledger is not None and self._ledger != before:
+            for height in [height for height in self._deferred if is_read(self._ledger, height, height)]:
+                del self._deferred[height]
+        self._note_change()
+        return self._ledger
+
+    async def _begin(self, head: BlockHead) -> bool:
+        """Start the ledger of a new database at the oldest round that may have reveals."""
+        if not self._rounds.is_synced:
+            return False
+        await self._store.begin_ledger(min(self._oldest_round_height(head.height + 1), head.height + 1))
+        return True
+
+    def _oldest_round_height(self, default: int) -> int:
+        begun = [known for known in self._rounds.open_rounds() if known.status is not RoundStatus.PENDING]
+        return min((known.created_at_height for known in begun), default=default)
+
+    async def _move_back_after_reset(self, ledger: Ledger, head: BlockHead) -> bool:
+        """Forget blocks far above the agreed height if it stays low. Returns whether the ledger has changed.
+
+        Which blocks of the open rounds were read on the chain of before is not known, so all are read again.
+        """
+        if ledger.top - head.height <= RESET_BLOCKS:
+            self._low_heads.clear()
+            return False
+        if not self._low_heads:
+            reason = f"the newest block of the nodes is {head.height}"
+            log.error("cursor_above_chain", height=ledger.top, reason=reason)
+        self._low_heads.add(head.height)
+        if len(self._low_heads) < RESET_HEADS or not self._rounds.is_synced:
+            return False
+        await self._store.move_back(head.height, first=self._oldest_round_height(head.height + 1))
+        log.warning("cursor_moved_back", height=head.height, reason=f"was {ledger.top}")
+        self._low_heads.clear()
+        return True
+
+    # ------------------------------------------------------------------ blocks
+
+    async def _read(self, ledger: Ledger, first: int, last: int) -> bool:
+        """Read some unread blocks between these heights, newest first. Returns whether a block was read."""
+        is_new = first > ledger.top
+        retries = {height: block.retry_at for height, block in self._deferred.items()}
+        heights = next_heights(ledger, (first, last), retries, self._clock.monotonic(), CONCURRENT_BLOCKS)
+
+        async def read_one(height: int) -> BlockReading:
+            return await self._reader.read(height, starts_backoff=is_new, asks_both=height in self._deferred)
+
+        readings = dict(zip(heights, await gather_limited(heights, read_one, CONCURRENT_BLOCKS), strict=True))
+        agreed, spent, pruned = list[BlockRange](), set[CountedNullifier](), 0
+        for height, reading in readings.items():
+            if isinstance(reading.reveals, Pruned):
+                pruned = max(pruned, height)
+            elif reading.reveals is None:
+                self._defer(height, reading)
+            else:
+                agreed = add_range(agreed, height, height)
+                spent |= reading.reveals
+        if agreed:
+            # In an order that says nothing about where a nullifier was found.
+            self._report_confirmed(await self._store.apply_blocks(agreed, sorted(spent), now=self._clock.now()))
+        if pruned:
+            await self._give_up(pruned)
+        if agreed or pruned:
+            await self._note_read(ledger, [height for height in heights if readings[height].reveals is not None])
+        if agreed and is_new:
+            self._note_change(readings[agreed[-1][1]].time)
+            self._report_confirmed(await self._sent_reveal_check.check_spent(agreed[-1][1]))
+        self._report_problems(readings)
+        return bool(agreed or pruned)
+
+    async def _note_read(self, before: Ledger, heights: Sequence[int]) -> None:
+        """Reload the ledger after blocks were read or given up."""
+        retried = [height for height in heights if self._deferred.pop(height, None) is not None]
+        if retried:  # a node has probably recovered, so the nearest deferred blocks are tried too, and so on
+            self._retry(sorted(self._deferred, key=lambda height: abs(height - retried[0]))[:CONCURRENT_BLOCKS])
+        ledger = await self._load_ledger()
+        rescan = None if ledger is None else ledger.rescan
+        if ledger is not None and rescan is not None:
+            was_left, is_left = (find_unread(each, rescan.first, rescan.last) for each in (before, ledger))
+            if was_left and not is_left:
+                log.info("rescan_finished", height=rescan.last, added=rescan.added, confirmed=rescan.confirmed)
+        if self.gap_count:
+            self._new_gap.set()
+
+    def _defer(self, height: int, reading: BlockReading) -> None:
+        now = self._clock.monotonic()
+        block = self._deferred.setdefault(height, _Deferral(now, now))
+        block.retry_at = now + min(max(MIN_RETRY_SECONDS, (now - block.since) / 4), MAX_RETRY_SECONDS)
+        block.is_disputed, block.reason = reading.is_disputed, reading.reason
+
+    def _retry(self, heights: Iterable[int]) -> None:
+        for height in heights:
+            self._deferred[height].retry_at = -math.inf
+
+    async def _give_up(self, height: int) -> None:
+        """Record the unread blocks up to `height` as read, as nodes prune their oldest blocks first."""
+        ledger = await self._store.get_ledger()
+        unread = () if ledger is None else find_unread(ledger, 0, height)
+        if not unread:
+            return
+        log.error(
+            "blocks_missed",
+            height=unread[0][0],
+            count=count_heights(unread),
+            reason="every node has pruned these blocks; reveals by other helpers in them remain unknown;"
+            " reveals sent by this helper are checked by nullifier",
+            advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
+        )
+        self._report_confirmed(await self._sent_reveal_check.record_missed())
+        await self._store.give_up_blocks(height)
+
+    def _report_confirmed(self, confirmed: Sequence[int]) -> None:
+        if confirmed:
+            self._on_confirmed(list(confirmed))
+
+    def _report_problems(self, readings: Mapping[int, BlockReading]) -> None:
+        """Log that blocks are disputed or missing, once, and that none is any more."""
+        disputed = [height for height, reading in readings.items() if reading.is_disputed]
+        if disputed and self._dispute.note():
+            log.error(
+                "block_disputed",
+                height=min(disputed),
+                reason=f"{readings[min(disputed)].reason} in this block; none of its shares is confirmed",
+                advice="Find out which node is wrong and replace it in [chain] endpoints.",
+            )
+        elif self.disputed_height is None and self._dispute.clear():
+            log.info("block_dispute_resolved", height=self.height)
+        stalled = self.stalled_height
+        if stalled is not None and self._stall.note():
+            log.error("block_missing", height=stalled, reason=self._deferred[stalled].reason)
+        elif stalled is None and self._stall.clear():
+            log.info("history_resumed", height=self.height)
+
+    def _note_change(self, time: float | None = None) -> None:
+        """Update the chain's time and readiness after the ledger or the head may have changed.
+
+        The time is that of the agreed head, or of the newest block read below it: a closed round ended before it.
+        """
+        ledger, head = self._ledger, self._node_pool.head
+        if ledger is not None and head is not None and self._has_agreed_head:
+            newest = head.time if ledger.top >= head.height else time
+            if newest is not None:
+                self.chain_time = min(newest, head.time)
+            if self.chain_time is not None:
+                self._rounds.record_block(self.chain_time, complete_from=ledger.complete_from)
+        is_ready, self._was_ready = self._was_ready, self.is_ready
+        if ledger is not None and (ledger.top != self._reported_height or self._was_ready != is_ready):
+            self._reported_height = ledger.top
+            self._on_block(ledger.top)

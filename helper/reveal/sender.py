@@ -1,0 +1,545 @@
+"""Sends prepared messages, and records each outcome, until the block follower has confirmed the share.
+
+`helper.reveal.send_policy` decides; this module reads what it needs and carries the step out. A node may take a minute
+to respond. A send without a response for a few seconds has an unknown outcome: the share is sent again at the next
+height of the chain, through another node, while the call continues. See decision 30.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.counted_reveals import shows_spent
+from helper.chain.limited_gather import gather_limited
+from helper.chain.models import TxResult
+from helper.chain.node_http import RequestProgress
+from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal, classify_response
+from helper.circuits.registry import get_generation
+from helper.clock import Clock
+from helper.core.log_limits import RecentKeys
+from helper.errors import ChainError, ProverError
+from helper.lease import Lease
+from helper.lease.local import LocalLease
+from helper.observability.error_log import log_error
+from helper.observability.stats import Stats
+from helper.reveal import send_policy
+from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS, CircuitChoice
+from helper.reveal.prover_pool import ProverPool
+from helper.reveal.revealer import AttemptBudget
+from helper.reveal.send_policy import NO_HEIGHT, NodeFacts, ProcessFacts, ProveAnew, Send, SendState, SendStates, Wait
+from helper.store.models import SentReveal
+from helper.store.store import Store
+from proofs import CircuitError
+
+log = structlog.get_logger("helper.reveal")
+
+MAX_FOLLOW_UPS = 64
+"""Maximum number of unconfirmed reveals handled after each block; the longest overdue come first.
+
+Larger than the number of shares that can be proven per block interval. Limits the load if the chain includes no
+reveals.
+"""
+CONCURRENT_RESENDS = 16
+"""Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
+NEVER_SENT_HEIGHT = 0
+"""Height for which `list_follow_ups` returns only messages that were never sent."""
+STATES_KEPT = 100_000
+"""Maximum number of shares whose send state is held in memory."""
+VERDICT_LOG_SECONDS = 60.0
+"""A verdict from a node is logged again if it did not occur for this many seconds."""
+
+
+class Sender:
+    """Sends prepared messages to the chain, at most once per share and block height.
+
+    Args:
+        lease: the right to send. Checked before each send is recorded, and again before the first byte is sent.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        trees: CommitmentTreeSync,
+        node_pool: NodePool,
+        verifier: ProverPool,
+        circuits: CircuitChoice,
+        attempts: AttemptBudget,
+        clock: Clock,
+        stats: Stats,
+        lease: Lease | None = None,
+    ) -> None:
+        self._store = store
+        self._lease: Lease = LocalLease() if lease is None else lease
+        self._trees = trees
+        self._node_pool = node_pool
+        self._verifier = verifier
+        self._circuits = circuits
+        self._attempts = attempts
+        self._clock = clock
+        self._stats = stats
+        self._states = SendStates(STATES_KEPT)
+        self._trial_lock = asyncio.Lock()  # held by the trial reveal of a circuit
+        self._sending_since = clock.monotonic()
+        self._next_ahead_check = -math.inf
+        self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
+        self._subscribers: list[Callable[[], None]] = []
+        self._late_tasks: set[asyncio.Task[None]] = set()  # each waits for the response of an unanswered call
+
+    @property
+    def seconds_to_probe(self) -> float | None:
+        """Seconds after which reveals are tried again although no block was produced, None if no node is held."""
+        now = self._clock.monotonic()
+        return send_policy.PROBE_SECONDS if any(n.penalty.is_held(now) for n in self._node_pool.nodes) else None
+
+    async def stop(self) -> None:
+        """Cancel the calls that continue without a response."""
+        for task in self._late_tasks:
+            task.cancel()
+        await asyncio.gather(*self._late_tasks, return_exceptions=True)
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Register a callback for each event after which shares may have to be proven or sent again now.
+
+        These are a requeued share, a send without a response, and a node that accepts reveals again.
+        """
+        self._subscribers.append(callback)
+
+    def start_term(self) -> None:
+        """Start sending on this host, after the lease was acquired.
+
+        As after a restart, messages that may have been sent wait for a block.
+        """
+        self._sending_since = self._clock.monotonic()
+        self._states.start_term()
+
+    def forget_confirmed(self, share_id: int) -> None:
+        """Drop the state of a confirmed share, including one revealed by another helper."""
+        first_sent_at = self._states.forget(share_id)
+        if first_sent_at is not None:
+            self._stats.confirmation.add_sample(self._clock.monotonic() - first_sent_at)
+
+    # ---------------------------------------------------------------- selection
+
+    async def send(self, share_id: int) -> None:
+        """Send the prepared message of a share, unless it was confirmed in the meantime."""
+        await self._run_exclusively(share_id, self._follow_up)
+
+    async def reconcile(self) -> None:
+        """Follow up unconfirmed reveals that need a decision now: at most `MAX_FOLLOW_UPS` of each kind.
+
+        An error with one share is logged and does not affect the others.
+
+        Raises:
+            StoreError: the shares cannot be read.
+        """
+        head = self._node_pool.head
+        if not self._lease.is_held or head is None:
+            return
+        await self._follow_up_all(await self._store.list_follow_ups(height=head.height, limit=self._limit))
+        if self._clock.monotonic() >= self._next_ahead_check:
+            # A node that was alone in sync may have reported a false height, or a node reports a low one now.
+            self._next_ahead_check = self._clock.monotonic() + RESEND_SECONDS
+            await self._follow_up_all(await self._store.list_sent_ahead(height=head.height, limit=self._limit))
+
+    async def send_new(self) -> None:
+        """Send messages that other hosts have prepared and that were never sent.
+
+        An error with one share is logged and does not affect the others.
+
+        Raises:
+            StoreError: the shares cannot be read.
+        """
+        previous_ids: set[int] = set()
+        while self._lease.is_held:
+            share_ids = await self._store.list_follow_ups(height=NEVER_SENT_HEIGHT, limit=self._limit)
+            if previous_ids.issuperset(share_ids):
+                return  # the remaining ones cannot be sent now
+            previous_ids = set(share_ids)
+            await self._follow_up_all(share_ids)
+
+    @property
+    def _limit(self) -> int:
+        """How many shares to list, so that those that wait for a time do not displace all others."""
+        return MAX_FOLLOW_UPS + self._states.waiting
+
+    async def _follow_up_all(self, share_ids: Sequence[int]) -> None:
+        """Follow up reveals concurrently, at most `CONCURRENT_RESENDS` at a time."""
+
+        async def follow_up(share_id: int) -> None:
+            try:
+                await self._run_exclusively(share_id, self._follow_up)
+            except Exception as error:
+                log_error(log, "follow_up_failed", error)
+
+        head = self._node_pool.head
+        height = 0 if head is None else head.height
+        now = self._clock.monotonic()
+        selected = self._states.select(share_ids, now=now, height=height, limit=MAX_FOLLOW_UPS)
+        await gather_limited(selected, follow_up, CONCURRENT_RESENDS)
+
+    async def _run_exclusively(self, share_id: int, handle: Callable[[SentReveal], Awaitable[Wait | None]]) -> None:
+        """Run `handle` on a share's message, and record how long the share waits then.
+
+        Does nothing if another task is processing the share.
+        """
+        if not self._states.claim(share_id, self._lease.fence):
+            return
+        wait: Wait | None = Wait(self._clock.monotonic(), NO_HEIGHT)  # after an error: after all others
+        try:
+            # Read at this point because the share may have been sent or proven again since it was selected.
+            reveal = await self._store.get_sent_reveal(share_id)
+            wait = None if reveal is None else await handle(reveal)
+        finally:
+            self._states.release(share_id, wait)
+
+    # ---------------------------------------------------------------- steps
+
+    async def _follow_up(self, reveal: SentReveal) -> Wait | None:
+        """Carry out the next step of a reveal; one at a time until the chain has accepted its circuit."""
+        circuit = reveal.prepared.circuit
+        if self._circuits.is_unproven(circuit) and isinstance(self._decide(reveal), Send):
+            try:
+                async with asyncio.timeout(TRIAL_WAIT_SECONDS):
+                    await self._trial_lock.acquire()
+            except TimeoutError:
+                return Wait(self._clock.monotonic(), 0)
+            try:
+                if self._circuits.is_unproven(circuit):
+                    return await self._carry_out(reveal)
+            finally:
+                self._trial_lock.release()
+        return await self._carry_out(reveal)
+
+    async def _carry_out(self, reveal: SentReveal) -> Wait | None:
+        """Send a reveal to the first node that takes it, or requeue its share. Returns how long the share waits."""
+        message, sent = RevealMessage.from_tx(reveal.prepared.message), reveal
+        for _ in range(1 + len(self._node_pool.nodes)):
+            step, head = self._decide(reveal), self._node_pool.head
+            if isinstance(step, ProveAnew):
+                return await self._prove_anew(reveal, step.reason)
+            if isinstance(step, Wait) or head is None:
+                return step if isinstance(step, Wait) else None
+            node = next(node for node in self._node_pool.nodes if node.name == step.node)
+            if step.is_probe and not await self._is_ready(node, reveal.round_id):
+                continue
+            height = max(head.height, reveal.last_sent_height or 0)  # if false, time permits the next send
+            first = height if reveal.first_sent_height is None else reveal.first_sent_height
+            decide_height = send_policy.decide_height(first=first, last=height, outcome=None)
+            mark_sending = partial(
+                self._store.mark_sending, height=height, endpoint=node.name, decide_height=decide_height
+            )
+            if not self._may_send(reveal.share_id) or not await mark_sending(reveal.share_id):
+                return None
+            if not self._may_send(reveal.share_id):
+                return None  # the lease ended meanwhile; the next holder treats it as a lost response
+            sent = replace(sent, sends=sent.sends + 1, first_sent_height=first, last_sent_height=height)
+            if await self._send_to(node, sent, message) or not self._is_current(reveal.share_id):
+                return Wait(self._clock.monotonic() + RESEND_SECONDS, decide_height)
+        return Wait(self._clock.monotonic() + send_policy.RECHECK_SECONDS, 0)
+
+    def _decide(self, reveal: SentReveal) -> send_policy.Step:
+        now, head, state = self._clock.monotonic(), self._node_pool.head, self._states.get(reveal.share_id)
+        state.use_message(reveal.prepared.tx_hash)
+        ended_at = state.ended_at
+        if ended_at is None and (reveal.sends or not reveal.is_first_message):
+            ended_at = self._sending_since  # it may have been sent before: it waits for a block produced since
+        process = ProcessFacts(
+            now=now,
+            now_ms=int(self._clock.now() * 1000),
+            head=None if head is None else head.height,
+            agreed=self._node_pool.agreed_height or 0,
+            began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
+            ended_at=ended_at,
+            seconds_left=self._attempts.seconds_left(reveal.round_id),
+            is_circuit_refused=self._circuits.is_outdated(reveal.prepared.circuit),
+        )
+        return send_policy.decide(reveal, process, self._node_facts(reveal, state, ended_at))
+
+    def _node_facts(self, reveal: SentReveal, state: SendState, ended_at: float | None = None) -> list[NodeFacts]:
+        pool = self._node_pool
+        newer = {node.name for node in pool.usable_nodes} if ended_at is None else pool.nodes_with_head_since(ended_at)
+        sent_at = state.sent_at or {reveal.last_endpoint or "": 0.0}
+        circuit_refusers = self._circuits.refusers.get(reveal.prepared.circuit, ())
+        return [
+            NodeFacts(
+                node.name,
+                node.penalty,
+                sent_at.get(node.name, -math.inf),
+                state.verdicts.get(node.name),
+                node.name in circuit_refusers,
+                node.name in state.unanswered,
+                node.name in newer or len(newer) >= pool.needed,
+            )
+            for node in self._node_pool.usable_nodes
+        ]
+
+    async def _is_ready(self, node: Node, round_id: bytes) -> bool:
+        """Ask a node that asked for a delay whether it is ready. One that does not respond is: it gets the reveal."""
+        now, seconds_left = self._clock.monotonic(), self._attempts.seconds_left(round_id)
+        was_held = node.penalty.is_held(now, seconds_left)
+        node.penalty = send_policy.begin_probe(node.penalty, now, seconds_left)
+        try:
+            is_ready = await node.client.unready_reason() is None
+        except ChainError:
+            is_ready = True
+        if is_ready and not was_held:
+            node.penalty = node.penalty._replace(hold_seconds=0.0)
+        return is_ready
+
+    async def _prove_anew(self, reveal: SentReveal, reason: str) -> Wait | None:
+        circuit = reveal.prepared.circuit
+        is_tried = circuit in self._circuits.refusers and self._circuits.is_unproven(circuit)
+        is_refused = is_tried or self._is_refused(reveal)
+        node, result = (None, None) if is_refused else await self._find_result(reveal)
+        if node is not None and result is not None and shows_spent(result):
+            # Counted in a block that is not read yet: a new proof would be refused.
+            await self._record_outcome(reveal, Verdict.SPENT, node)
+            return None
+        if is_refused or (result is not None and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF):
+            # Every node that checked the proof refused it, and the others had ten blocks to accept it.
+            self._refuse_circuit(circuit)
+        await self._requeue(reveal.share_id, reason)
+        return None
+
+    def _refuse_circuit(self, circuit: str) -> None:
+        head = self._node_pool.head
+        self._circuits.record_refused(circuit, 0 if head is None else head.height)
+
+    # ---------------------------------------------------------------- one send
+
+    async def _send_to(self, node: Node, reveal: SentReveal, message: RevealMessage) -> bool:
+        """Send a message to a node. Returns whether any byte may have left; if not, another node can be tried now.
+
+        Args:
+            node: the node.
+            reveal: the message, with the number of sends including this one.
+            message: the same message, decoded.
+        """
+        state = self._states.get(reveal.share_id)
+        if reveal.sends == 1:
+            self._stats.count("broadcast")
+            if reveal.is_first_attempt:
+                self._stats.lateness_broadcast.add_sample(self._clock.now() - reveal.due_ms / 1000)
+        state.start_send(reveal.prepared.tx_hash, node.name, self._clock.monotonic())
+        call = SendCall(node, message, self._clock)
+        outcome = await call.wait()
+        if outcome is None:
+            # The message has left completely, so a block produced since then permits another send.
+            state.ended_at = call.written_at
+            state.unanswered.append(node.name)
+            late = asyncio.create_task(self._await_late_outcome(reveal, call, state, state.fence))
+            self._late_tasks.add(late)
+            late.add_done_callback(self._late_tasks.discard)
+            outcome = BroadcastOutcome(Verdict.AMBIGUOUS, log="no response yet, the call continues")
+        else:
+            self._stats.count(f"answer_{outcome.verdict.name.lower()}")
+            if outcome.may_be_sent:
+                state.ended_at = self._clock.monotonic()
+        if self._is_current(reveal.share_id):
+            await self._apply_outcome(reveal, outcome, node)
+            if not outcome.may_be_sent:
+                self._node_pool.start_backoff(node, outcome.log)
+            if node.name in state.unanswered:
+                self._notify()
+        return outcome.may_be_sent
+
+    async def _await_late_outcome(
+        self, reveal: SentReveal, call: SendCall, state: SendState, fence: int | None
+    ) -> None:
+        """Wait for the outcome of an unanswered call, and apply it if the share was not sent again since."""
+        try:
+            try:
+                outcome = await call.finish()
+            finally:
+                state.unanswered.remove(call.node.name)
+            self._stats.count(f"answer_{outcome.verdict.name.lower()}")
+
+            async def apply(latest: SentReveal) -> Wait | None:
+                if (latest.sends, latest.prepared.tx_hash) == (reveal.sends, reveal.prepared.tx_hash):
+                    await self._apply_outcome(latest, outcome, call.node)
+                return None
+
+            if self._lease.is_held and self._lease.fence == fence:
+                if outcome.verdict is Verdict.ACCEPTED:
+                    self._circuits.record_accepted(reveal.prepared.circuit)
+                await self._run_exclusively(reveal.share_id, apply)
+        except Exception as error:
+            log_error(log, "late_response_failed", error)
+
+    def _is_current(self, share_id: int) -> bool:
+        """Whether the share was read under the current fencing token.
+
+        If the lease was lost and acquired again in the meantime, another host may have sent the share or proven it
+        again.
+        """
+        return self._states.get(share_id).fence == self._lease.fence
+
+    def _may_send(self, share_id: int) -> bool:
+        return self._lease.is_held and self._is_current(share_id)
+
+    # ---------------------------------------------------------------- outcomes
+
+    async def _apply_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
+        """Record the outcome of the latest send, and handle it."""
+        await self._record_outcome(reveal, outcome.verdict, node)
+        was_held = node.penalty.hold_seconds > 0
+        node.penalty = send_policy.next_penalty(node.penalty, outcome, self._clock.monotonic())
+        if was_held and outcome.verdict is Verdict.ACCEPTED:
+            self._states.end_waits()  # the other shares wait for this node
+            self._notify()
+        if outcome.may_be_sent:
+            await self._handle_outcome(reveal, outcome, node)
+
+    async def _record_outcome(self, reveal: SentReveal, verdict: Verdict, node: Node) -> None:
+        state = self._states.get(reveal.share_id)
+        state.use_message(reveal.prepared.tx_hash)
+        state.verdicts[node.name] = verdict
+        assert reveal.first_sent_height is not None
+        assert reveal.last_sent_height is not None
+        height = send_policy.decide_height(
+            first=reveal.first_sent_height,
+            last=reveal.last_sent_height,
+            outcome=verdict.name,
+            is_spent=send_policy.is_spent_everywhere(self._node_facts(reveal, state)),
+        )
+        await self._store.record_outcome(reveal.share_id, outcome=verdict.name, decide_height=height)
+
+    async def _handle_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
+        """Apply the verdict table to a node's response."""
+        if outcome.verdict is Verdict.ACCEPTED:
+            self._circuits.record_accepted(reveal.prepared.circuit)
+        elif outcome.verdict not in MESSAGE_REFUSALS:
+            if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
+                name = outcome.verdict.name
+                log.info("reveal_not_accepted", endpoint=node.name, outcome=name, reason=outcome.log)
+        elif outcome.verdict is Verdict.BAD_PROOF and not await self._is_proof_valid(reveal):
+            await self._spend_attempt(reveal, outcome)
+        else:
+            await self._handle_refusal(reveal, outcome, node)
+
+    async def _handle_refusal(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
+        """Handle a refusal of a message that the local verifier accepts.
+
+        The node may be broken or malicious, so a refusal is final only if enough nodes report it, and all that are in
+        sync. Until then the same bytes are sent to the other nodes, one node per block.
+        """
+        circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
+        refusals = {name for name, verdict in state.verdicts.items() if verdict in MESSAGE_REFUSALS}
+        if outcome.verdict is Verdict.BAD_PROOF:
+            self._circuits.refusers.setdefault(circuit, set()).add(node.name)
+        # No proof of the circuit was accepted since, so refusals of its other proofs count too.
+        refusers = refusals | self._circuits.refusers.get(circuit, set())
+        is_refused = all(other.name in refusers for other in self._node_pool.usable_nodes)
+        if is_refused and self._is_refused(reveal):
+            # Also if other nodes refuse it for other reasons: the chain may verify another circuit since an upgrade.
+            self._refuse_circuit(circuit)
+            await self._requeue(reveal.share_id, f"the chain refuses {circuit} proofs")
+        elif not is_refused or len(refusals) < self._node_pool.needed:
+            log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
+        elif len(refusals) > 1:
+            await self._attempts.fail_share(reveal.share_id, "broadcast", outcome.log)
+        else:
+            await self._spend_attempt(reveal, outcome)
+
+    def _is_refused(self, reveal: SentReveal) -> bool:
+        """Whether a node refused exactly this message for its proof. The local verifier accepts the proof."""
+        state = self._states.get(reveal.share_id)
+        return state.tx_hash == reveal.prepared.tx_hash and Verdict.BAD_PROOF in state.verdicts.values()
+
+    async def _find_result(self, reveal: SentReveal) -> tuple[Node | None, TxResult | None]:
+        """The result of exactly this accepted message in a block, with the node that reports it, if there is one.
+
+        Some nodes check proofs only in blocks.
+        """
+        for node in self._node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
+            try:
+                result = await node.client.tx(reveal.prepared.tx_hash)
+            except ChainError as error:
+                self._node_pool.record_error(node, error)
+                continue
+            if result is not None:
+                return node, result
+        return None, None
+
+    async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
+        await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
+        self._notify()
+
+    async def _requeue(self, share_id: int, note: str) -> None:
+        await self._store.requeue(share_id, stage="broadcast", note=note)
+        self._stats.count("retry_broadcast")
+        self._notify()
+
+    def _notify(self) -> None:
+        for callback in self._subscribers:
+            callback()
+
+    async def _is_proof_valid(self, reveal: SentReveal) -> bool:
+        """Check the proof with the local verifier, against the root that it was made for. True if that is not known."""
+        message = RevealMessage.from_tx(reveal.prepared.message)
+        anchor = self._trees.used_anchor(reveal.round_id, message.anchor_height)
+        if anchor is None:
+            return True  # it was made before the start, or nodes have different roots at this height
+        circuit = reveal.prepared.circuit
+        try:
+            statement = get_generation(circuit).create_statement(message, anchor.root)
+            return await self._verifier.verify(circuit, message.proof, statement)
+        except (ProverError, CircuitError):
+            return True
+
+
+class SendCall:
+    """A send to one node. It starts immediately, and continues after the wait for its response has ended."""
+
+    def __init__(self, node: Node, message: RevealMessage, clock: Clock) -> None:
+        self.node = node
+        self._clock = clock
+        self._progress = RequestProgress(clock.monotonic)
+        self._task = asyncio.create_task(node.client.broadcast(message, self._progress))
+
+    @property
+    def written_at(self) -> float | None:
+        """Monotonic time at which the whole request was written; None before."""
+        return self._progress.written_at
+
+    async def wait(self) -> BroadcastOutcome | None:
+        """Wait for the response, at most `node.client.response_wait` seconds. Cancels the call if this is cancelled.
+
+        A call of which no byte has left by then, for example because the connection is not established, is cancelled:
+        nothing was sent.
+
+        Returns:
+            The outcome; None if the whole request was written and the node has not responded. The call continues then.
+        """
+        seconds = self.node.client.response_wait
+        timer = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({self._task, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._task.done() and not self._progress.has_started:
+                self._task.cancel()
+                await asyncio.wait({self._task})
+                if self._task.cancelled():  # the first byte may have left just before that
+                    outcome = classify_response(None, None, self._progress.has_started)
+                    return replace(outcome, log=f"no connection within {seconds:.3g} s")
+            if not self._task.done() and self.written_at is not None:
+                return None
+            return await self._task
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        finally:
+            timer.cancel()
+
+    async def finish(self) -> BroadcastOutcome:
+        """Wait for the outcome of the call."""
+        return await self._task
