@@ -42,6 +42,8 @@ log = structlog.get_logger("helper.chain")
 
 CONCURRENT_ROUNDS: Final = 16
 """Maximum number of trees that are synchronized concurrently: the trees of 500 rounds take seconds one by one."""
+CHOICE_SECONDS: Final = 30
+"""Seconds until the choice among trees that contain a leaf may change."""
 MAX_ANCHORS: Final = 64
 """Maximum number of recent agreed roots in memory, and of roots that proofs were made for."""
 _MAX_BACKOFF_SECONDS: Final = 30.0
@@ -258,7 +260,7 @@ class CommitmentTreeSync:
     def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
         """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
 
-        If several trees contain the leaf, the choice depends on the height: a later proof may use another root, since
+        If several trees contain the leaf, the choice changes with the time: a later proof may use another root, since
         the node that accepts the first one may be false.
 
         Args:
@@ -274,7 +276,7 @@ class CommitmentTreeSync:
         covering = [b for b in round_tree.branches if b.newest is not None and position < b.newest.size]
         leaf = get_leaf() if covering else b""
         roots = [branch.newest for branch in covering if branch.tree.leaf(position) == leaf]
-        choice = zlib.crc32(b"%d %d" % (position, self._node_pool.greatest_height))
+        choice = zlib.crc32(b"%d %d" % (position, self._node_pool.clock.now() // CHOICE_SECONDS))
         return roots[choice % len(roots)] if roots else None
 
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
