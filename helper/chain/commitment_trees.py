@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import structlog
@@ -35,6 +35,8 @@ from helper.core.pause import PauseCause, PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
+
+T = TypeVar("T")
 
 log = structlog.get_logger("helper.chain")
 
@@ -112,7 +114,7 @@ class RoundTree:
         agreed: the newest agreed root, None before the first. Only its leaves are stored.
         forks: other trees that contain the agreed leaves, by the name of the node that serves it.
         anchors: recent agreed roots, by height.
-        used_anchors: recent roots that proofs were made for, by height.
+        used_anchors: recent roots that proofs were made for, by height; None if there was more than one.
         stored_leaves: number of stored leaves.
         stored_height: the height up to which leaves are stored.
         stored_subtrees: number of stored complete subtrees.
@@ -122,7 +124,7 @@ class RoundTree:
     agreed: Anchor | None = None
     forks: dict[str, Branch] = field(default_factory=dict)
     anchors: dict[int, Anchor] = field(default_factory=dict)
-    used_anchors: dict[int, Anchor] = field(default_factory=dict)
+    used_anchors: dict[int, Anchor | None] = field(default_factory=dict)
     stored_leaves: int = 0
     stored_height: int = 0
     stored_subtrees: int = 0
@@ -182,11 +184,12 @@ class RoundTree:
         self.forks.clear()
         if len(branch.tree) == anchor.size:
             branch.next_height = anchor.height + 1  # the height in the leaves is the word of one node
-        _add_bounded(self.anchors, anchor)
+        _add_bounded(self.anchors, anchor.height, anchor)
 
     def note_used(self, anchor: Anchor) -> None:
         """Record that a proof is made for a root."""
-        _add_bounded(self.used_anchors, anchor)
+        is_only = self.used_anchors.get(anchor.height, anchor) == anchor
+        _add_bounded(self.used_anchors, anchor.height, anchor if is_only else None)
 
 
 @dataclass(slots=True)
@@ -277,7 +280,12 @@ class CommitmentTreeSync:
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         """A recent root at a height, None if there is none: one that a proof was made for, or an agreed one."""
         round_tree = self._trees.get(round_id)
-        return (round_tree.used_anchors.get(height) or round_tree.anchors.get(height)) if round_tree else None
+        return self.used_anchor(round_id, height) or (round_tree.anchors.get(height) if round_tree else None)
+
+    def used_anchor(self, round_id: bytes, height: int) -> Anchor | None:
+        """The root at a height that proofs were made for since the start, None unless there is exactly one."""
+        round_tree = self._trees.get(round_id)
+        return round_tree.used_anchors.get(height) if round_tree else None
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
@@ -515,8 +523,8 @@ def _truncate(tree: CommitmentTree, size: int) -> CommitmentTree:
     return CommitmentTree.restore(leaves, subtrees)
 
 
-def _add_bounded(anchors: dict[int, Anchor], anchor: Anchor) -> None:
-    anchors.pop(anchor.height, None)
-    anchors[anchor.height] = anchor
+def _add_bounded(anchors: dict[int, T], height: int, anchor: T) -> None:
+    anchors.pop(height, None)
+    anchors[height] = anchor
     if len(anchors) > MAX_ANCHORS:
         del anchors[next(iter(anchors))]

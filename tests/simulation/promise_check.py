@@ -96,7 +96,8 @@ class PromiseChecker:
         tolerance = CLOCK_TOLERANCE_SECONDS if now - EPOCH <= self.clock_wrong_until else 0.0
         if not tracked.is_reposted and now < tracked.share.submit_at - tolerance:
             self._event_log.record_violation("revealed early", nullifier, "by", tracked.share.submit_at - now)
-        self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
+        if not node.liar.lies:  # what a false node gets says nothing, and no true height keeps a send from it
+            self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
         self._check_reproof_interval(nullifier, message.tx_hash())
 
     def _check_reproof_interval(self, nullifier: bytes, tx_hash: bytes) -> None:

@@ -166,7 +166,7 @@ class FakeTrees(CommitmentTreeSync):
     def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
         return self.newest if self.newest is not None and position < self.newest.size else None
 
-    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
+    def used_anchor(self, round_id: bytes, height: int) -> Anchor | None:
         return self.known.get(height)
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:

@@ -11,9 +11,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Anchor
+from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Anchor, Branch, RoundTree
 from helper.core.pause import PauseCause
 from helper.errors import ChainUnavailable, StoreError
+from proofs import CommitmentTree
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
 from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf
 
@@ -654,3 +655,14 @@ async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatc
     monkeypatch.setattr(env.store, "load_leaves", fails)
     trees = await env.recreate_trees()
     assert trees.stored_leaf(ROUND_ID, 2) is not None
+
+
+def test_root_of_a_proof_is_unknown_if_proofs_at_its_height_were_made_for_two() -> None:
+    tree = RoundTree(Branch(CommitmentTree(), 1))
+    first, other = Anchor(127, 3, b"a" * 32), Anchor(127, 4, b"b" * 32)
+    tree.note_used(first)
+    tree.note_used(first)
+    assert tree.used_anchors == {127: first}
+    tree.note_used(other)
+    tree.note_used(first)
+    assert tree.used_anchors == {127: None}

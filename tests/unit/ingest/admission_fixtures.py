@@ -126,7 +126,6 @@ class FakeChain:
             are_proposals_agreed=round_id not in self.proposal_reports,
             earliest_end=self.other_ends.get(round_id),
             latest_end=0,
-            frozen=None,
         )
 
     def size(self, round_id: bytes) -> int:
