@@ -17,11 +17,14 @@ DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy sy
 # Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (20 to 60 minutes).
 BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container \
   podman=podman runc=runc iptables=iptables $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))
-# Tests of `make test-full`: campaigns and documents with real processes, killed databases, proxies, planted faults.
-LONG := tests/acceptance tests/campaign/test_quick.py tests/tor $(addprefix tests/integration/test_,conformance.py \
-  crash.py encryption_kill.py eras.py outage.py postgres_failover.py postgres_network.py proxies.py roles.py)
+# Tests of `make test-full`: campaigns and documents with real processes, killed databases, proxies, planted faults,
+# and the audit of a round with real proofs.
+LONG := tests/acceptance tests/campaign/test_quick.py tests/tor $(addprefix tests/integration/test_, \
+  client_address_memory.py conformance.py crash.py encryption_kill.py eras.py outage.py postgres_failover.py \
+  postgres_network.py proxies.py roles.py round_archive.py)
 # Of these, tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
-ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
+ALONE := tests/campaign/test_quick_alone.py $(addprefix tests/integration/test_,demo.py history.py known_shares.py \
+  performance_guard.py tree_restart.py)
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 # Browser tests: whether to run them, and the test wallet that they need.
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)

@@ -32,10 +32,9 @@ from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats
-from helper.reveal.backlog import Backlog
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.dispatcher import Dispatcher, DispatchGate
-from helper.reveal.proof_times import ProofTimes
+from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate
+from helper.reveal.revealer import ProofTimes
 from helper.reveal.sender import Sender
 from helper.store.keyring import Keyring
 from helper.store.models import PreparedReveal, QueuedShare
@@ -154,7 +153,7 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
         store=store,
         revealer=revealer,
         sender=None,
-        retention=None,
+        closing=None,
         get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
         backlog=backlog,
         slots=CORE_COUNT,

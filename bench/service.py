@@ -32,7 +32,7 @@ from devnet.ballot import Ballot
 from devnet.wallet import Wallet
 from helper.clock import SystemClock
 from helper.observability.stats import percentile
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from tests.support.event_clients import cpu_seconds
 from tests.support.fakes import create_provable_share
 from tests.support.harness import HelperProcess, run_chain_and_helper, unix_time_in

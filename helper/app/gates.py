@@ -5,7 +5,7 @@ Depends on the state of the chain, the clock, the store and the cluster.
 
 from __future__ import annotations
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import ChainSync
@@ -15,7 +15,7 @@ from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import DispatchGate
-from helper.reveal.proof_times import ProofTimes
+from helper.reveal.revealer import ProofTimes
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.store import Store
 

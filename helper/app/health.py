@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync
@@ -19,7 +19,7 @@ from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.runtime.hardening import get_process_limits
 
 UNREAD_GRACE_SECONDS: Final = 600.0

@@ -20,7 +20,7 @@ import structlog
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node import Node
@@ -44,15 +44,11 @@ from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
-from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.backlog import Backlog
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Dispatcher
-from helper.reveal.proof_times import ProofTimes
-from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
-from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
-from helper.reveal.retention import Retention
-from helper.reveal.revealer import Revealer
+from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
+from helper.reveal.prover_pool import DEFAULT_COMMAND, ProverPool, WorkerCommand, WorkerProcess, WorkerSpawner
+from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
@@ -243,7 +239,7 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
-        retention = Retention(
+        closing = RoundClosing(
             store=self.store,
             clock=self.clock,
             stats=self.stats,
@@ -255,7 +251,7 @@ class Service:
             store=self.store,
             revealer=revealer,
             sender=self.sender if self.role.can_send else None,
-            retention=retention if self.cluster is None else None,
+            closing=closing if self.cluster is None else None,
             get_gate=self.gates.get_dispatch_gate,
             backlog=self._create_backlog(),
             slots=self.prover_pool.workers,
@@ -265,7 +261,7 @@ class Service:
         )
         self.send_loop = SendLoop(
             sender=self.sender,
-            retention=retention,
+            closing=closing,
             get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
             stats=self.stats,

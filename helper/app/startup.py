@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -39,6 +41,21 @@ without finding garbage: 3.4 µs for each share, instead of 0.2.
 """
 
 
+_M_MMAP_THRESHOLD: Final = -3
+_MMAP_BYTES: Final = 128 << 10
+"""Size from which glibc maps each allocation, and returns its memory when it is freed.
+
+By default the size grows with each such allocation that is freed, and after the first large body all others are in the
+heap, which keeps their memory.
+"""
+
+
+def return_freed_memory() -> None:
+    """Make glibc return the memory of large buffers when they are freed."""
+    with contextlib.suppress(AttributeError):  # only glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
 async def run_service(
     service: Service | AdminOnlyService,
     *,
@@ -56,6 +73,7 @@ async def run_service(
     """
     for failure in harden_process():
         log.warning("process_not_hardened", reason=failure)
+    return_freed_memory()
     systemd_manager = service_manager or ServiceManager({}, os.getpid(), SystemClock())
 
     def on_ready(url: str) -> None:

@@ -384,7 +384,7 @@ class BlockFollower:
                 "block_disputed",
                 height=min(disputed),
                 reason=f"{readings[min(disputed)].reason} in this block; none of its shares is confirmed",
-                advice="Find out which node is wrong and remove it from [chain] endpoints.",
+                advice="Find out which node is wrong and replace it in [chain] endpoints.",
             )
         elif self.disputed_height is None and self._dispute.clear():
             log.info("block_dispute_resolved", height=self.height)

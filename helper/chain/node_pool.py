@@ -206,18 +206,20 @@ class NodePool:
         """The greatest height that any node in sync reports, 0 without one. Only for acts that are harmless."""
         return max((node.height for node in self.in_sync_nodes), default=0)
 
-    def is_head_newer_than(self, monotonic: float) -> bool:
-        """Whether any usable node reports a block produced after `monotonic`; see `Health.is_head_newer_than`.
+    def nodes_with_head_since(self, monotonic: float) -> set[str]:
+        """Names of the usable nodes that report a block produced after `monotonic`; see `Health.is_head_newer_than`.
 
         A node far behind reports old blocks as its newest, so the smallest offset of all nodes counts. After
         `RESEND_SECONDS`, that of the node itself is enough: another node may report false block times.
         """
-        healths = [node.health for node in self.usable_nodes if node.health.offsets]
-        smallest = min((min(health.offsets) for health in healths), default=0.0)
+        offsets = {node: min(node.health.offsets) for node in self.usable_nodes if node.health.offsets}
         is_late = self.clock.monotonic() - monotonic >= RESEND_SECONDS
-        return any(
-            health.is_head_newer_than(monotonic, min(health.offsets) if is_late else smallest) for health in healths
-        )
+        smallest = min(offsets.values(), default=0.0)
+        return {
+            node.name
+            for node, own in offsets.items()
+            if node.health.is_head_newer_than(monotonic, own if is_late else smallest)
+        }
 
     @property
     def clock_skew(self) -> float | None:

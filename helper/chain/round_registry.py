@@ -61,7 +61,6 @@ class RoundView(NamedTuple):
         are_proposals_agreed: whether no other proposals are reported.
         earliest_end: the earliest reported end if the end is not agreed, or another one is reported; None otherwise.
         latest_end: the latest reported end, 0 if there is none.
-        frozen: why no share of the round may be accepted, revealed or purged now, None if they may.
     """
 
     known: Round | None
@@ -69,7 +68,6 @@ class RoundView(NamedTuple):
     are_proposals_agreed: bool
     earliest_end: int | None
     latest_end: int
-    frozen: str | None
 
 
 class _Statement(NamedTuple):
@@ -120,10 +118,10 @@ class _Record:
         is_past: whether it had ended when it was first agreed; it is held in memory only.
         is_closed: whether the chain has closed it.
         is_purged: whether its data was deleted here.
-        may_have_shares: whether the store had shares of it at the start, or they were accepted since.
         is_in_store: whether the store contained it when it was last read again.
         frozen: why none of its shares may be accepted, revealed or purged, None if they may.
         frozen_shares: number of its unconfirmed shares, 0 while it is not frozen.
+        problem: what is wrong with the listings of nodes; "" if nothing is.
         unconfirmed: reported values, by field, that are not agreed and that no node contradicts.
         is_wait_logged: whether the missing agreement on its end was logged.
     """
@@ -136,10 +134,10 @@ class _Record:
     is_past: bool = False
     is_closed: bool = False
     is_purged: bool = False
-    may_have_shares: bool = False
     is_in_store: bool = False
     frozen: str | None = None
     frozen_shares: int = 0
+    problem: str = ""
     unconfirmed: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     is_wait_logged: bool = False
 
@@ -161,7 +159,7 @@ class _Record:
     @property
     def is_needed(self) -> bool:
         """Whether the record contains more than what nodes have reported."""
-        is_marked = self.is_closed or self.is_purged or self.is_in_store or self.may_have_shares
+        is_marked = self.is_closed or self.is_purged or self.is_in_store
         return is_marked or self.known is not None or self.frozen is not None
 
     def may_be_held(self, listed: Round) -> bool:
@@ -174,24 +172,17 @@ class _Record:
             return False
         return self.agreed.vote_end_time <= chain_time
 
-    def stays_past(self, facts: RoundFacts) -> bool:
-        """Whether the round, with these facts, had ended before any share of it was accepted here."""
-        is_new = self.agreed is None and not self.may_have_shares and not self.is_in_store
-        return self.is_past or (is_new and facts.status in ENDED_STATUSES)
-
-    def set_facts(self, facts: RoundFacts, *, is_past: bool = False) -> None:
+    def set_facts(self, facts: RoundFacts) -> None:
         """Record what is agreed."""
         self.facts, self.agreed = facts, _create_round(self.round_id, facts)
         if self.agreed is not None:
-            self.known, self.listed_ends, self.is_past = self.agreed, (), is_past
+            self.known, self.listed_ends = self.agreed, ()
 
-    def show(self, listed: Collection[Round]) -> bool:
-        """Update `known` by what nodes list now. Returns whether it changed."""
-        before, is_begun = self.known, self.agreed is not None and self.agreed.status is not RoundStatus.PENDING
+    def show(self, listed: Collection[Round]) -> None:
+        """Update `known` by what nodes list now."""
+        is_begun = self.agreed is not None and self.agreed.status is not RoundStatus.PENDING
         self.known = self.agreed if is_begun or not listed else _merge_listings(listed, self.facts)
         self.listed_ends = () if self.agreed is not None else tuple(each.vote_end_time for each in listed)
-        self.may_have_shares |= self.known is not None and self.known.status is RoundStatus.ACTIVE
-        return self.known != before
 
     def describe_unconfirmed(self, name: str) -> str:
         """Describe the unconfirmed values of a field for messages."""
@@ -203,7 +194,7 @@ class RoundRegistry:
     """All rounds that the chain has listed, and the chain's id.
 
     Attributes:
-        is_synced: whether the list of rounds was read since the start.
+        is_synced: whether enough nodes to agree have listed their rounds since the start.
         revision: increases with every event after which a round may be closed or purged: a processed block while a
             round has ended and is not closed, and a round that is new, changed, frozen, unfrozen or closed by another
             host.
@@ -243,8 +234,6 @@ class RoundRegistry:
         if chain_id is not None:
             self._node_pool.chain_id, self._node_pool.is_chain_id_agreed = chain_id, True
         self._chain_id_stored = chain_id is not None
-        for round_id in await self._store.count_shares():
-            self._record(round_id).may_have_shares = True
         for row in await self._store.list_rounds():
             record = self._record(row.round_id)
             record.is_in_store, record.is_closed = True, row.closed_at is not None
@@ -272,8 +261,9 @@ class RoundRegistry:
                 record.is_closed = True
                 self.revision += 1
             facts = _parse_facts(row, self._node_pool.agreed_height or 0)
-            if record.is_stored and facts.vote_end_time != record.facts.vote_end_time:
+            if record.is_stored:
                 facts = record.facts._replace(vote_end_time=facts.vote_end_time, height=facts.height)
+            if not record.is_purged and not record.is_past and facts[:4] != record.facts[:4]:
                 self._apply([(record, facts)])
 
     # ------------------------------------------------------------------ reading
@@ -295,7 +285,6 @@ class RoundRegistry:
             are_proposals_agreed=is_agreed and "proposals" not in unconfirmed,
             earliest_end=min(ends, default=None),
             latest_end=max([*ends, 0 if known is None else known.vote_end_time]),
-            frozen=record.frozen,
         )
 
     def is_agreed(self, round_id: bytes) -> bool:
@@ -325,8 +314,9 @@ class RoundRegistry:
             if record.unconfirmed
         }
         waiting = {record.round_id: "listed, but not agreed yet" for record in self._held}
+        problems = {record.round_id: record.problem for record in records if record.is_stored and record.problem}
         frozen = {record.round_id: record.frozen for record in records if record.frozen is not None}
-        return {**changes, **waiting, **frozen}
+        return {**problems, **changes, **waiting, **frozen}
 
     def frozen_shares(self) -> dict[bytes, int]:
         """Number of unconfirmed shares by frozen round, as of the last sync."""
@@ -460,7 +450,7 @@ class RoundRegistry:
             self._note_unconfirmed(record, said.get(record.round_id, {}))
         await self._close_unlisted()
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
-        self.is_synced = True
+        self.is_synced = self.is_synced or len(self._said) >= self._node_pool.needed
 
     async def _ask(self, node: Node) -> _Statement:
         """Request a node's rounds."""
@@ -505,7 +495,11 @@ class RoundRegistry:
                 facts = record.facts._replace(status=facts.status)
             if facts != record.facts:
                 changes.append((record, facts))
-        rounds = [_create_round(record.round_id, facts) for record, facts in changes if not record.stays_past(facts)]
+        ended = [r for r, facts in changes if r.agreed is None and facts.is_complete and facts.status in ENDED_STATUSES]
+        with_shares = await self._store.count_shares() if ended else {}
+        for record in ended:
+            record.is_past = record.round_id not in with_shares and not record.is_in_store
+        rounds = [_create_round(record.round_id, facts) for record, facts in changes if not record.is_past]
         if new := [each for each in rounds if each is not None]:
             await self._store.save_rounds(new, self._clock.now())
         self._apply(changes)
@@ -513,11 +507,11 @@ class RoundRegistry:
     def _apply(self, changes: Iterable[tuple[_Record, RoundFacts]]) -> None:
         """Record what is agreed and stored."""
         for record, facts in changes:
-            before, is_past = record.agreed, record.stays_past(facts)
+            before = record.agreed
             self._records.pop(record.round_id, None)  # past rounds are in listing order
             self._records[record.round_id] = record
-            record.set_facts(facts, is_past=is_past)
-            if record.agreed is not None and not is_past:
+            record.set_facts(facts)
+            if record.agreed is not None and not record.is_past:
                 self._log_change(record.agreed, before)
                 self.revision += 1
         past = [round_id for round_id, record in self._records.items() if record.is_past]
@@ -550,18 +544,19 @@ class RoundRegistry:
             record.show(())
         self._held = held
         for record in (*self._stored, *held):
-            if record.show([fact for _, fact in said.get(record.round_id, {}).values()]):
-                self.revision += 1
+            record.show([fact for _, fact in said.get(record.round_id, {}).values()])
 
     def _report_contradictions(self) -> None:
         """Put a node into backoff if enough others list a round correctly that it lists with impossible data."""
         current = {name: statement for name, statement in self._said.items() if statement.sync == self._syncs}
         for node in self._node_pool.nodes:
             statement = current.get(node.name)
-            for record in self._records.values() if statement is not None else ():
+            for record in self._stored if statement is not None else ():
                 problem = statement.problem(record) if statement is not None else None
+                if problem in {None, _OMITTED}:
+                    continue
                 correct = [s for s in current.values() if record.round_id in s.rounds and s.problem(record) is None]
-                if problem not in {None, _OMITTED} and record.is_stored and len(correct) >= self._node_pool.needed:
+                if len(correct) >= self._node_pool.needed:
                     error = ChainResponseError(f"rounds: round {record.round_id.hex()[:8]}: {problem}")
                     self._node_pool.record_error(node, error)
                     break
@@ -583,6 +578,8 @@ class RoundRegistry:
             if agreed(said, self._node_pool.needed):
                 reasons[round_id] = next(iter(by_node.values()))
         for record in self._records.values():
+            by_node = problems.get(record.round_id, {})
+            record.problem = "; ".join(f"{problem} by {name}" for name, problem in by_node.items())
             if record.frozen is not None and record.round_id not in reasons:
                 self._log.info("round_unfrozen", round=record.round_id.hex()[:8])
                 record.frozen, record.frozen_shares = None, 0

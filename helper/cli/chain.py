@@ -38,7 +38,7 @@ def rescan(
     """Read blocks again, from HEIGHT to the newest one read, and wait until that is done.
 
     Use this after a node served wrong blocks. The running helper reads the blocks in the background while it reveals
-    shares. If two or more nodes are configured, two must agree on each block. Shares whose reveals are found are
+    shares. `[chain] agree` says how many must agree on each block. Shares whose reveals are found are
     confirmed and erased, and nullifiers that were missed are stored. Confirmed shares do not change, so this can be
     repeated. If no helper is running, the next one reads the blocks when it starts.
 

@@ -18,7 +18,7 @@ from helper.clock import Clock
 from helper.core.pause import PauseReason
 from helper.observability.error_log import RecurringErrorLog
 from helper.observability.stats import Stats
-from helper.reveal.retention import Retention
+from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 
 log = structlog.get_logger("helper.cluster")
@@ -32,7 +32,7 @@ class SendLoop:
 
     Args:
         sender: sends messages; idle while another host holds the lease.
-        retention: purges closed rounds; idle while another host holds the lease.
+        closing: purges closed rounds; idle while another host holds the lease.
         get_pause_reason: why nothing may be sent now, or None.
         clock: for the waits.
         stats: records failed attempts.
@@ -42,13 +42,13 @@ class SendLoop:
         self,
         *,
         sender: Sender,
-        retention: Retention,
+        closing: RoundClosing,
         get_pause_reason: Callable[[], PauseReason | None],
         clock: Clock,
         stats: Stats,
     ) -> None:
         self._sender = sender
-        self._retention = retention
+        self._closing = closing
         self._get_pause_reason = get_pause_reason
         self._clock = clock
         self._stats = stats
@@ -67,11 +67,11 @@ class SendLoop:
                 await self._run_once()
                 await self._clock.wait(self._wake_event, self._clock.now() + POLL_SECONDS)
         finally:
-            await self._retention.stop()
+            await self._closing.stop()
 
     async def _run_once(self) -> None:
         last_error: Exception | None = None
-        for step in (self._retention.run_due, self._send):
+        for step in (self._closing.run_due, self._send):
             try:
                 await step()
             except Exception as error:  # any error: the other step and the next iteration must still run

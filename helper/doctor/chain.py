@@ -206,7 +206,7 @@ def _find_problem(node: NodeReport, chain_id: str | None, criteria: NodeCriteria
     if node.chain_id != chain_id:
         return (
             f"the node is on chain {node.chain_id}, expected {chain_id}",
-            "Remove it from [chain] endpoints, or correct [chain] chain_id.",
+            "Replace it in [chain] endpoints, or correct [chain] chain_id.",
         )
     if node.syncing:
         return "the node is catching up", "Wait until it has caught up; the helper does not use it until then."

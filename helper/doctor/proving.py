@@ -13,8 +13,7 @@ from helper.clock import Clock
 from helper.doctor.daemon import ServiceReport
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
-from helper.reveal.prover.pool import DEFAULT_COMMAND
-from helper.reveal.prover.process import WorkerProcess, WorkerSpawner
+from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerProcess, WorkerSpawner
 
 SELF_TEST_TIMEOUT_SECONDS: Final = 12.0
 """Time limit in seconds for the keys and one proof: about 3 s of CPU for the slower circuit."""

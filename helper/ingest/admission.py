@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 import anyio
 import structlog
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
@@ -332,9 +332,14 @@ def _find_status_refusal(view: _View, status: RoundStatus) -> ShareRefused | Tem
 def _find_end_refusal(
     earliest_end: int | None, submit_at: int, arrived_at: float, end: int
 ) -> ShareRefused | TemporaryRefusal | None:
-    if earliest_end is not None and max(submit_at, arrived_at) > min(earliest_end, end):
-        return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason())
-    return ShareRefused(400, "is after the round's end", field="submit_at") if submit_at > end else None
+    """Refuse a share that is due after the end: the agreed one, or the latest that any node reports.
+
+    An earlier end that a node reports refuses nothing: a lie about it would cost the votes until the round's end.
+    """
+    if earliest_end is None:
+        return ShareRefused(400, "is after the round's end", field="submit_at") if submit_at > end else None
+    is_late = max(submit_at, arrived_at) > end
+    return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason()) if is_late else None
 
 
 def _round_not_active() -> ShareRefused:

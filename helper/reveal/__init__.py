@@ -1,1 +1,1 @@
-"""Reveals due shares: dispatch, proof, broadcast, retries and retention."""
+"""Reveals due shares: dispatch, proof, broadcast, retries, and closing of rounds."""

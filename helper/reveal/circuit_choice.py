@@ -14,7 +14,7 @@ from functools import partial
 
 import structlog
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.counted_reveals import is_counted, parse_reveal
 from helper.chain.models import TxResult
 from helper.chain.node_pool import NodePool
@@ -24,7 +24,7 @@ from helper.circuits.versions import is_newer_than_known
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason, text_of
 from helper.errors import ChainError, ProverError
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.store.store import Store
 from proofs import CircuitError
 

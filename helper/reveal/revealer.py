@@ -1,30 +1,190 @@
-"""Proves claimed shares and stores the prepared messages: tree path, proof, transaction bytes."""
+"""Proves claimed shares and stores the prepared messages; measures proofs, and counts what spends an attempt."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from collections.abc import Callable
 from functools import partial
+from statistics import fmean
+from typing import Final
 
 import structlog
 
-from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
+from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import get_generation
 from helper.clock import Clock
+from helper.core.dispatch_order import ProofPace, can_finish_proof
+from helper.core.schedule import last_attempt_time, rank_fraction, retry_time
 from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
-from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.proof_times import ProofTimes
-from helper.reveal.prover.pool import Proof, ProverPool
-from helper.store.models import PreparedReveal, QueuedShare
+from helper.reveal.prover_pool import Proof, ProverPool
+from helper.store.models import PreparedReveal, QueuedShare, SentReveal
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
 
+RECENT_PROOFS: Final = 256
+"""Number of proofs in memory."""
+FASTEST_FRACTION: Final = 0.8
+"""Fraction of the fastest recent proof that is assumed for the next one, so that no feasible proof is omitted."""
+UNMEASURED_FRACTION: Final = 0.5
+"""Fraction of the self-test that is assumed before the first proof. Workers start at the same time, so it is slow."""
+UNKNOWN_SECONDS: Final = 1.0
+"""Assumed duration of a proof before the first self-test."""
+CONFIRMED_WINDOW_SECONDS: Final = 120.0
+"""Seconds over which the rate of confirmed shares is measured."""
+MIN_WINDOW_SECONDS: Final = 20.0
+"""Seconds from which that rate is used."""
+MAX_FREE_CRASHES = 2
+"""Number of prover crashes on one share that do not spend an attempt."""
 TREE_RETRY_SECONDS = 2.0
 """Seconds until a share is retried if no verified root covers its leaf yet."""
+
+
+class ProofTimes:
+    """Measures proofs and confirmations.
+
+    Args:
+        provers: number of concurrent proofs of this host.
+        get_estimate: the self-test's duration in seconds, None before it.
+
+    Attributes:
+        hosts: number of hosts that work on the queue; they are assumed to be equally fast.
+    """
+
+    def __init__(self, provers: int, get_estimate: Callable[[], float | None]) -> None:
+        self._provers = provers
+        self._get_estimate = get_estimate
+        self._recent: deque[float] = deque(maxlen=RECENT_PROOFS)
+        self._confirmed: deque[tuple[float, int]] = deque()  # monotonic time, total
+        self.hosts = 1
+
+    def record(self, seconds: float) -> None:
+        """Record the duration of a proof."""
+        self._recent.append(seconds)
+
+    def record_confirmed(self, total: int, now: float) -> None:
+        """Record the number of shares confirmed so far, also by reveals of other helpers. `now` is monotonic."""
+        self._confirmed.append((now, total))
+        while now - self._confirmed[0][0] > CONFIRMED_WINDOW_SECONDS:
+            self._confirmed.popleft()
+
+    def pace(self) -> ProofPace:
+        """Return the measured pace.
+
+        The queue shrinks at the rate of the own proofs, or of the confirmed shares if other helpers reveal more.
+        """
+        proof_seconds = fmean(self._recent) if self._recent else self._get_estimate() or UNKNOWN_SECONDS
+        own_rate = self.hosts * self._provers / max(proof_seconds, 0.001)
+        return ProofPace(proof_seconds, self._fastest_seconds(), max(own_rate, self._confirmed_rate()))
+
+    def can_finish_proof(self, end: float, chain_time: float) -> bool:
+        """Return whether a proof that begins now can be done before the end of its round.
+
+        Args:
+            end: the round's end, in Unix seconds.
+            chain_time: time of the newest block, in Unix seconds.
+        """
+        return can_finish_proof(end, chain_time, self._fastest_seconds())
+
+    def _fastest_seconds(self) -> float:
+        if self._recent:
+            return FASTEST_FRACTION * min(self._recent)
+        return UNMEASURED_FRACTION * (self._get_estimate() or 0.0)
+
+    def _confirmed_rate(self) -> float:
+        """Confirmed shares per second in the recent window, 0 if it is too short."""
+        if not self._confirmed:
+            return 0.0
+        (first, before), (last, after) = self._confirmed[0], self._confirmed[-1]
+        return (after - before) / (last - first) if last - first >= MIN_WINDOW_SECONDS else 0.0
+
+
+class AttemptBudget:
+    """Spends attempts and schedules retries, until the chain has closed the round of the share.
+
+    The time of a retry is stored before the wait begins, so that a restart does not shorten it.
+
+    Args:
+        node_pool: source of the time from which each delay is measured.
+        rounds: the end of each round.
+        quick_retries: number of retries within seconds; the later ones follow at longer intervals.
+    """
+
+    def __init__(
+        self, *, store: Store, node_pool: NodePool, rounds: RoundRegistry, stats: Stats, quick_retries: int = 5
+    ) -> None:
+        self._store = store
+        self._node_pool = node_pool
+        self._rounds = rounds
+        self._stats = stats
+        self._quick_retries = quick_retries
+
+    async def spend_attempt(self, share_id: int, share: QueuedShare | SentReveal, stage: str, reason: str) -> None:
+        """Spend one attempt of a share and schedule its retry.
+
+        The first failure after the quick retries is logged as an error: something does not pass by itself.
+
+        Args:
+            share: the share as it was read before this attempt.
+        """
+        self._stats.record_failure(stage, reason)
+        due_ms = self._retry_ms(share)
+        attempt = await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason)
+        if attempt:
+            self._stats.count(f"retry_{stage}")
+            if attempt == self._quick_retries + 1:
+                self._stats.count("quick_retries_failed")
+                log.error("quick_retries_failed", stage=stage, reason=reason, attempt=attempt)
+            else:
+                log.warning("reveal_retried", stage=stage, reason=reason, attempt=attempt)
+
+    def seconds_left(self, round_id: bytes) -> float:
+        """Seconds until the round's end; infinity if the round is not known."""
+        known = self._rounds.get(round_id)
+        return math.inf if known is None else self._rounds.latest_end(known) - self._node_pool.wall_time()
+
+    async def record_crash(self, queued: QueuedShare, reason: str) -> None:
+        """Record that a prover worker crashed on a share, and release it. The third crash spends an attempt."""
+        # Delayed here, so that no other host claims it before the attempt is spent below.
+        due_ms = queued.due_ms if queued.crashes < MAX_FREE_CRASHES else self._retry_ms(queued)
+        crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
+        if crashes:
+            self._stats.count("retry_prover")
+            log.warning("prover_worker_crashed", crashes=crashes)
+        if crashes > MAX_FREE_CRASHES:
+            await self.spend_attempt(queued.id, queued, "proof", reason)
+
+    def _retry_ms(self, share: QueuedShare | SentReveal) -> int:
+        """Time of the retry after one more failure, in Unix milliseconds.
+
+        Never before the share's due time, even if the clock was set back since.
+        """
+        known = self._rounds.get(share.round_id)
+        end = math.inf if known is None else float(known.vote_end_time)
+        last_attempt = (
+            end if known is None else last_attempt_time(share.first_due_ms / 1000, end, rank_fraction(share.rank))
+        )
+        time = retry_time(
+            share.attempts + 1,
+            self._node_pool.wall_time(),
+            quick_retries=self._quick_retries,
+            last_attempt=last_attempt,
+            end=end,
+        )
+        return max(int(time * 1000), share.due_ms)
+
+    async def fail_share(self, share_id: int, stage: str, reason: str) -> None:
+        """Fail a share permanently and log it. Its witness remains stored until its round is purged."""
+        self._stats.record_failure(stage, reason)
+        if await self._store.fail(share_id, stage=stage, note=reason):
+            self._stats.count("failed")
+            log.error("share_failed", stage=stage, reason=reason)
 
 
 class Revealer:

@@ -87,7 +87,6 @@ class ProcessFacts(NamedTuple):
         agreed: the greatest height that enough of the configured nodes have reached, 0 before the first.
         began_at: the first send of this message, or the start of sending on this host if that was later.
         ended_at: the end of the last send of the share, in the same way; None if it was never sent.
-        has_new_block: whether a node reports a block that was produced after `ended_at`.
         seconds_left: seconds until the round's end.
         is_circuit_refused: whether shares are now proven with another circuit.
     """
@@ -98,7 +97,6 @@ class ProcessFacts(NamedTuple):
     agreed: int
     began_at: float = -math.inf
     ended_at: float | None = None
-    has_new_block: bool = True
     seconds_left: float = math.inf
     is_circuit_refused: bool = False
 
@@ -113,6 +111,7 @@ class NodeFacts(NamedTuple):
         verdict: its last response to exactly this message, None without one.
         refuses_circuit: whether it has refused another proof of a circuit that no node has accepted.
         owes_response: whether a call with this share continues without a response.
+        has_new_block: whether this node, or enough nodes, report a block that was produced after the last send.
     """
 
     name: str
@@ -121,6 +120,7 @@ class NodeFacts(NamedTuple):
     verdict: Verdict | None = None
     refuses_circuit: bool = False
     owes_response: bool = False
+    has_new_block: bool = True
 
 
 def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]) -> Step:
@@ -130,7 +130,7 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
         return Wait(now + (reveal.due_ms - process.now_ms) / 1000, 0 if head is None else head + 1)
     if head is None:
         return Wait(now + RECHECK_SECONDS, 0)
-    reason = _reason_to_prove(reveal, process, head)
+    reason = _reason_to_prove(reveal, process, head, has_new_block=any(node.has_new_block for node in nodes))
     if reason:
         return ProveAnew(reason)
     first, last = reveal.first_sent_height, reveal.last_sent_height
@@ -141,11 +141,11 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
         # A height that is not above that of the last send says nothing: one of both may be false.
         if head < height if head > last else now < until:
             return Wait(until, height)
-    node = choose_node(nodes, now, process.seconds_left) if process.has_new_block else None
+    node = choose_node(nodes, now, process.seconds_left)
     return node or Wait(now + RECHECK_SECONDS, head + 1)
 
 
-def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int) -> str:
+def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, has_new_block: bool) -> str:
     """Why a share needs a new proof, "" if it does not."""
     outcome, first, last = reveal.last_outcome, reveal.first_sent_height, reveal.last_sent_height
     if process.is_circuit_refused and (not reveal.sends or outcome == Verdict.BAD_PROOF.name):
@@ -157,7 +157,7 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int) -> st
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
     # The recorded height was false, or waiting is of no use: the time alone decides.
-    if is_old and process.has_new_block and (head < first or outcome in _REFUSED_OUTCOMES):
+    if is_old and has_new_block and (head < first or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 
@@ -195,17 +195,18 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
     """Return the node to send to, None if no node may get the message now.
 
     First the nodes that have not received the share, then those that received it longest ago, because a node may accept
-    a reveal and drop it. Nodes that refused the message come last. A node that received it recently and has not
+    a reveal and drop it. Among those without it, nodes that refused its circuit come last; they get it too, because
+    another node may answer "spent" to every message. A node that received it recently and has not
     responded is not tried: more copies would only add to its load. While every node asks for a delay, one share after
     the other is sent to a node that is ready: it may accept reveals long before the time that it named.
     """
 
-    def preference(node: NodeFacts) -> tuple[bool, float, bool]:
+    def preference(node: NodeFacts) -> tuple[float, bool, bool]:
         is_refuser = node.refuses_circuit or node.verdict in MESSAGE_REFUSALS
-        return is_refuser, node.sent_at, node.penalty.avoid_until > now
+        return node.sent_at, is_refuser, node.penalty.avoid_until > now
 
     since = now - AVOIDANCE_SECONDS
-    candidates = [node for node in nodes if not (node.owes_response and node.sent_at > since)]
+    candidates = [n for n in nodes if n.has_new_block and not (n.owes_response and n.sent_at > since)]
     are_all_held = all(node.penalty.is_held(now, seconds_left) for node in candidates)
     for name, penalty, *_ in sorted(candidates, key=preference):
         if not penalty.is_held(now, seconds_left) or (are_all_held and now >= penalty.probe_at):

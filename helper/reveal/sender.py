@@ -15,7 +15,7 @@ from functools import partial
 
 import structlog
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
 from helper.chain.models import TxResult
@@ -32,9 +32,9 @@ from helper.lease.local import LocalLease
 from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy
-from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS, CircuitChoice
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
+from helper.reveal.revealer import AttemptBudget
 from helper.reveal.send_policy import NO_HEIGHT, NodeFacts, ProcessFacts, ProveAnew, Send, SendState, SendStates, Wait
 from helper.store.models import SentReveal
 from helper.store.store import Store
@@ -260,13 +260,14 @@ class Sender:
             agreed=self._node_pool.agreed_height or 0,
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
-            has_new_block=ended_at is None or self._node_pool.is_head_newer_than(ended_at),
             seconds_left=self._attempts.seconds_left(reveal.round_id),
             is_circuit_refused=self._circuits.is_outdated(reveal.prepared.circuit),
         )
-        return send_policy.decide(reveal, process, self._node_facts(reveal, state))
+        return send_policy.decide(reveal, process, self._node_facts(reveal, state, ended_at))
 
-    def _node_facts(self, reveal: SentReveal, state: SendState) -> list[NodeFacts]:
+    def _node_facts(self, reveal: SentReveal, state: SendState, ended_at: float | None = None) -> list[NodeFacts]:
+        pool = self._node_pool
+        newer = {node.name for node in pool.usable_nodes} if ended_at is None else pool.nodes_with_head_since(ended_at)
         sent_at = state.sent_at or {reveal.last_endpoint or "": 0.0}
         circuit_refusers = self._circuits.refusers.get(reveal.prepared.circuit, ())
         return [
@@ -277,6 +278,7 @@ class Sender:
                 state.verdicts.get(node.name),
                 node.name in circuit_refusers,
                 node.name in state.unanswered,
+                node.name in newer or len(newer) >= pool.needed,
             )
             for node in self._node_pool.usable_nodes
         ]
@@ -483,11 +485,11 @@ class Sender:
             callback()
 
     async def _is_proof_valid(self, reveal: SentReveal) -> bool:
-        """Check the proof with the local verifier, against the chain's root at its anchor."""
+        """Check the proof with the local verifier, against the root that it was made for. True if that is not known."""
         message = RevealMessage.from_tx(reveal.prepared.message)
-        anchor = self._trees.anchor_at(reveal.round_id, message.anchor_height)
+        anchor = self._trees.used_anchor(reveal.round_id, message.anchor_height)
         if anchor is None:
-            return True  # the tree was not restored that far back, so the proof cannot be checked
+            return True  # it was made before the start, or nodes have different roots at this height
         circuit = reveal.prepared.circuit
         try:
             statement = get_generation(circuit).create_statement(message, anchor.root)

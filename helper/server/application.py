@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -65,11 +66,12 @@ def add_document_route(
     tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
 
     @cache
-    def get_document() -> dict[str, Any]:
-        return generate_document(all_routes, authorized_roles=[holder for holder, token in tokens.items() if token])
+    def get_document() -> bytes:
+        roles = [holder for holder, token in tokens.items() if token]
+        return orjson.dumps(generate_document(all_routes, authorized_roles=roles))
 
     async def document(_request: Request) -> Response:
-        return JsonResponse(get_document())
+        return Response(get_document(), media_type=JsonResponse.media_type)
 
     all_routes = [*routes, ApiRoute("/openapi.json", document, "GET", DOCUMENT), *more_routes]
     return all_routes

@@ -16,7 +16,7 @@ IDLE_SECONDS: Final = 1.0
 """Seconds from which an idle connection may be closed: a wallet that posts several shares sends the next one sooner."""
 MAX_CLOSING: Final = 128
 """Connections above the limit while others are being closed, which may take a second: half of the reserved files."""
-MAX_PENDING_BYTES: Final = 48 << 20
+MAX_PENDING_BYTES: Final = 16 << 20
 """Maximum bytes of all incomplete requests, without the first `UNCOUNTED_BYTES` of each.
 
 Less than `BodyReader` permits, so that slow bodies do not exhaust that.

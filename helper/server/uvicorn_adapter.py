@@ -29,6 +29,8 @@ from helper.clock import Clock, SystemClock
 
 _ACCEPTS_PER_ITERATION: Final = 8
 """Connections that are accepted in one iteration of the event loop."""
+_MAX_JOINED_BYTES: Final = 16 << 10
+"""A longer part of a body is not joined with the head. Connections can share it, and a copy of it takes more time."""
 
 
 class _PipelineFlow(FlowControl):
@@ -70,7 +72,10 @@ class _ResponseTransport:
     def write(self, data: bytes) -> None:
         """Write bytes; hold the first ones until the next write, at most until the next iteration of the loop."""
         if self._held:
-            data, self._held = self._held + data, b""
+            if len(data) > _MAX_JOINED_BYTES:
+                self.flush()
+            else:
+                data, self._held = self._held + data, b""
         elif self._is_first:
             self._held, self._is_first = data, False
             self._loop.call_soon(self.flush)
@@ -215,6 +220,8 @@ class HttpConnection(HttpToolsProtocol):
         self.is_upgrade = self.parser.should_upgrade()
         if self.is_upgrade and self.parser.get_method() == b"CONNECT":
             raise ConnectRefusedError("CONNECT is not supported")
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client takes the 100 for its response (RFC 9110, section 10.1.1)
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self.transport, self.loop)  # type: ignore[assignment] # has its methods
         if self.is_upgrade:

@@ -116,10 +116,7 @@ FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
         b"PUT /livez HTTP/1.1\r\nHost: helper\r\nContent-Length: %d\r\n\r\n" % (64 << 20) + b"x" * (64 << 20),
     ),
 }
-"""Floods by name; each takes the port and the duration in seconds, and returns the number of bytes sent.
-
-Those of large bodies are last, because the heap keeps some of their memory.
-"""
+"""Floods by name; each takes the port and the duration in seconds, and returns the number of bytes sent."""
 
 
 if __name__ == "__main__":

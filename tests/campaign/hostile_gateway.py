@@ -6,7 +6,7 @@ bytes of it every half second, or nothing. Each connection is reopened when it i
 third address read rounds and leaves, and post votes of 20 kB.
 
 Requirements. No request of these wallets is refused, in the full form 99 % of them get a response within 50 ms, and the
-gateway uses at most 150 MB: the bodies are limited to 64 MiB, and each slow reader takes less than 0.5 MB. The kernel's
+gateway uses at most 150 MB: the bodies are limited to 24 MiB, and each slow reader takes less than 0.5 MB. The kernel's
 send buffers hold at most 16.8 MB: twice their size for each response in progress.
 
 Injected fault: the slot is acquired before the body is read, and no request is aborted to free one. Reported: "gateway,

@@ -10,7 +10,7 @@ Requirements. No share is lost, early or counted twice. A wallet gets "confirmed
 on the chain at that moment, and in the end for all shares. No share is sent twice at one height of the chain. No
 attempt is spent.
 
-Injected fault: `Sender._has_new_block` always returns True, so that the last known height of a node is used as its
+Injected fault: `NodeFacts.has_new_block` is always true, so that the last known height of a node is used as its
 current height. Reported: "broadcasts of a share at one height: 2 (≤ 1)". This was an original bug, found when the
 campaign was written.
 """

@@ -55,7 +55,7 @@ def send_requests(running: Installation, address: str) -> Iterator[dict[str, Any
 
 def find_provers(machine: BootedMachine, pid: int) -> list[int]:
     """Return the process ids of the provers of a service."""
-    return [int(number) for number in machine.sh(f"pgrep --parent {pid} --full prover.worker").split()]
+    return [int(number) for number in machine.sh(f"pgrep --parent {pid} --full prover_worker").split()]
 
 
 def read_status(machine: BootedMachine, pid: int) -> dict[str, str]:

@@ -48,7 +48,8 @@ async def chain(
 ) -> AsyncIterator[DevChain]:
     """The shared chain of an era, without faults. It has two nodes and accepts fake proofs.
 
-    Tests must use their own rounds.
+    Tests must use their own rounds. Between tests the chain produces no blocks, which would cost CPU and be read by the
+    helpers of later tests.
     """
     if era not in started_chains:
         flags = ["--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1", *era_flags(era)]
@@ -56,6 +57,9 @@ async def chain(
         await started.start()
         started_chains[era] = started
     shared = started_chains[era].with_client(http)
+    await shared.set_faults(halt_chain=False)
+    await shared.mine()
     yield shared
     for node in range(len(shared.nodes)):
         await shared.clear_faults(node=node)
+    await shared.set_faults(halt_chain=True)

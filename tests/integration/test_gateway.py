@@ -30,6 +30,7 @@ from helper.server.body_reader import BodyReader
 from helper.server.http_server import base_url, bind_tcp, create_server
 from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.devnet import DevChain
+from tests.support.fakes import wait_until
 from tests.support.harness import HelperProcess, run_helper, unix_time_in
 from tests.support.servers import serve_connections
 from tests.support.tcp_gate import open_gates
@@ -114,12 +115,6 @@ async def run_gateway(
         await task
         await gateway.aclose()
         await endpoints.aclose()
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_gateway_wallet_votes_through_one_address(

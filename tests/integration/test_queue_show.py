@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from devnet import ballot
 from devnet.wallet import CastVote
 from tests.support.command import run_in_process
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
+from tests.support.harness import HelperProcess, run_helper, unix_time_in
 from tests.support.prover_worker import PROPOSAL_REFUSED
 from tests.support.secrets import collect_secrets, secrets_in_text
 
@@ -73,44 +72,3 @@ async def test_queue_show_failed_attempt_has_times_and_stage(
         assert details["state"] in {"received", "witnessed"}
         assert share["ref"] in text
         assert_no_witness(vote, json.dumps(details), text)
-
-
-@pytest.mark.anyio
-async def test_queue_show_broadcast_share_has_transaction(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
-) -> None:
-    async with run_helper(tmp_path, http, chain) as helper:
-        await chain.set_faults(routes=["reveal-share"], never_include=1)
-        round_id = await chain.open_round()
-        async with helper.create_wallet() as wallet:
-            sealed = await wallet.seal_ballot(round_id, 1, 1, weight=7)
-            position = await wallet.cast_ballot(sealed)
-            vote = await wallet.post_shares(sealed, position, times=ballot.immediate_times(), indices=[3])
-        await helper.wait_until("has sent it", lambda facts: facts["counts"].get("answer_accepted"))
-        await chain.set_faults(freeze_blocks=True)  # ten blocks later the share would be proven again
-        share = await find_only_share(helper)
-        details, text = await show_share(helper, share["ref"])
-        ((message,),) = helper.query_rows("SELECT message FROM reveals")
-        assert details["state"] == "broadcast"
-        assert details["transaction"]["hash"].lower() == hashlib.sha256(message).hexdigest()
-        assert details["transaction"]["hash"] in text
-        text_json = json.dumps(details)
-        assert_no_witness(vote, text_json, text)
-        assert message.hex() not in text_json
-        await chain.clear_faults()
-        await chain.delegate(round_id, 1)  # changes the next message, because stand-in proofs are not random
-        await helper.wait_until_confirmed(vote)
-        assert (await helper.operator_get("/queue"))["shares"] == []
-
-
-@pytest.mark.anyio
-async def test_queue_show_waiting_share_contains_no_witness(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
-) -> None:
-    async with run_helper(tmp_path, http, chain) as helper:
-        round_id = await chain.open_round()
-        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(600)))
-        listed = (await helper.operator_get("/queue"))["shares"]
-        assert len(listed) == 16
-        details_list = [await helper.operator_get(f"/queue/{share['ref']}") for share in listed]
-        assert_no_witness(vote, json.dumps(listed), json.dumps(details_list), helper.log.read_text())

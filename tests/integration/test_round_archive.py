@@ -11,7 +11,7 @@ import pytest
 from devnet import ballot
 from helper.operations.archive.object_names import PART_BLOCKS
 from tests.integration.test_proof_bundle import ARCHIVE_CONFIG, run_command_line
-from tests.support.harness import cast_vote, run_chain_and_helper
+from tests.support.harness import WARM_UP_TIMEOUT_SECONDS, cast_vote, run_chain_and_helper
 from tests.support.s3 import ObjectStoreProcess
 
 SECONDS = 90
@@ -34,7 +34,7 @@ async def test_finished_round_is_archived_and_audited(tmp_path: Path, object_sto
         round_id = await chain.open_round(SECONDS, validators=3)
         await chain.delegate(round_id, 1)
         vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
-        await helper.wait_until_confirmed(vote)
+        await helper.wait_until_confirmed(vote, WARM_UP_TIMEOUT_SECONDS)
         end = (await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["vote_end_time"]
         await chain.post("/devnet/faults", {"halt_chain": True})
         await chain.post("/devnet/mine", {"blocks": 8, "time": end + 1})

@@ -19,7 +19,7 @@ from helper.audit.transactions import Contribution, decode
 from helper.audit.verdicts import CHECKS, Findings, Verdict
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import AuditError, NotFound
-from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round
+from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round, verify_each_once
 
 pytestmark = pytest.mark.anyio
 
@@ -28,18 +28,7 @@ Change = Callable[[MemorySource, random.Random], None]
 
 @pytest.fixture(autouse=True)
 def _verify_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verify each proof once for all audits: most tests alter one reveal of 16."""
-    verify = proofs.verify_each
-
-    def verify_each(circuit: str, items: list[tuple[bytes, proofs.Statement]]) -> list[str | None]:
-        new = [item for item in dict.fromkeys(items) if (circuit, item) not in _KNOWN]
-        _KNOWN.update(zip([(circuit, item) for item in new], verify(circuit, new), strict=True))
-        return [_KNOWN[circuit, item] for item in items]
-
-    monkeypatch.setattr(proofs, "verify_each", verify_each)
-
-
-_KNOWN: dict[tuple[str, tuple[bytes, proofs.Statement]], str | None] = {}
+    monkeypatch.setattr(proofs, "verify_each", verify_each_once)
 
 
 async def audit(source: MemorySource, **arguments: Any) -> Audit:

@@ -10,7 +10,6 @@ from helper.core.share import TRANSITIONS, Share, ShareState
 from tests.simulation.chain import EPOCH, SimChain
 from tests.simulation.event_log import EventLog
 from tests.simulation.host import ServiceHost
-from tests.simulation.liar import EARLIER_END_SECONDS, Lie
 from tests.simulation.node import SimNode
 from tests.simulation.prover import ProverFault
 from tests.simulation.scenario import RoundPlan, Scenario
@@ -97,7 +96,8 @@ class PromiseChecker:
         tolerance = CLOCK_TOLERANCE_SECONDS if now - EPOCH <= self.clock_wrong_until else 0.0
         if not tracked.is_reposted and now < tracked.share.submit_at - tolerance:
             self._event_log.record_violation("revealed early", nullifier, "by", tracked.share.submit_at - now)
-        self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
+        if not node.liar.lies:  # what a false node gets says nothing, and no true height keeps a send from it
+            self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
         self._check_reproof_interval(nullifier, message.tx_hash())
 
     def _check_reproof_interval(self, nullifier: bytes, tx_hash: bytes) -> None:
@@ -207,7 +207,7 @@ class PromiseChecker:
             sim_round = self._chain.rounds[known.share.round_id]
             if known.acknowledged_at is None:
                 is_valid = known.posted_at is not None and not known.is_refused
-                if is_valid and self._could_be_confirmed(known) and not self._may_be_held_back(known):
+                if is_valid and self._could_be_confirmed(known):
                     self._event_log.record_violation("a valid share was never accepted", spent, "due", known.due_at)
                 continue
             self.counts["acknowledged"] += 1
@@ -231,11 +231,6 @@ class PromiseChecker:
         if not tracked.plan.requires_all_shares and tracked.plan.end < self._plan.duration:
             return False
         return tracked.due_at <= end - END_MARGIN_SECONDS - self._plan.drain_seconds
-
-    def _may_be_held_back(self, tracked: TrackedShare) -> bool:
-        """Return whether the share may be refused until its round ends: it is due after the end that a node reports."""
-        is_end_false = any(Lie.FALSE_END in episode.lies for episode in self._plan.lie_episodes)
-        return is_end_false and tracked.due_at >= tracked.plan.end - EARLIER_END_SECONDS
 
     def _may_have_missed_blocks(self) -> bool:
         """Return whether blocks may be missing because every node had pruned them."""

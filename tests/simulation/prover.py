@@ -9,8 +9,8 @@ from enum import Enum
 
 import proofs
 from helper.errors import ProverCrashed, ProverTimeout
-from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.process import WorkerProcess
+from helper.reveal.prover_pool import WorkerProcess
+from helper.reveal.prover_worker import Frame
 from tests.simulation.fakes import commitment, is_valid_proof, nullifier, prove, shares_hash
 
 

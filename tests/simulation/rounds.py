@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from helper.chain.reveal_transaction import RevealMessage
 from helper.observability.stats import percentile
-from helper.reveal.backlog import Backlog
+from helper.reveal.dispatcher import Backlog
 from tests.campaign.rank_correlation import rank_correlation
 from tests.simulation.node import SimNode
 from tests.simulation.run import patch_environment

@@ -92,7 +92,7 @@ def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) 
             patch.object(anyio.to_thread, "run_sync", run_inline),
             patch.object(secrets, "token_bytes", key_rng.randbytes),
             patch.object(secrets, "token_hex", lambda size: key_rng.randbytes(size).hex()),
-            patch("helper.chain.round_tree.CommitmentTree", SimTree),
+            patch("helper.chain.commitment_trees.CommitmentTree", SimTree),
             patch.object(proofs, "vote_commitment", commitment),
         ):
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helper.core import dispatch_order
-from helper.reveal.backlog import Backlog
+from helper.reveal.dispatcher import Backlog
 from tests.campaign.rank_correlation import chance_bound, rank_correlation
 from tests.simulation.rounds import BACKLOG_START, RoundsResult, backlog_seconds, p99, simulate_rounds
 

@@ -22,6 +22,15 @@ import structlog
 from helper.cli.main import main
 
 TIMEOUT_SECONDS = 120.0
+HARDENED_MODULES = [
+    "app.startup",
+    "cli.db",
+    "cli.db_copy",
+    "cli.db_encrypt",
+    "cli.queue",
+    "cli.queue_transfer",
+    "doctor.run",
+]
 LOW_WORK_FACTOR = 5
 """Work factor of encryption with a passphrase: milliseconds instead of a second each time."""
 
@@ -116,7 +125,7 @@ def isolate_commands() -> Iterator[None]:
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     configuration = structlog.get_config() if structlog.is_configured() else None
     with ExitStack() as patches:
-        for module in ("cli.db", "cli.db_copy", "cli.db_encrypt", "cli.queue", "cli.queue_transfer", "doctor.run"):
+        for module in HARDENED_MODULES:
             patches.enter_context(patch(f"helper.{module}.harden_process", list))
         patches.enter_context(patch("os.nice", lambda increment: increment))
         patches.enter_context(patch("helper.store.backup.WORK_FACTOR", LOW_WORK_FACTOR))
@@ -141,5 +150,6 @@ async def run_in_process(directory: Path, *arguments: str) -> CommandResult:
             return ended.code if isinstance(ended.code, int) else 0
 
     with isolate_commands(), chdir(directory), redirect_stdout(out), redirect_stderr(err):
-        exit_code = await asyncio.to_thread(run)
+        # Not `to_thread`: with this task's context, `anyio.run` would refuse to run in the thread.
+        exit_code = await asyncio.get_running_loop().run_in_executor(None, run)
     return CommandResult(exit_code, out.getvalue(), err.getvalue(), seconds=0.0)

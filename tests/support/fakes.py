@@ -13,21 +13,21 @@ from typing import Any
 
 import httpx
 
-from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
+from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
-from helper.reveal.prover.pool import Proof, ProverPool
+from helper.reveal.prover_pool import Proof, ProverPool
 from tests.support.clock import FakeClock
 
 START_TIME = 1_795_268_000
 ROUND, OTHER_ROUND = bytes(range(32)), bytes(range(1, 33))
 CHAIN_ID = "svote-test"
 HOUR_SECONDS = 3600.0
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 ANCHOR = Anchor(height=90, size=1000, root=b"\x0a" * 32)
 FIRST_NODE, SECOND_NODE = "first:80", "second:80"
 
@@ -69,7 +69,7 @@ async def wait_until(condition: Callable[[], object]) -> None:
         for turn in itertools.count():
             if condition():
                 return
-            await asyncio.sleep(0 if turn < 1000 else 0.005)
+            await asyncio.sleep(0 if turn < 10_000 else 0.005)
 
 
 async def wait_for_length(items: Sequence[object], length: int) -> None:
@@ -166,7 +166,7 @@ class FakeTrees(CommitmentTreeSync):
     def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
         return self.newest if self.newest is not None and position < self.newest.size else None
 
-    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
+    def used_anchor(self, round_id: bytes, height: int) -> Anchor | None:
         return self.known.get(height)
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:

@@ -20,7 +20,7 @@ from helper.circuits.registry import GENERATIONS
 from helper.core.share import InvalidChoice, Share
 from helper.ingest.schema import ArrayField, Base64Field, HexField, IntegerField, ObjectField, PayloadError
 from helper.ingest.validator import CheckedShare, Result
-from helper.reveal.prover.worker import CircuitEngine, main
+from helper.reveal.prover_worker import CircuitEngine, main
 from proofs import CircuitInfo
 
 NAME = "x37"

@@ -18,8 +18,7 @@ from pathlib import Path
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
 from helper.circuits.single_choice import SingleChoiceGeneration
-from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.worker import CircuitEngine, main
+from helper.reveal.prover_worker import CircuitEngine, Frame, main
 
 K10 = SingleChoiceGeneration(proofs.CIRCUITS["k10"], first_version=None, proof_cost=1.0)
 PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43

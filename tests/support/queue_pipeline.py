@@ -19,14 +19,11 @@ from helper.chain.round_and_tree_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits
 from helper.errors import StoreError
 from helper.observability.stats import Stats
-from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.backlog import Backlog
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.dispatcher import Dispatcher, DispatchGate
-from helper.reveal.proof_times import ProofTimes
-from helper.reveal.prover.pool import ProverPool
-from helper.reveal.retention import Retention
-from helper.reveal.revealer import Revealer
+from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate
+from helper.reveal.prover_pool import ProverPool
+from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.store.models import QueuedShare
 from helper.store.sqlite.store import SqliteStore
@@ -148,7 +145,7 @@ class Pipeline:
         )
         self.make_sender = partial(Sender, **reveal_parts, verifier=prover or self.prover)
         self.sender = self.make_sender()
-        self.retention = Retention(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
+        self.closing = RoundClosing(**common_parts, rounds=self.rounds, purge_after=24 * HOUR_SECONDS)
         self.listener = SimpleNamespace(is_ready=True, disputed_height=None, stalled_height=None, gap_count=0)
         self.gates = Gates(
             store=self.store,
@@ -168,7 +165,7 @@ class Pipeline:
             store=self.store,
             revealer=self.revealer,
             sender=self.sender,
-            retention=self.retention,
+            closing=self.closing,
             get_gate=self.gate,
             backlog=Backlog(
                 store=self.store,

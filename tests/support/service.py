@@ -25,7 +25,7 @@ from helper.chain.rest_client import ChainClient
 from helper.clock import SystemClock
 from helper.config import load
 from helper.observability.log_config import configure
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import ScaledClock
 

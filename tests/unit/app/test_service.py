@@ -22,6 +22,7 @@ from helper.server.application import create_app
 from helper.store.ledger import LEDGER_KEY, BlockRange, Ledger, format_ledger
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
+from tests.support.fakes import wait_until
 from tests.support.release import create_signed_release, sign_sums, write_sums
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
 from tests.unit.store.fixtures import enqueue_shares
@@ -374,9 +375,7 @@ async def test_service_with_displaced_database_pauses_until_it_is_back(harness: 
     assert (response.status_code, reason in response.text) == (503, True)
 
     (tmp_path / "aside.db").rename(tmp_path / "q.db")
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while service.gates.intake_pause_reason() is not None:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: service.gates.intake_pause_reason() is None)
     await service.store.set_meta("test", "value")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import platform
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -56,3 +59,27 @@ async def test_run_service_hardens_process_and_configures_garbage_collection_bef
     frozen, threshold = started[0]
     assert frozen > 10_000
     assert threshold == YOUNG_OBJECTS
+
+
+HEAP_SCRIPT = """
+import resource
+from pathlib import Path
+from helper.app.startup import return_freed_memory
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+return_freed_memory()
+bytearray(8 << 20)  # with the default, similar ones are in the heap from now on
+before = resident_bytes()
+held = [(bytearray(300_000), bytes(1000)) for _ in range(100)]
+full = resident_bytes()
+held = [small for _, small in held]
+print(full - before > 25e6, resident_bytes() - before < 5e6)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps the memory")
+def test_memory_of_large_buffers_is_returned_when_they_are_freed() -> None:
+    completed = subprocess.run([sys.executable, "-c", HEAP_SCRIPT], capture_output=True, check=True, text=True)
+    assert completed.stdout.split() == ["True", "True"]

@@ -23,6 +23,7 @@ from helper.operations.archive.round_data import StoredAudit, parse_object
 from tests.support.audit_rounds import threshold_round
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
+from tests.support.fakes import wait_until
 from tests.support.round_archive import archive_round
 
 pytestmark = pytest.mark.anyio
@@ -221,9 +222,7 @@ async def test_worker_process_is_killed_with_its_task(tmp_path: Any) -> None:
     path = tmp_path / "pid"
     text = f"import os, sys, pathlib; pathlib.Path({str(path)!r}).write_text(str(os.getpid())); sys.stdin.read()"
     task = asyncio.create_task(run_worker_process(script(text), JOB))
-    async with asyncio.timeout(20):
-        while not (path.exists() and path.read_text()):
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: path.exists() and path.read_text())
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -466,14 +466,11 @@ async def test_find_counted_queries_only_due_messages_of_other_machine(rpc: bool
 
 
 @pytest.mark.rule("R12")
-async def test_sent_reveal_check_queries_spent_nullifiers_later() -> None:
-    env = Environment(rpc=True, height=999, cursor=990)
+async def test_sent_reveal_check_queries_spent_nullifiers() -> None:
+    env = Environment(rpc=True, height=1000, cursor=990)
     env.node.spent_nullifiers.add(reveal(1).nullifier)
     env.store.sent = [sent_reveal(1, "SPENT"), sent_reveal(2, "SPENT"), sent_reveal(3)]
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
-    await env.follow()
-    assert env.spent == []
-    env.node.height = 1000
     await env.follow()
     assert env.spent == [1]
     assert env.store.own_nullifiers == {}
@@ -801,8 +798,9 @@ async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirme
     await env.endpoints.probe_all()
     env.store.sent = [replace(sent_reveal(1), first_sent_height=990, last_outcome="SPENT")]
     check = env.follower._sent_reveal_check.check_spent
-    for node, confirmed in ((env.node, []), (env.others[0], [11])):
+    assert await check(1000) == []
+    for node, height, confirmed in ((env.node, 1010, []), (env.others[0], 1020, [11])):
         node.spent_nullifiers.add(reveal(1).nullifier)
         node.add_transaction(500, reveal(1).to_tx(), reveal_result(1))
-        assert await check(990) == await check(1001) == []
-        assert await check(1000) == confirmed
+        assert await check(height - 1) == []
+        assert await check(height) == confirmed

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
 from tests.support.clock import FakeClock

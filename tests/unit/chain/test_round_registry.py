@@ -142,6 +142,7 @@ async def test_one_false_list_changes_nothing_and_accuses_no_honest_node(
     is_accused = len(hosts) > 2 and problem != "no longer listed"
     assert (problem in str(env.endpoints.unusable_reasons()["liar:1317"])) is is_accused, "two others contradict it"
     assert len(env.endpoints.usable_nodes) == len(hosts) - is_accused
+    assert env.registry.unconfirmed_reports() == {ROUND_ID: f"{problem} by liar:1317"}
     env.network.nodes = {"liar": env.nodes["liar"]}
     await env.advance_blocks()
     await env.sync()
@@ -194,6 +195,8 @@ async def test_rounds_that_are_not_agreed_are_limited_and_crowd_out_no_other() -
     env.nodes["honest"].rounds = [recorded_round(1), other_round()]
     await env.advance_blocks()
     await env.sync()
+    env.nodes["liar"].rounds = [*invented_rounds(1000, created_at_height=1)[500:], recorded_round(1)]
+    await env.sync()
     assert len(env.registry.unconfirmed_reports()) == len(env.registry._records) - 1 == round_registry.MAX_HELD_ROUNDS
     assert [known.round_id for known in env.registry.active_rounds()[:1]] == [ROUND_ID], "the agreed ones come first"
     assert env.registry.get(OTHER_ID) is not None
@@ -241,6 +244,7 @@ async def test_round_that_is_listed_while_the_other_node_is_silent_is_active() -
     silent = env.network.nodes.pop("b")
     await env.sync()
     assert len(env.registry.active_rounds()) == 1
+    assert not env.registry.is_synced, "the follower must not begin without the rounds that are not agreed yet"
     assert env.store.stored_rounds == {}
     env.network.nodes["b"] = silent
     await env.advance_blocks()
@@ -438,9 +442,8 @@ async def test_purged_round_is_not_stored_again() -> None:
 @pytest.mark.rule("R15")
 async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
     env = Environment(now=VOTE_END + 50)
+    env.nodes["a"].rounds = [closed_round_json()]
     env.store.with_shares = {ROUND_ID}
-    env.set_rounds(closed_round_json())
-    await env.registry.restore()
     await env.sync()
     assert list(env.store.stored_rounds) == [ROUND_ID]
     env.registry.record_block(VOTE_END + 40)
@@ -595,6 +598,9 @@ async def test_end_confirmed_by_other_host_is_applied() -> None:
     await env.sync()
     await other.reload_from_store()
     assert stored_end(other) == LATER
+    third = RoundRegistry(env.store, env.endpoints)
+    await third.reload_from_store()
+    assert stored_end(third) == LATER, "a round that this host has not listed yet"
 
 
 @pytest.mark.rule("R14")
@@ -700,7 +706,6 @@ async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -
 async def test_status_never_goes_back(before: int) -> None:
     env = Environment("a", "b")
     env.store.with_shares = {ROUND_ID}
-    await env.registry.restore()
     env.set_rounds(recorded_round(1) | {"status": before})
     await env.sync()
     await env.advance_blocks()
@@ -745,6 +750,19 @@ async def test_round_listed_as_ended_is_unconfirmed_until_second_node_responds()
     await env.advance_blocks()
     await env.sync()
     assert len(env.registry.active_rounds()) == 1
+
+
+async def test_ended_round_on_whose_end_nodes_differ_at_first_is_known_once_they_agree() -> None:
+    env = Environment("a", "b")
+    env.set_rounds(closed_round_json())
+    env.nodes["a"].rounds = [closed_round_json() | {"vote_end_time": VOTE_END - 1}]
+    await env.sync()
+    assert env.registry.get(ROUND_ID) is None
+    env.set_rounds(closed_round_json())
+    await env.advance_blocks()
+    await env.sync()
+    assert status_of(env.registry) is RoundStatus.FINALIZED
+    assert env.store.stored_rounds == {}
 
 
 async def test_frozen_round_with_waiting_shares_is_reported() -> None:

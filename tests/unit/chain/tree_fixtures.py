@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
-from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from proofs import CommitmentTree
 from tests.support.clock import FakeClock
@@ -63,6 +63,11 @@ class TreeEnvironment:
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         await self.trees.restore()
         return self.trees
+
+    async def sync_with_first(self, number: int) -> None:
+        """Synchronize the trees; this node is asked first."""
+        self.trees._syncs = 2 * number
+        await self.trees.sync(100)
 
     def nodes_in_backoff(self) -> list[str]:
         return [name for name, reason in self.endpoints.unusable_reasons().items() if reason is not None]

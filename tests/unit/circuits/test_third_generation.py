@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_trees import Anchor
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import registry
@@ -24,7 +24,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import CheckedShare, ShareValidator, checked_share
 from helper.operations.export_format import encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from helper.store.action_models import ExportedShare

@@ -37,7 +37,7 @@ from helper.operations.archive.object_names import (
 from helper.operations.proof_bundle import ProofBundle, pack_bundle
 from proofs import CIRCUITS
 from tests.recorded.test_audit import heads
-from tests.support.audit_rounds import MemorySource, RecordedNodes, threshold_round
+from tests.support.audit_rounds import MemorySource, RecordedNodes, threshold_round, verify_each_once
 from tests.support.bucket import MemoryBucket
 from tests.support.round_archive import archive_round
 from tests.support.schemas import assert_conforms
@@ -62,6 +62,7 @@ def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTranspor
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedNodes]:
     """Two nodes that serve the recorded threshold round, in the settings of an empty directory."""
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
+    monkeypatch.setattr("proofs.verify_each", verify_each_once)
     monkeypatch.setattr("helper.audit.nodes._HEAD_SECONDS", 0.0)
     recorded = RecordedNodes(threshold_round())
     monkeypatch.setattr("helper.audit.nodes.RETRY_SECONDS", (0.0,))

@@ -1,18 +1,22 @@
-"""`serve` before the service runs: a second helper on one database is refused early."""
+"""`serve` before the service runs: a second helper on one database, or an unusable database, is refused."""
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from helper.cli.early_lock_check import require_single_instance
+from helper.clock import SystemClock
 from helper.config import load, peek_database_path
 from helper.errors import StoreLocked
 from helper.store import factory
 from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.opening import open_database
 from tests.support.command import run_refused_serve
 from tests.unit.cli.test_main import run_command
 from tests.unit.runtime.test_systemd import UNREACHABLE_NODE_CONFIG
@@ -145,3 +149,65 @@ def test_serve_on_a_network_file_system_is_refused(
     assert f"{tmp_path} is on virtiofs" in error
     assert "Put the database on a local disk" in error
     assert not (tmp_path / "q.db").exists()
+
+
+def damage_pages(path: Path) -> None:
+    """Overwrite every page after the first."""
+    open_database(path, SystemClock()).close()
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
+
+
+def truncate_file(path: Path) -> None:
+    """Remove the second half."""
+    open_database(path, SystemClock()).close()
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2 // 4096 * 4096])
+
+
+def write_foreign_database(path: Path) -> None:
+    """Create the database of another program."""
+    with sqlite3.connect(path) as file:
+        file.execute("CREATE TABLE recipes (name TEXT)")
+    file.close()
+
+
+def write_newer_version(path: Path) -> None:
+    """Set the version of a newer release."""
+    open_database(path, SystemClock()).close()
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 9999")
+    file.close()
+
+
+def write_text_file(path: Path) -> None:
+    """Write a text file."""
+    path.write_text("buy milk\n" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("damage_file", "error", "advises"),
+    [
+        (damage_pages, "damaged", "backup"),
+        (truncate_file, "damaged", "backup"),
+        (write_foreign_database, "another program", "db_path"),
+        (write_newer_version, "newer version", "version"),
+        (write_text_file, "not a database", "db_path"),
+    ],
+)
+def test_serve_with_unusable_database_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage_file: Callable[[Path], None],
+    error: str,
+    advises: str,
+) -> None:
+    database = tmp_path / "q.db"
+    damage_file(database)
+    before = database.read_bytes()
+    assert run_command("serve", "--config", str(write_config(tmp_path))) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert error in printed.err
+    assert advises in printed.err.splitlines()[-1], "the last line is the advice"
+    assert database.read_bytes() == before, "the file is unchanged"

@@ -106,25 +106,22 @@ def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Pat
     assert "\x1b" not in completed.stdout + completed.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("svote-helper que", {"queue"}),
-        ("svote-helper queue re", {"retry"}),
-        ("svote-helper queue ex", {"export"}),
-        ("svote-helper proof ''", {"export", "verify"}),
-        ("svote-helper queue list --sta", {"--state", "--stage"}),
-        ("svote-helper queue list --state ''", {"received", "witnessed", "broadcast", "failed"}),
-    ],
-)
-def test_bash_completion_completes_words(tmp_path: Path, line: str, offered: set[str]) -> None:
-    completed = run_shell(
-        "source <(svote-helper completion bash) && complete -p svote-helper >/dev/null &&"
-        f" COMP_WORDS=({line}) && COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) &&"
-        " _svote_helper_completion svote-helper && printf '%s\\n' \"${COMPREPLY[@]}\"",
-        tmp_path,
-    )
-    assert (set(completed.stdout.split()), completed.stderr) == (offered, "")
+def test_bash_completion_completes_words(tmp_path: Path) -> None:
+    offered = {
+        "svote-helper que": {"queue"},
+        "svote-helper queue re": {"retry"},
+        "svote-helper queue ex": {"export"},
+        "svote-helper proof ''": {"export", "verify"},
+        "svote-helper queue list --sta": {"--state", "--stage"},
+        "svote-helper queue list --state ''": {"received", "witnessed", "broadcast", "failed"},
+    }
+    script = ["source <(svote-helper completion bash)", "complete -p svote-helper >/dev/null"]
+    for line in offered:
+        script += [f"COMP_WORDS=({line})", "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))"]
+        script += ["_svote_helper_completion svote-helper", 'echo "${COMPREPLY[*]}"']
+    completed = run_shell(" && ".join(script), tmp_path)
+    assert [set(line.split()) for line in completed.stdout.splitlines()] == list(offered.values())
+    assert completed.stderr == ""
 
 
 def test_other_shells_have_completion_scripts(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from helper.doctor.proving import MEASURED_PROOFS, measure_proof_seconds
 from helper.errors import ProverCrashed, ProverError
-from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
+from helper.reveal.prover_pool import WorkerCommand, WorkerProcess, WorkerSpawner
+from helper.reveal.prover_worker import Frame
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
-from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
+from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
@@ -126,7 +126,6 @@ class FakeChain:
             are_proposals_agreed=round_id not in self.proposal_reports,
             earliest_end=self.other_ends.get(round_id),
             latest_end=0,
-            frozen=None,
         )
 
     def size(self, round_id: bytes) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,16 +36,6 @@ from tests.unit.operations.action_fixtures import (
     stream_lines,
 )
 from tests.unit.store.fixtures import query_rows as sqlite_rows
-
-
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
-    harness_ = OperationsHarness(tmp_path / "queue.db")
-    await harness_.open()
-    await harness_.store.set_meta("chain_id", "chain-1")
-    yield harness_
-    await harness_.store.close()
-
 
 NOTHING_IMPORTED = dict.fromkeys(
     ("taken", "revived", "known", "queued", "failed", "damaged", "conflict", "spent", "closed", "unknown", "invalid"), 0

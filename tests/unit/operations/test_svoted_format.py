@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,15 +34,6 @@ from tests.unit.operations.action_fixtures import (
 )
 
 LATER = END - 100
-
-
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
-    harness_ = OperationsHarness(tmp_path / "queue.db")
-    await harness_.open()
-    await harness_.store.set_meta("chain_id", "chain-1")
-    yield harness_
-    await harness_.store.close()
 
 
 def convert_row(row: dict[str, Any], **changes: Any) -> ExportedShare:

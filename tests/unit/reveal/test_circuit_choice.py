@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_trees import Anchor
 from helper.chain.models import Block, BlockHead, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import StoreFull

@@ -26,10 +26,9 @@ from helper.errors import (
     ReleaseError,
     StoreError,
 )
-from helper.reveal.prover import pool as pool_module
-from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.pool import Proof, ProverPool
-from helper.reveal.prover.process import WorkerCommand, WorkerProcess
+from helper.reveal import prover_pool as pool_module
+from helper.reveal.prover_pool import Proof, ProverPool, WorkerCommand, WorkerProcess
+from helper.reveal.prover_worker import Frame
 from tests.support import prover_worker
 from tests.support.fakes import create_provable_share
 
@@ -380,7 +379,7 @@ import asyncio, sys
 import structlog
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 from helper.clock import SystemClock
-from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover_pool import ProverPool
 async def main():
     pool = ProverPool(workers=2, circuits=("k10",), clock=SystemClock(), command={command!r})
     runner = asyncio.create_task(pool.run())

@@ -81,7 +81,9 @@ def test_message_is_not_sent_before_its_due_time() -> None:
 
 def test_nothing_is_sent_without_a_node_in_sync_or_a_new_block() -> None:
     assert step_at(103, process={"head": None}) == Wait(NOW + RECHECK_SECONDS, 0)
-    assert step_at(103, process={"has_new_block": False}) == Wait(NOW + RECHECK_SECONDS, 104)
+    stale = tuple(node._replace(has_new_block=False) for node in NODES)
+    assert step_at(103, nodes=stale) == Wait(NOW + RECHECK_SECONDS, 104)
+    assert step_at(103, nodes=(stale[0], NODES[1])) == Send(NODES[1].name), "only a node that has the block gets it"
     assert step_at(103, nodes=()) == Wait(NOW + RECHECK_SECONDS, 104)
 
 
@@ -132,7 +134,6 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
         ({"head": 40, "agreed": 40, "began_at": NOW - 60}, "ACCEPTED", ProveAnew),  # it was sent at a false height
         ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - 10}, "ACCEPTED", Send),
         ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - 9}, "ACCEPTED", Wait),
-        ({"head": 40, "agreed": 40, "has_new_block": False, "began_at": NOW - 99}, "REFUSED_ANCHOR", Wait),
     ],
 )
 def test_time_decides_where_heights_stand_still_or_are_false(
@@ -193,8 +194,9 @@ def test_any_outcomes_give_one_send_per_height_and_one_proof_in_ten_blocks(
         ({}, {}, "a"),
         ({"sent_at": 990.0}, {}, "b"),
         ({"sent_at": 990.0}, {"sent_at": 995.0}, "a"),
-        ({"verdict": Verdict.BAD_PROOF}, {"sent_at": 995.0}, "b"),
-        ({"refuses_circuit": True}, {"sent_at": 995.0}, "b"),
+        ({"verdict": Verdict.BAD_PROOF, "sent_at": 995.0}, {"sent_at": 990.0}, "b"),
+        ({"refuses_circuit": True}, {}, "b"),
+        ({"refuses_circuit": True}, {"sent_at": 995.0}, "a"),
         ({"penalty": Penalty(avoid_until=1001.0)}, {}, "b"),
         ({"penalty": Penalty(avoid_until=1000.0)}, {}, "a"),
         ({"penalty": Penalty(avoid_until=1001.0)}, {"sent_at": 990.0}, "a"),

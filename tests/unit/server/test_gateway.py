@@ -12,6 +12,7 @@ import pytest
 from helper.chain.node_http import SHORT_BODY_BYTES
 from helper.core.refusals import ATTEMPT_HEADER
 from helper.server.routes.gateway import GET_PATHS, POST_PATHS, GatewayLimits
+from tests.support.fakes import wait_until
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded
 from tests.unit.server.gateway_fixtures import running_gateway
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, error_text, no_route_text
@@ -472,12 +473,6 @@ async def test_gateway_concurrency_is_limited() -> None:
             named = await client.post(f"{API}/cast-vote", json=VOTE_BODY, headers={ATTEMPT_HEADER: "0f" * 32})
             assert (named.status_code, named.headers["retry-after"]) == (429, "2")
         assert harness.gateway.active_count == 0
-
-
-async def wait_until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
-        while not holds():
-            await anyio.sleep(0.005)
 
 
 def test_gateway_lists_have_no_duplicates_and_no_reveal() -> None:

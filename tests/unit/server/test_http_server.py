@@ -38,6 +38,7 @@ from helper.server.http_server import (
     create_server,
     listen_unix,
 )
+from tests.support.fakes import wait_until
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
     PATIENCE_SECONDS,
@@ -130,12 +131,6 @@ def received_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     monkeypatch.setattr(ConnectionEvictor, "add_pending", record)
     return lambda: sum(sizes)
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 FEW_CONNECTIONS = ConnectionLimits(head_seconds=60, max_connections=2, eviction_seconds=0)
@@ -250,6 +245,13 @@ async def test_connection_closes_after_final_response_to_expect_100(expect: str,
         response = await client.read_rest()
     assert b"\r\nconnection: close\r\n" in response, "a proxy must not reuse the connection"
     assert len(re.findall(rb"HTTP/1.1 [2-5]", response)) == 1, "the next request may be read as the body"
+
+
+async def test_connection_sends_no_100_response_to_http_1_0() -> None:
+    head = b"POST /echo HTTP/1.0\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    async with run_server(PATIENT) as port:
+        response = await (await RawClient.connect(port, head + b"x" * 9)).read_rest()
+    assert response.startswith(b"HTTP/1.1 200 OK\r\n"), "it would be taken for the final one"
 
 
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(

@@ -322,6 +322,14 @@ async def respond_in_parts(_scope: Scope, _receive: Receive, send: Send) -> None
         await send({"type": "http.response.body", "body": part, "more_body": part != b"c"})
 
 
+LONG_BODY = b"x" * 100_000
+
+
+async def respond_long(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100000")]})
+    await send({"type": "http.response.body", "body": LONG_BODY})
+
+
 async def respond_and_fail(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     raise ValueError("no body")
@@ -348,9 +356,10 @@ HEAD_LINES = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n%b\r\n"
         (b"GET / HTTP/1.0", respond_whole, [HEAD_LINES % (2, b"connection: close\r\n") + b"ok"], True),
         (b"HEAD / HTTP/1.0", respond_whole, [HEAD_LINES % (2, b"connection: close\r\n")], True),
         (b"GET / HTTP/1.1", respond_in_parts, [HEAD_LINES % (3, b""), b"a", b"b", b"c"], False),
+        (b"GET / HTTP/1.1", respond_long, [HEAD_LINES % (100_000, b""), LONG_BODY], False),
         (b"GET / HTTP/1.1", respond_and_fail, [HEAD_LINES % (2, b"")], True),
     ],
-    ids=["whole", "head", "whole, close", "head, close", "parts", "failed after the head"],
+    ids=["whole", "head", "whole, close", "head, close", "parts", "long", "failed after the head"],
 )
 def test_response_head_is_written_with_the_body_or_without_delay(
     request_line: bytes, app: ASGIApp, writes: list[bytes], is_closed: bool

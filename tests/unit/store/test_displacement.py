@@ -26,6 +26,7 @@ from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
+from tests.support.fakes import wait_until
 from tests.unit.store.fixtures import ROUND, StoreOpener, enqueue_shares, read_database_files
 
 PATIENCE_SECONDS = 60.0
@@ -129,12 +130,6 @@ def count_shares(open_sqlite_store: StoreOpener) -> ShareCounter:
         return await number_of_shares(await open_sqlite_store(database))
 
     return count
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def number_of_shares(store: SqliteStore) -> int:

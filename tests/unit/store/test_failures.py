@@ -21,6 +21,7 @@ from helper.store.sqlite.errors import UnreadableRowError, is_disk_full, is_envi
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
+from tests.support.fakes import wait_until
 from tests.unit.store.fixtures import (
     NOW,
     ROUND,
@@ -199,9 +200,7 @@ async def test_failing_disk_is_reported_and_probed_until_it_recovers(store: Sqli
     await store._writer.run(partial(deny_writes, refused=False))
     assert store.write_error is not None, "a transaction without a change is no evidence"
     clock.advance(1)
-    async with asyncio.timeout(10):
-        while store.write_error is not None:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: store.write_error is None)
     await enqueue_shares(store, 1)
 
 
@@ -211,9 +210,7 @@ async def test_disk_probe_writes_and_syncs(store: SqliteStore, path: Path, clock
     before = read_database_files(path)["queue.db-wal"]
     clock.advance(1)
     await store._writer.run(lambda _: None)
-    async with asyncio.timeout(10):
-        while store.write_error is not None:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: store.write_error is None)
     assert read_database_files(path)["queue.db-wal"] != before
 
 

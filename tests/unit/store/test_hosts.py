@@ -262,9 +262,7 @@ async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, ba
     # As if the lease expired now: the row is locked, so the new holder has to wait.
     taking = asyncio.create_task(host_b.acquire_sender_lease(outer=7))
     waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'two' AND wait_event_type = 'Lock'"
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not backend.query_rows(waiting):
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: backend.query_rows(waiting))
     assert not taking.done()
     resume.set()
     assert await note_task
@@ -328,9 +326,7 @@ async def test_notifications_reach_all_hosts(
     await listening.open()
 
     async def expect_received(*expected: str) -> None:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while received[-len(expected) :] != [*expected]:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: received[-len(expected) :] == [*expected])
 
     try:
         host_a = await join_host("one")
@@ -565,9 +561,7 @@ async def test_live_host_renews_its_claims(
         await enqueue_shares(store, 1)
         await claim_all_due(store)
         ((first,),) = backend.query_rows("SELECT until FROM claims")
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while backend.query_rows("SELECT until FROM claims")[0][0] <= first:
-                await asyncio.sleep(0.05)
+        await wait_until(lambda: backend.query_rows("SELECT until FROM claims")[0][0] > first)
     finally:
         await store.close()
 
@@ -930,9 +924,7 @@ async def test_acknowledged_shares_survive_server_crash(
             acknowledged.append(number)
 
     posts = [asyncio.create_task(post(number)) for number in range(600)]
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not acknowledged:
-            await asyncio.sleep(0)
+    await wait_until(lambda: acknowledged)
     server.stop(signal.SIGQUIT)
     await asyncio.gather(*posts)
     with pytest.raises(StoreError, match="is unreachable"):

@@ -7,8 +7,8 @@ import math
 from helper.core.dispatch_order import BacklogLimits
 from helper.core.share import ShareState
 from helper.observability.stats import Stats
-from helper.reveal.backlog import Backlog, BacklogClaim
-from helper.reveal.proof_times import ProofTimes
+from helper.reveal.dispatcher import Backlog, BacklogClaim
+from helper.reveal.revealer import ProofTimes
 from helper.store.models import QueuedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock

@@ -71,6 +71,20 @@ async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
     assert await store.list_follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], (
         "the failed share has no follow-up"
     )
+    await store.record_outcome(ids[1], outcome="SPENT", decide_height=110)
+    for limit in (1, 2, 3):
+        assert await store.list_follow_ups(height=115, limit=limit) == [ids[3], ids[0], ids[1]][:limit]
+
+
+async def test_share_sent_at_or_above_a_height_is_listed_unless_it_needs_a_decision_there(store: Store) -> None:
+    ids = [await enqueue_and_prepare(store, number) for number in range(5)]
+    for share_id, height in zip(ids[:4], (109, 110, 111, 160), strict=True):
+        await store.mark_sending(share_id, height=height, endpoint="one", decide_height=height + 3)
+
+    assert await store.list_sent_ahead(height=110, limit=9) == [ids[1], ids[2], ids[3]]
+    assert await store.list_sent_ahead(height=113, limit=9) == [ids[3]]
+    assert await store.list_sent_ahead(height=110, limit=2) == [ids[1], ids[2]]
+    assert await store.list_sent_ahead(height=161, limit=9) == []
 
 
 async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Retention of closed rounds: reports unconfirmed shares, then purges the round."""
+"""RoundClosing of closed rounds: reports unconfirmed shares, then purges the round."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RUN_PATIENCE = 0.05
 """Seconds that dispatch waits for reports and purges; longer ones continue in the background."""
 
 
-class RetentionStage(Enum):
-    """The stages of a round's retention. A round passes through them in this order and is deleted after the last."""
+class ClosingStage(Enum):
+    """The stages of a closed round. A round passes through them in this order and is deleted after the last."""
 
     OPEN = "not closed by the chain"
     CLOSED = "closed; unconfirmed shares not yet reported"
@@ -36,9 +36,7 @@ class RetentionStage(Enum):
     EXPIRED = "reported; data ready to be purged"
 
 
-def retention_stage(
-    stored: StoredRound, *, is_closed: bool, chain_now: float | None, purge_after: float
-) -> RetentionStage:
+def closing_stage(stored: StoredRound, *, is_closed: bool, chain_now: float | None, purge_after: float) -> ClosingStage:
     """Return the stage of a round.
 
     Args:
@@ -48,14 +46,14 @@ def retention_stage(
         purge_after: seconds of the chain's time from the end of the round to its purge.
     """
     if not is_closed:
-        return RetentionStage.OPEN
+        return ClosingStage.OPEN
     if stored.closed_at is None or stored.alerted_at is None:
-        return RetentionStage.CLOSED
+        return ClosingStage.CLOSED
     has_expired = chain_now is not None and chain_now >= stored.closed_at + purge_after
-    return RetentionStage.EXPIRED if has_expired else RetentionStage.RETAINED
+    return ClosingStage.EXPIRED if has_expired else ClosingStage.RETAINED
 
 
-class Retention:
+class RoundClosing:
     """Reports and purges closed rounds.
 
     Only the chain closes a round (`RoundRegistry.is_closed`). Its unconfirmed shares then fail and are logged. Their
@@ -130,20 +128,20 @@ class Retention:
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
     async def _process_round(self, stored: StoredRound) -> float:
-        """Run the due retention steps of a round.
+        """Run the due steps of a round.
 
         Returns the Unix time of its purge, infinity if none is due.
         """
         is_closed = stored.closed_at is not None or await self._rounds.is_closed(stored.round_id)
-        if self._stage(stored, is_closed=is_closed) is RetentionStage.CLOSED:
+        if self._stage(stored, is_closed=is_closed) is ClosingStage.CLOSED:
             stored = await self._report(stored)
-        if self._stage(stored, is_closed=is_closed) is RetentionStage.EXPIRED:
+        if self._stage(stored, is_closed=is_closed) is ClosingStage.EXPIRED:
             await self._purge(stored)
             return math.inf
         return math.inf if stored.closed_at is None else stored.closed_at + self._purge_after
 
-    def _stage(self, stored: StoredRound, *, is_closed: bool) -> RetentionStage:
-        return retention_stage(
+    def _stage(self, stored: StoredRound, *, is_closed: bool) -> ClosingStage:
+        return closing_stage(
             stored, is_closed=is_closed, chain_now=self._rounds.chain_now(), purge_after=self._purge_after
         )
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.reveal.retention import RetentionStage, retention_stage
+from helper.reveal.round_closing import ClosingStage, closing_stage
 from helper.store.models import EnqueueResult, StoredRound
 from tests.support.fakes import HOUR_SECONDS, OTHER_ROUND, ROUND, START_TIME, create_round, create_share, nullifier_of
 from tests.support.queue_pipeline import Pipeline, open_pipeline
@@ -33,7 +33,7 @@ async def check_after_block(pipeline: Pipeline) -> None:
 async def check_after_second(pipeline: Pipeline) -> None:
     """Check the rounds a second later, without a new block."""
     pipeline.clock.advance(1)
-    await pipeline.retention.run_once()
+    await pipeline.closing.run_once()
 
 
 async def enqueue_mixed(pipeline: Pipeline) -> None:
@@ -160,10 +160,10 @@ async def test_purge_does_not_change_other_rounds(pipeline: Pipeline) -> None:
 
 
 async def test_rounds_are_checked_at_most_once_a_second(pipeline: Pipeline) -> None:
-    await pipeline.retention.run_once()
+    await pipeline.closing.run_once()
     await pipeline.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
     pipeline.rounds.revision += 1
-    await pipeline.retention.run_once()
+    await pipeline.closing.run_once()
     assert pipeline.rounds.forgotten == []
     await check_after_second(pipeline)
     assert pipeline.rounds.forgotten == [ROUND]
@@ -249,7 +249,7 @@ async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(pipelin
     assert pipeline.rounds.forgotten == [ROUND]
 
 
-OPEN, CLOSED, RETAINED, EXPIRED = RetentionStage
+OPEN, CLOSED, RETAINED, EXPIRED = ClosingStage
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ OPEN, CLOSED, RETAINED, EXPIRED = RetentionStage
     ],
 )
 def test_retention_stage_depends_on_marks_and_chain_time(
-    closed_at: float | None, alerted_at: float | None, is_closed: bool, chain_now: float | None, stage: RetentionStage
+    closed_at: float | None, alerted_at: float | None, is_closed: bool, chain_now: float | None, stage: ClosingStage
 ) -> None:
     stored = StoredRound(ROUND, 3, 90, 1, (), closed_at, alerted_at)
-    assert retention_stage(stored, is_closed=is_closed, chain_now=chain_now, purge_after=60.0) is stage
+    assert closing_stage(stored, is_closed=is_closed, chain_now=chain_now, purge_after=60.0) is stage

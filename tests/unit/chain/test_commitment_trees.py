@@ -11,10 +11,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.commitment_tree import CONCURRENT_ROUNDS, Anchor
-from helper.chain.round_tree import MAX_ANCHORS
+from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Anchor, Branch, RoundTree
 from helper.core.pause import PauseCause
 from helper.errors import ChainUnavailable, StoreError
+from proofs import CommitmentTree
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
 from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf
 
@@ -146,7 +146,7 @@ async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None
     chain.publish_to(*env.nodes)
     corrupt_node(env.nodes[0], kind)
     with capture_logs() as logs:
-        await env.trees.sync(100)
+        await env.sync_with_first(0)
     assert [log["endpoint"] for log in logs if log["event"] == "node_not_fresh"] == ["liar:1317"]
     assert f"tree of round {ROUND_ID.hex()[:8]}" in logs[0]["reason"]
     assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
@@ -280,25 +280,59 @@ async def test_root_of_the_node_that_is_behind_is_agreed() -> None:
         chain.publish_to(env.nodes[1])
         chain.append(height, number)
         chain.publish_to(env.nodes[0])
-        await env.trees.sync(100)
+        await env.sync_with_first(0)
         assert env.trees.anchor(ROUND_ID) == Anchor(height, len(chain.tree), chain.tree.root())
         assert env.trees.leaf(ROUND_ID, len(chain.tree) - 2) == encode_leaf(number - 1)
         assert (await env.store.load_leaves(ROUND_ID))[0] == leaves_of(chain, len(chain.tree) - 1)
     chain.publish_to(env.nodes[1])
     await env.trees.sync(100)
     before = [len(node.requests) for node in env.nodes]
-    await env.trees.sync(101)
-    assert [len(node.requests) for node in env.nodes] == [before[0] + 1, before[1]], "nothing is new"
+    for _ in range(4):
+        await env.trees.sync(101)
+    assert [len(node.requests) for node in env.nodes] == [n + 2 for n in before], (
+        "nothing is new: each is asked in turn"
+    )
 
 
-async def test_node_that_hides_a_tree_keeps_it_from_no_wallet() -> None:
-    env, chain = TreeEnvironment("liar", "honest"), FakeTree()
-    env.nodes[0].tree = {}
-    chain.append(60, 1, 2)
-    chain.publish_to(env.nodes[1])
+@pytest.mark.parametrize("has_tree", [True, False])
+@pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
+async def test_node_that_hides_leaves_keeps_them_from_no_wallet(hosts: tuple[str, ...], *, has_tree: bool) -> None:
+    env, chain = TreeEnvironment(*hosts), FakeTree()
+    liar = hosts.index("liar")
+    honest = [node for number, node in enumerate(env.nodes) if number != liar]
+    chain.append(60, 1)
+    chain.publish_to(*env.nodes)
+    if not has_tree:
+        env.nodes[liar].tree, env.nodes[liar].roots, env.nodes[liar].height = {}, {}, 50
     await env.start()
     await env.trees.sync(100)
-    assert env.trees.find_anchor(ROUND_ID, 1, partial(encode_leaf, 2)) == Anchor(60, 2, chain.tree.root())
+    for height, number in ((65, 2), (70, 3)):
+        chain.append(height, number)
+        chain.publish_to(*honest)
+        for _ in range(3):  # after the two syncs of a block, and the first one of the next
+            await env.trees.sync(100)
+        anchor = Anchor(height, number, chain.tree.root())
+        assert env.trees.find_anchor(ROUND_ID, number - 1, partial(encode_leaf, number)) == anchor
+        assert (env.trees.leaf(ROUND_ID, number - 1) is None) is (len(hosts) == 2)
+    if len(hosts) > 2:
+        chain.append(75, 4)
+        chain.publish_to(*honest)
+        await env.sync_with_first(liar)
+        assert env.trees.size(ROUND_ID) == 4, "it is behind what is agreed, so the next node is asked at once"
+
+
+async def test_root_of_a_fork_is_an_anchor_while_stored_leaves_are_not_confirmed() -> None:
+    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
+    chain.append(60, 1, 2)
+    other.append(60, 7, 8)
+    chain.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    other.publish_to(env.nodes[0])
+    env.network.nodes.pop("b")
+    trees = await env.recreate_trees()
+    await trees.sync(100)
+    assert trees.anchor(ROUND_ID) == Anchor(60, 2, other.tree.root()), "its shares are dispatched"
 
 
 async def test_leaves_of_the_only_responding_node_are_used_and_stored_once_agreed() -> None:
@@ -358,7 +392,7 @@ async def test_tree_sync_rejects_other_root_at_known_height() -> None:
     await env.start()
     await env.trees.sync(100)
     other.publish_to(env.nodes[0])
-    await env.trees.sync(101)
+    await env.sync_with_first(0)
     assert env.nodes_in_backoff() == ["a:1317"]
     assert "belongs to another tree" in str(env.endpoints.unusable_reasons()["a:1317"])
 
@@ -621,3 +655,14 @@ async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatc
     monkeypatch.setattr(env.store, "load_leaves", fails)
     trees = await env.recreate_trees()
     assert trees.stored_leaf(ROUND_ID, 2) is not None
+
+
+def test_root_of_a_proof_is_unknown_if_proofs_at_its_height_were_made_for_two() -> None:
+    tree = RoundTree(Branch(CommitmentTree(), 1))
+    first, other = Anchor(127, 3, b"a" * 32), Anchor(127, 4, b"b" * 32)
+    tree.note_used(first)
+    tree.note_used(first)
+    assert tree.used_anchors == {127: first}
+    tree.note_used(other)
+    tree.note_used(first)
+    assert tree.used_anchors == {127: None}

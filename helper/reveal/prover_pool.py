@@ -1,4 +1,4 @@
-"""Pool of prover worker processes.
+"""Creates proofs in worker processes, which do not block the API and can be killed.
 
 Each worker holds its keys in memory and creates one proof at a time.
 """
@@ -6,6 +6,7 @@ Each worker holds its keys in memory and creates one proof at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -21,14 +22,19 @@ from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import HelperError, ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
-from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.process import WorkerCommand, WorkerProcess, WorkerSpawner
+from helper.reveal.prover_worker import HEADER, MAX_FRAME_BYTES, Frame, body_length, decode_frame, encode_frame
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 log = structlog.get_logger("helper.reveal")
 
+WorkerCommand = Sequence[str]
+"""The program and arguments that start a worker."""
+
+
+WAIT_SLICE_SECONDS = 1.0
+"""Maximum seconds that one wait for a reply counts."""
 START_TIMEOUT_SECONDS = 180.0
 """Maximum seconds for a worker to create its keys; about 3 s on an idle machine, much more under load."""
 LOAD_IDLE_SECONDS = 5.0
@@ -39,8 +45,92 @@ TIMEOUT_FACTOR = 50
 """Timeout of a proof as a multiple of the self-test's duration."""
 RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
+DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover_worker")
 
-DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover.worker")
+
+class WorkerSpawner(Protocol):
+    """Starts a worker (`WorkerProcess.spawn`)."""
+
+    async def __call__(self, command: WorkerCommand, *, threads: int) -> WorkerProcess:
+        """Start a worker whose proofs use `threads` threads. Raises OSError."""
+        ...
+
+
+class WorkerProcess:
+    """A running worker process, connected by two pipes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._input = process.stdin
+        self._output = process.stdout
+
+    @classmethod
+    async def spawn(cls, command: WorkerCommand, *, threads: int) -> WorkerProcess:
+        """Start a worker whose proofs use `threads` threads."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "RAYON_NUM_THREADS": str(threads)},
+            limit=MAX_FRAME_BYTES,
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def wait_ended(self) -> int:
+        """Wait until the worker exits and return its exit status.
+
+        If a signal killed the worker, this is the negated signal number.
+        """
+        return await self._process.wait()
+
+    async def exchange(self, frame: Frame, timeout: float) -> Frame:
+        """Send a request and return the reply.
+
+        The time for which this process was stopped or did not run (SIGSTOP, a suspended machine) does not count: the
+        worker usually did not run either.
+
+        Raises:
+            ProverTimeout: no reply within `timeout` seconds; the worker must not be used again.
+            ProverCrashed: the worker exited, or its reply is invalid.
+        """
+        reply, waited = asyncio.ensure_future(self._exchange(frame)), 0.0
+        try:
+            while not reply.done():
+                if waited >= timeout:
+                    raise ProverTimeout(f"no proof within {timeout:.0f} s")
+                slice_seconds = min(WAIT_SLICE_SECONDS, timeout - waited)
+                await asyncio.wait((reply,), timeout=slice_seconds)
+                waited += slice_seconds  # however long it took
+            return await reply
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+            raise ProverCrashed(f"worker exited during a proof ({type(error).__name__})") from None
+        finally:
+            reply.cancel()
+
+    async def _exchange(self, frame: Frame) -> Frame:
+        self._input.write(encode_frame(frame))
+        await self._input.drain()
+        header = await self._output.readexactly(HEADER.size)
+        return decode_frame(await self._output.readexactly(body_length(header)))
+
+    async def kill(self) -> None:
+        """Kill the worker with SIGKILL and wait until it has exited, even if cancelled."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._input.close()
+        ended = asyncio.ensure_future(self.wait_ended())
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            await ended
+            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,532 @@
+"""Synchronizes the commitment tree of each round with the nodes.
+
+A sync reads a node's newest root, of another node first each time, fetches the missing leaves and compares them with
+the root. Leaves that do not match are removed, and the node that returned them goes into backoff. If the root is not
+agreed yet, further nodes are asked for theirs, and a node that is ahead for its root at the height of the other.
+
+Only agreed leaves are stored, and only they can prove that a share is invalid. While nodes differ, or only one of them
+responds, the trees that they serve are held in memory: to accept a share and to prove it needs nobody else's word.
+
+A tree is retained until its round is purged, because it is needed to recognize a share that is posted again after the
+round's end. A round whose tree cannot be synchronized does not delay others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+import anyio
+import structlog
+
+from helper.chain.agreement import agreed
+from helper.chain.limited_gather import gather_limited
+from helper.chain.models import LeafBlock, Round, TreeState
+from helper.chain.node import Node
+from helper.chain.node_pool import NodePool
+from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
+from helper.chain.round_registry import RoundRegistry
+from helper.core.pause import PauseCause, PauseReason
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
+from helper.store.store import Store
+from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
+
+T = TypeVar("T")
+
+log = structlog.get_logger("helper.chain")
+
+CONCURRENT_ROUNDS: Final = 16
+"""Maximum number of trees that are synchronized concurrently: the trees of 500 rounds take seconds one by one."""
+CHOICE_SECONDS: Final = 30
+"""Seconds until the choice among trees that contain a leaf may change."""
+MAX_ANCHORS: Final = 64
+"""Maximum number of recent agreed roots in memory, and of roots that proofs were made for."""
+_MAX_BACKOFF_SECONDS: Final = 30.0
+_MAX_CONTRADICTIONS: Final = 2
+"""Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a block
+before it has executed it, or by two nodes behind one URL."""
+_MAX_LEAVES_PER_ROW: Final = 8192
+_SUBTREE_BYTES: Final = (SUBTREE_LEAVES - 1) * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A root that a node reports at `height`, over the first `size` leaves."""
+
+    height: int
+    size: int
+    root: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """A tree that one or more nodes serve.
+
+    Attributes:
+        tree: the leaves; during a sync it may hold more than `newest` covers.
+        next_height: the first height whose leaves are not in the tree.
+        newest: the newest root that matched the leaves; None if they are from the store and no node has confirmed them.
+    """
+
+    tree: CommitmentTree
+    next_height: int
+    newest: Anchor | None = None
+
+    async def contains(self, state: TreeState | Anchor) -> bool:
+        """Whether a root belongs to this tree."""
+        return state.size <= len(self.tree) and await anyio.to_thread.run_sync(self.tree.root, state.size) == state.root
+
+    def confirm(self, state: TreeState) -> None:
+        """Record a root that belongs to this tree."""
+        if self.newest is None or state.height > self.newest.height:
+            self.newest = Anchor(state.height, state.size, state.root)
+
+    async def extend(self, client: ChainClient, round_id: bytes, state: TreeState) -> None:
+        """Append the leaves up to a node's root.
+
+        Raises:
+            ChainResponseError: the node's leaves do not match its root; the tree is unchanged.
+        """
+        before = len(self.tree)
+        blocks = await client.leaves(round_id, self.next_height, state.height, max_count=state.size - before)
+        try:
+            _check_continuity(blocks, before, state)
+            await anyio.to_thread.run_sync(self.tree.append, b"".join(block.leaves for block in blocks))
+            if await anyio.to_thread.run_sync(self.tree.root, state.size) != state.root:
+                raise ChainResponseError("the leaves do not match the root")
+        except (ChainResponseError, ProofsError) as error:
+            if len(self.tree) > before:
+                self.tree = await anyio.to_thread.run_sync(_truncate, self.tree, before)
+            raise ChainResponseError(f"tree of round {round_id.hex()[:8]}: {error}") from None
+        self.next_height = blocks[-1].height + 1
+        self.confirm(state)
+
+
+@dataclass(slots=True)
+class RoundTree:
+    """The commitment tree of one round.
+
+    Attributes:
+        trunk: the tree that was followed first; it contains the agreed leaves.
+        agreed: the newest agreed root, None before the first. Only its leaves are stored.
+        forks: other trees that contain the agreed leaves, by the name of the node that serves it.
+        anchors: recent agreed roots, by height.
+        used_anchors: recent roots that proofs were made for, by height; None if there was more than one.
+        stored_leaves: number of stored leaves.
+        stored_height: the height up to which leaves are stored.
+        stored_subtrees: number of stored complete subtrees.
+    """
+
+    trunk: Branch
+    agreed: Anchor | None = None
+    forks: dict[str, Branch] = field(default_factory=dict)
+    anchors: dict[int, Anchor] = field(default_factory=dict)
+    used_anchors: dict[int, Anchor | None] = field(default_factory=dict)
+    stored_leaves: int = 0
+    stored_height: int = 0
+    stored_subtrees: int = 0
+
+    @property
+    def branches(self) -> list[Branch]:
+        """The trunk and the forks."""
+        return [self.trunk, *self.forks.values()]
+
+    async def follow(self, known_round: Round, name: str, client: ChainClient, state: TreeState) -> None:
+        """Follow a node's newest root: fetch the leaves that are missing, into a fork if they differ from the trunk's.
+
+        Raises:
+            ChainResponseError: the root contradicts the agreed tree or the node's own leaves.
+        """
+        branch = self.forks.get(name, self.trunk)
+        for known in dict.fromkeys((self.trunk, branch)):
+            if await known.contains(state):
+                known.confirm(state)
+                if known is self.trunk:
+                    self.forks.pop(name, None)
+                return
+        size = self.agreed.size if self.agreed is not None else 0
+        if self.agreed is not None and (state.size <= size or state.height <= self.agreed.height):
+            raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
+        if state.size > len(branch.tree):
+            try:
+                await branch.extend(client, known_round.round_id, state)
+                return
+            except InvalidResponse:
+                raise
+            except ChainResponseError:
+                if len(branch.tree) == size:
+                    raise
+        # The leaves that are not agreed, or damaged ones from the store, differ from this node's.
+        next_height = known_round.created_at_height if self.agreed is None else self.agreed.height + 1
+        fork = Branch(await anyio.to_thread.run_sync(_truncate, self.trunk.tree, size), next_height)
+        await fork.extend(client, known_round.round_id, state)
+        self.forks[name] = fork
+
+    async def agree(self, store: Store, round_id: bytes, anchor: Anchor) -> None:
+        """Record a newer agreed root, and drop what contradicts it."""
+        for branch in self.branches:
+            if await branch.contains(anchor):
+                break
+        else:
+            raise ChainResponseError("tree: no node serves the leaves of the agreed root")
+        if branch is not self.trunk and self.agreed is None and self.stored_leaves:
+            log.warning(
+                "stored_tree_replaced",
+                round=round_id.hex()[:8],
+                reason="stored leaves do not match the chain's root",
+            )
+            await store.delete_tree(round_id)
+            self.stored_leaves = self.stored_height = self.stored_subtrees = 0
+        self.trunk, self.agreed = branch, anchor
+        self.forks.clear()
+        if len(branch.tree) == anchor.size:
+            branch.next_height = anchor.height + 1  # the height in the leaves is the word of one node
+        _add_bounded(self.anchors, anchor.height, anchor)
+
+    def note_used(self, anchor: Anchor) -> None:
+        """Record that a proof is made for a root."""
+        is_only = self.used_anchors.get(anchor.height, anchor) == anchor
+        _add_bounded(self.used_anchors, anchor.height, anchor if is_only else None)
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Consecutive sync failures of a round, and the time of the next attempt."""
+
+    reason: str = ""
+    count: int = 0
+    retry_at: float = 0.0
+
+    def start_backoff(self, monotonic: float) -> None:
+        """Start a backoff of 1, 2, 4 … 30 s."""
+        self.retry_at = monotonic + min(_MAX_BACKOFF_SECONDS, 2.0 ** min(self.count, 10))
+        self.count += 1
+
+
+class CommitmentTreeSync:
+    """The commitment trees of all rounds that are not purged.
+
+    Attributes:
+        synced_height: the height up to which the trees are synchronized, 0 before the first sync.
+    """
+
+    def __init__(self, store: Store, node_pool: NodePool, rounds: RoundRegistry) -> None:
+        self._store = store
+        self._node_pool = node_pool
+        self._rounds = rounds
+        self._trees: dict[bytes, RoundTree] = {}
+        self._failures: dict[bytes, _Failure] = {}
+        self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory responses, by round
+        self._finished = asyncio.Event()
+        self._syncs = 0
+        self.synced_height = 0
+
+    # ------------------------------------------------------------------ reading
+
+    def anchor(self, round_id: bytes) -> Anchor | None:
+        """The newest root of a round's trunk, agreed or not, or else that of a fork; None before the first."""
+        branches = self._trees[round_id].branches if round_id in self._trees else ()
+        return next((branch.newest for branch in branches if branch.newest is not None), None)
+
+    def size(self, round_id: bytes) -> int:
+        """Number of leaves of a round that a node has confirmed since the start."""
+        anchor = self.anchor(round_id)
+        return anchor.size if anchor else 0
+
+    def last_size(self, round_id: bytes) -> int:
+        """Last known number of leaves of a round, from the store if none is confirmed since the start."""
+        round_tree = self._trees.get(round_id)
+        return self.size(round_id) or (round_tree.stored_leaves if round_tree else 0)
+
+    def leaf(self, round_id: bytes, position: int) -> bytes | None:
+        """An agreed leaf, None if there is none at this position."""
+        round_tree = self._trees.get(round_id)
+        if round_tree is None or round_tree.agreed is None or not 0 <= position < round_tree.agreed.size:
+            return None
+        return round_tree.trunk.tree.leaf(position)
+
+    def stored_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        """A leaf that was agreed before the last start, None if there is none at this position."""
+        round_tree = self._trees.get(round_id)
+        if round_tree is None or not 0 <= position < round_tree.stored_leaves:
+            return None
+        return round_tree.trunk.tree.leaf(position)
+
+    def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
+        """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
+
+        If several trees contain the leaf, the choice changes with the time: a later proof may use another root, since
+        the node that accepts the first one may be false.
+
+        Args:
+            round_id: the round.
+            position: the leaf's position.
+            get_leaf: computes the leaf; called if no agreed root covers the position.
+        """
+        round_tree = self._trees.get(round_id)
+        if round_tree is None:
+            return None
+        if round_tree.agreed is not None and position < round_tree.agreed.size:
+            return round_tree.agreed
+        covering = [b for b in round_tree.branches if b.newest is not None and position < b.newest.size]
+        leaf = get_leaf() if covering else b""
+        roots = [branch.newest for branch in covering if branch.tree.leaf(position) == leaf]
+        choice = zlib.crc32(b"%d %d" % (position, self._node_pool.clock.now() // CHOICE_SECONDS))
+        return roots[choice % len(roots)] if roots else None
+
+    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
+        """A recent root at a height, None if there is none: one that a proof was made for, or an agreed one."""
+        round_tree = self._trees.get(round_id)
+        return self.used_anchor(round_id, height) or (round_tree.anchors.get(height) if round_tree else None)
+
+    def used_anchor(self, round_id: bytes, height: int) -> Anchor | None:
+        """The root at a height that proofs were made for since the start, None unless there is exactly one."""
+        round_tree = self._trees.get(round_id)
+        return round_tree.used_anchors.get(height) if round_tree else None
+
+    def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
+        """Why no share of a round may be accepted or revealed now, None if they may.
+
+        The reason is that every node that has responded contradicts the agreed tree or its own root.
+        """
+        if self._contradictions[round_id] < _MAX_CONTRADICTIONS:
+            return None
+        return PauseCause.ROUND_TREE_CONTRADICTED.reason()
+
+    async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
+        """The 24 siblings of a leaf under an anchor's root, leaf level first.
+
+        Raises:
+            KeyError: the round has no tree with this root.
+        """
+        round_tree = self._trees[round_id]
+        for branch in round_tree.branches:
+            if await branch.contains(anchor):
+                round_tree.note_used(anchor)
+                return await anyio.to_thread.run_sync(branch.tree.path, position, anchor.size)
+        raise KeyError(anchor)
+
+    async def wait_next_sync(self, timeout: float) -> bool:
+        """Wait until a scheduled sync, also one that is running, has succeeded. False after `timeout` seconds.
+
+        It sends no request: a request caused by a share would reveal its arrival to the node.
+        """
+        with anyio.move_on_after(timeout):
+            await self._finished.wait()
+            return True
+        return False
+
+    # ------------------------------------------------------------------ synchronizing
+
+    async def restore(self) -> None:
+        """Load the trees of all rounds from the store. The first sync compares those of active rounds with a node's."""
+        for known_round in self._rounds.all_rounds():
+            try:
+                self._trees[known_round.round_id] = await _load(self._store, known_round)
+            except Exception as error:  # An unreadable tree must not block other rounds.
+                log.error("stored_tree_unreadable", round=known_round.round_id.hex()[:8], reason=str(error))
+
+    async def sync(self, head: int = 0) -> None:
+        """Synchronize the trees of all active rounds. Failures of single rounds are logged.
+
+        Args:
+            head: the height that the responding nodes should have reached.
+
+        Raises:
+            ChainUnavailable: no round could be synchronized, because no node returned a tree that matches its root.
+            StoreError: no round could be synchronized, because the leaves could not be stored.
+        """
+        self._syncs += 1
+        self._forget_purged()
+        rounds = self._rounds.active_rounds()
+        errors: list[Exception] = []
+
+        async def sync_round(known_round: Round) -> None:
+            failure = self._failures.get(known_round.round_id)
+            if failure is not None and self._node_pool.clock.monotonic() < failure.retry_at:
+                errors.append(ChainUnavailable(failure.reason))
+                return
+            try:
+                await self._sync_round(known_round, head)
+            except Exception as error:  # Any error of one round must not stop the others.
+                errors.append(error)
+
+        # Failing rounds come last: a node that does not respond goes into backoff, and other rounds need that node.
+        failing = frozenset(self._failures)
+        for is_failing in (False, True):
+            group = [each for each in rounds if (each.round_id in failing) is is_failing]
+            await gather_limited(group, sync_round, CONCURRENT_ROUNDS)
+        if errors and len(errors) == len(rounds):
+            raise errors[0]
+        self.record_synced_height(head)
+        finished, self._finished = self._finished, asyncio.Event()
+        finished.set()
+
+    def record_synced_height(self, head: int) -> None:
+        """Record that the newest block is still `head`, for which the trees are synchronized. Not a sync."""
+        self.synced_height = max(self.synced_height, head)
+
+    def _forget_purged(self) -> None:
+        known_ids = {known_round.round_id for known_round in self._rounds.all_rounds()}
+        for round_id in [round_id for round_id in self._trees if round_id not in known_ids]:
+            del self._trees[round_id]
+            self._failures.pop(round_id, None)
+            self._contradictions.pop(round_id, None)
+
+    async def _sync_round(self, known_round: Round, head: int) -> None:
+        """Synchronize the tree of one round. Failures are recorded, logged once and raised."""
+        if not self._node_pool.has_usable_node:
+            raise ChainUnavailable("no chain node is in sync")  # Not a failure of this round.
+        try:
+            if known_round.round_id not in self._trees:
+                self._trees[known_round.round_id] = await _load(self._store, known_round)
+            await self._node_pool.call_until(
+                partial(self._sync_with, known_round, {}), is_enough=bool, min_height=head, turn=self._syncs
+            )
+            await _save(self._store, known_round.round_id, self._trees[known_round.round_id])
+        except Exception as error:
+            if not isinstance(error, ChainError) or self._node_pool.has_usable_node:
+                self._record_failure(known_round, error)
+            raise
+        self._contradictions.pop(known_round.round_id, None)
+        if self._failures.pop(known_round.round_id, None) is not None:
+            log.info("tree_sync_recovered", round=known_round.round_id.hex()[:8])
+
+    def _record_failure(self, known_round: Round, error: Exception) -> None:
+        failure = self._failures.setdefault(known_round.round_id, _Failure())
+        reason = str(error) or type(error).__name__
+        if reason != failure.reason:
+            log.warning("tree_sync_failed", round=known_round.round_id.hex()[:8], reason=reason)
+        failure.reason = reason
+        if isinstance(error, ChainError):
+            failure.start_backoff(self._node_pool.clock.monotonic())
+
+    async def _sync_with(self, known_round: Round, said: dict[Node, TreeState], node: Node) -> bool:
+        """Synchronize a tree with a node. Returns whether its newest root is the agreed one, not an older one.
+
+        `said` has the newest roots of the nodes that were asked before.
+        """
+        round_tree = self._trees[known_round.round_id]
+        try:
+            state = await node.client.tree_latest(known_round.round_id)
+            if state is None:
+                if round_tree.agreed is not None and node.height > round_tree.agreed.height:
+                    raise ChainResponseError("tree: has no leaves at a height where it had them")
+                return False
+            if state.height > node.height + LEAF_WINDOW_BLOCKS:
+                # Leaves would be requested for every block up to that height.
+                raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {node.height}")
+            await round_tree.follow(known_round, node.name, node.client, state)
+        except InvalidResponse:
+            raise  # No tree was returned, so nothing is contradicted.
+        except ChainResponseError:
+            self._contradictions[known_round.round_id] += 1
+            raise
+        said[node] = state
+        newest = await self._find_agreed(known_round, said)
+        if newest is not None:
+            anchor = Anchor(newest.height, newest.size, newest.root)
+            await round_tree.agree(self._store, known_round.round_id, anchor)
+        return round_tree.agreed is not None and state.height == round_tree.agreed.height
+
+    async def _find_agreed(self, known_round: Round, said: dict[Node, TreeState]) -> TreeState | None:
+        """The newest root that enough nodes report, None if none is newer than the agreed one."""
+        last = self._trees[known_round.round_id].agreed
+        for height in sorted({state.height for state in said.values()}, reverse=True):
+            if last is not None and height <= last.height:
+                break
+            roots = {node.name: state for node, state in said.items() if state.height == height}
+            for node in [node for node, state in said.items() if state.height > height]:
+                root = await self._fetch_root(known_round, node, height)
+                if root is not None:
+                    roots[node.name] = root
+            newest = agreed(roots, self._node_pool.needed)
+            if newest is not None:
+                return newest
+        return None
+
+    async def _fetch_root(self, known_round: Round, node: Node, height: int) -> TreeState | None:
+        try:
+            return await node.client.tree_at(known_round.round_id, height)
+        except ChainError as error:
+            self._node_pool.record_error(node, error)
+            return None
+
+
+async def _load(store: Store, known_round: Round) -> RoundTree:
+    """Load a round's tree, which no node has confirmed yet. A damaged tree is deleted from the store."""
+    leaves, height = await store.load_leaves(known_round.round_id)
+    subtrees = await store.load_subtrees(known_round.round_id)
+    count = len(subtrees) // _SUBTREE_BYTES
+    try:
+        tree = await anyio.to_thread.run_sync(CommitmentTree.restore, leaves, subtrees)
+    except ProofsError:
+        log.warning(
+            "stored_tree_dropped",
+            round=known_round.round_id.hex()[:8],
+            reason="the stored tree is damaged and will be fetched again",
+        )
+        await store.delete_tree(known_round.round_id)
+        tree, leaves, height, count = CommitmentTree(), b"", 0, 0
+    trunk = Branch(tree, max(height + 1, known_round.created_at_height))
+    return RoundTree(trunk, stored_leaves=len(leaves) // 32, stored_height=height, stored_subtrees=count)
+
+
+async def _save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
+    """Store the agreed leaves and subtrees. After an error the rest is stored after the next sync."""
+    agreed, tree = round_tree.agreed, round_tree.trunk.tree
+    if agreed is None:
+        return
+    while round_tree.stored_leaves < agreed.size:
+        start = round_tree.stored_leaves
+        end = min(agreed.size, start + _MAX_LEAVES_PER_ROW)
+        # Only the last row completes the leaves of the agreed height.
+        height = agreed.height if end == agreed.size else round_tree.stored_height
+        leaves = b"".join(tree.leaf(index) for index in range(start, end))
+        try:
+            await store.save_leaves(round_id, height, start, leaves)
+        except LeavesMissing as error:  # a standby that lacks the last commits was promoted
+            round_tree.stored_leaves = error.stored
+            round_tree.stored_subtrees = min(round_tree.stored_subtrees, error.stored // SUBTREE_LEAVES)
+            continue
+        round_tree.stored_leaves, round_tree.stored_height = end, height
+    complete = agreed.size // SUBTREE_LEAVES
+    if complete > round_tree.stored_subtrees:
+        nodes = b"".join(tree.subtree(index) for index in range(round_tree.stored_subtrees, complete))
+        await store.save_subtrees(round_id, round_tree.stored_subtrees, nodes)
+        round_tree.stored_subtrees = complete
+
+
+def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) -> None:
+    """Check that blocks continue a tree without gap or overlap.
+
+    The tree has `size` leaves; the blocks must end at the state's size.
+    """
+    height = 0
+    for block in blocks:
+        if block.height <= height:
+            raise ChainResponseError("leaf heights are not in ascending order")
+        if block.start_index != size:
+            raise ChainResponseError(f"leaves start at index {block.start_index}, expected {size}")
+        size, height = block.end_index, block.height
+    if size != state.size:
+        raise ChainResponseError(f"got {size} leaves, but the root covers {state.size}")
+
+
+def _truncate(tree: CommitmentTree, size: int) -> CommitmentTree:
+    """A tree of the first `size` leaves."""
+    leaves = b"".join(tree.leaf(position) for position in range(size))
+    subtrees = b"".join(tree.subtree(index) for index in range(size // SUBTREE_LEAVES))
+    return CommitmentTree.restore(leaves, subtrees)
+
+
+def _add_bounded(anchors: dict[int, T], height: int, anchor: T) -> None:
+    anchors.pop(height, None)
+    anchors[height] = anchor
+    if len(anchors) > MAX_ANCHORS:
+        del anchors[next(iter(anchors))]
