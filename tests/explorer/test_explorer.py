@@ -12,7 +12,7 @@ from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts
 from helper.core.share import TRANSITIONS, ShareState
 from helper.reveal import send_policy
-from helper.reveal.retention import Retention
+from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.store import ledger
 from helper.store.ledger import BlockRange, Ledger
@@ -185,7 +185,7 @@ PLANTED_IN_HOSTS: tuple[tuple[str, tuple[tuple[Any, str, Callable[..., Any]], ..
     ("shares", ((send_policy, "decide", decide_before_due),)),
     ("heads", ((send_policy, "decide", resend_only_at_a_height),)),
     ("heads", ((send_policy, "_had_its_blocks", is_old_after_one_block),)),
-    ("close", ((Retention, "_report", report_before_failing),)),
+    ("close", ((RoundClosing, "_report", report_before_failing),)),
     ("sends", ((Store, "mark_sending", commit_after_send), (Store, "record_outcome", commit_late))),
     ("hosts", ((Sender, "_may_send", yes),)),
     ("sends", ((agreement, "agreed", believe_last),)),

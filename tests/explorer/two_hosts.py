@@ -1,9 +1,10 @@
 """Two hosts reveal the shares of one queue: every interleaving of their commits and sends, with faults between any two.
 
-The product runs: `Revealer`, `Sender`, `Retention`, and the store's operations on SQLite in memory. The environment is
-drawn here: time, blocks, nodes, the lease, and which host continues. A coroutine in progress is the log of what it was
-answered, and is run again from its start for each step. A host's memory is lost in a crash. Node penalties, which only
-order the nodes, are forgotten between two tasks. The chain has the constants of `SCALED`, so that few blocks show all.
+The product runs: `Revealer`, `Sender`, `RoundClosing`, and the store's operations on SQLite in memory. The environment
+is drawn here: time, blocks, nodes, the lease, and which host continues. A coroutine in progress is the log of what it
+was answered, and is run again from its start for each step. A host's memory is lost in a crash. Node penalties, which
+only order the nodes, are forgotten between two tasks. The chain has the constants of `SCALED`, so that few blocks show
+all.
 """
 
 from __future__ import annotations
@@ -20,17 +21,16 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from helper.chain import agreement
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_trees import Anchor
 from helper.chain.models import Round, RoundStatus, TxResult
 from helper.chain.node import NO_PENALTY
 from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
-from helper.reveal import attempt_budget, retention, revealer, send_policy, sender
-from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.prover.pool import Proof
-from helper.reveal.retention import Retention
-from helper.reveal.revealer import Revealer
+from helper.reveal import revealer, round_closing, send_policy, sender
+from helper.reveal.prover_pool import Proof
+from helper.reveal.revealer import AttemptBudget, Revealer
+from helper.reveal.round_closing import RoundClosing
 from helper.reveal.send_policy import SendState
 from helper.reveal.sender import Sender
 from helper.store import ledger
@@ -284,14 +284,14 @@ class HostProcess:
         prover = SimpleNamespace(prove=self._prove)
         self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=Ignored())  # type: ignore[arg-type]
         self.sender = Sender(**both, verifier=prover, lease=lease)  # type: ignore[arg-type]
-        self.retention = Retention(**shared, rounds=chain_rounds, purge_after=BLOCK_SECONDS, lease=lease)  # type: ignore[arg-type]
+        self.closing = RoundClosing(**shared, rounds=chain_rounds, purge_after=BLOCK_SECONDS, lease=lease)  # type: ignore[arg-type]
         self.store, self._clock, self._nodes = store, clock, nodes
         self.sender._sending_since = since
         for share, stored in states.items():
             self._restore(share, stored)
 
     async def _is_closed(self, _round: bytes) -> bool:
-        return True  # the model starts retention only then
+        return True  # the model starts it only then
 
     def _find_anchor(self, *_: Any) -> Anchor:
         return Anchor(height=self.env.height, size=8, root=b"\x0a" * 32)
@@ -333,7 +333,7 @@ class HostProcess:
             return self.sender._await_late_outcome(reveal, call, self.sender._states.get(task.share), fence)
         if task.kind == "send":
             return self.sender.send(task.share)
-        return self.retention.run_once() if task.kind == "retention" else self.store.recover()
+        return self.closing.run_once() if task.kind == "closing" else self.store.recover()
 
     async def select(self) -> None:
         await self.sender.reconcile()
@@ -379,8 +379,8 @@ class _Pool:
     def wall_time(self) -> float:
         return self._process.env.wall
 
-    def is_head_newer_than(self, monotonic: float) -> bool:
-        return self._process.env.height * BLOCK_SECONDS > monotonic
+    def nodes_with_head_since(self, monotonic: float) -> set[str]:
+        return {"A", "B"} if self._process.env.height * BLOCK_SECONDS > monotonic else set()
 
     def start_backoff(self, *_: Any) -> None:
         pass
@@ -434,7 +434,7 @@ class TwoHosts:
         with ExitStack() as stack:
             stack.enter_context(patch.multiple(sender, SendCall=StepCall, asyncio=loop, gather_limited=gather))
             stack.enter_context(patch.multiple(send_policy, **SCALED))
-            for module in (sender, retention, revealer, attempt_budget):
+            for module in (sender, round_closing, revealer):
                 stack.enter_context(patch.object(module, "log", Ignored()))
             yield
 
@@ -525,7 +525,7 @@ class TwoHosts:
         holder = world.lease[0]
         if holder >= 0:
             if world.hosts[holder].main is None and self._is_closed(world):
-                yield from self._start(world, holder, Task("retention", 0, None, -1.0, None, ()))
+                yield from self._start(world, holder, Task("closing", 0, None, -1.0, None, ()))
             heads = [(world, 0), (failing, FALSE_BLOCKS)] if can_fail else [(world, 0)]
             for before, extra in heads:
                 for share in self._select(before, holder, extra):
@@ -813,7 +813,7 @@ class TwoHosts:
             yield True, ("unsent", *label), unsent._replace(faults=world.faults - 1)
 
     def _end(self, world: World, number: int, task: Task, process: HostProcess) -> World:
-        if task.kind in ("recover", "retention"):
+        if task.kind in ("recover", "closing"):
             host = world.hosts[number]._replace(main=None)
             return world._replace(hosts=_replace_at(world.hosts, number, host))
         if task.kind == "prove":
@@ -964,7 +964,7 @@ def two_host_models(more: int) -> Mapping[str, Callable[[], TwoHosts]]:
         "hosts": partial(TwoHosts, "crash lose_lease claim_expires proof_fails", faults=1 + min(more, 1), height=0),
         "sends": partial(TwoHosts, "crash late lost dropped unsent lie", faults=1, height=1 + more, hosts=1),
         "heads": partial(TwoHosts, "false_head dropped", faults=2, height=more, hosts=1),
-        "refusals": partial(TwoHosts, "refused operator_retry crash", faults=3, height=1 + more, hosts=1),
+        "refusals": partial(TwoHosts, "refused operator_retry crash", faults=3, height=1, hosts=1),
         "close": partial(TwoHosts, "close crash", faults=1, height=more, hosts=1),
         "shares": partial(TwoHosts, "lose_lease clock_back", faults=1, height=0, count=2),
     }
