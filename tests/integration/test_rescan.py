@@ -36,8 +36,8 @@ async def test_rescan_confirms_and_erases_shares_whose_blocks_were_served_empty(
                 await anyio.sleep(0.1)
         spent_at = await chain.newest_height()
         await helper.wait_until("reads past the reveals", lambda facts: facts["height"] > spent_at)
-        # Ten blocks after a send, a share that the node reports as spent is confirmed without a block. On a busy machine
-        # this happens to some of them before the rescan.
+        # Ten blocks after a send, a share that the node reports as spent is confirmed without a block. On a busy
+        # machine this happens to some of them before the rescan.
         witnesses = [share.blind for share in vote.ballot.shares]
         [(waiting,)] = helper.query_rows("SELECT count(*) FROM shares")
 
