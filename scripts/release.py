@@ -122,7 +122,9 @@ def export_sources(commit: Commit, directory: Path) -> None:
         stdout=subprocess.PIPE,
     ).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(directory, filter="tar")
+        if hasattr(tarfile, "tar_filter"):  # not in Python before 3.11.4
+            tar.extraction_filter = tarfile.tar_filter
+        tar.extractall(directory)  # noqa: S202 (git has just written it)
     for path in directory.rglob("*"):
         os.utime(path)
 

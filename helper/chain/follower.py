@@ -37,6 +37,8 @@ is harmless, a missed one is not.
 """
 CONCURRENT_BLOCKS: Final = 8
 """Number of blocks that each loop reads concurrently."""
+FEW_BLOCKS: Final = 64
+"""Number of unread blocks that are read without pauses."""
 STALLED_SECONDS: Final = 30.0
 """Seconds after which a block that cannot be read is reported."""
 RESET_BLOCKS: Final = 100
@@ -205,7 +207,8 @@ class BlockFollower:
     ) -> None:
         """Call `read` until it has nothing to read, and again at each wake.
 
-        If it shares its time and dispatch does not wait for it, it pauses after each batch for as long as that took.
+        If it shares its time, it pauses after each batch for as long as that took, unless dispatch waits for it or only
+        few blocks are left.
         """
         pause, problem = 1.0, LoggedProblem()
         while True:
@@ -225,7 +228,7 @@ class BlockFollower:
             pause = 1.0
             if not has_read:
                 await wake.wait()  # each probe sets it while a block is unread
-            elif shares_time and self.is_ready:
+            elif shares_time and self.is_ready and self.gap_count > FEW_BLOCKS:
                 await self._clock.sleep(min(_MAX_PAUSE_SECONDS, self._clock.monotonic() - started_at))
 
     async def read_new(self) -> bool:
@@ -341,7 +344,8 @@ class BlockFollower:
         if ledger is not None and rescan is not None:
             was_left, is_left = (find_unread(each, rescan.first, rescan.last) for each in (before, ledger))
             if was_left and not is_left:
-                log.info("rescan_finished", height=rescan.last, added=rescan.added, confirmed=rescan.confirmed)
+                counts = {"added": rescan.added, "confirmed": rescan.confirmed}
+                log.info("rescan_finished", height=rescan.last, counts=counts)
         if self.gap_count:
             self._new_gap.set()
 

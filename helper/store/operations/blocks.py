@@ -15,7 +15,6 @@ from helper.store.ledger import (
     find_unread,
     format_ledger,
     give_up,
-    is_read,
     parse_ledger,
     start_ledger,
     take_out,
@@ -102,7 +101,7 @@ def apply_blocks(
     Every host reads every new block. If another host has applied these already, no exclusive lock is taken.
     """
     ledger = _read_ledger(tx)
-    if ledger is not None and all(is_read(ledger, *blocks) for blocks in heights) and tx.are_all_spent(spent):
+    if ledger is not None and not any(find_unread(ledger, *blocks) for blocks in heights) and tx.are_all_spent(spent):
         return []
     tx.lock_exclusive()
     ledger = _read_ledger(tx) or start_ledger(heights[0][0])

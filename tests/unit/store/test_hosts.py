@@ -177,6 +177,7 @@ async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> 
 async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(60)]
+    await host_a.save_rounds([ChainRound()], NOW)
 
     await asyncio.gather(
         *(host_a.enqueue(share.share, share.nullifier, now=NOW) for share in shares),

@@ -16,6 +16,7 @@ from helper.store.models import EnqueueResult
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.conformance.test_transitions import create_share_in_state
 from tests.unit.store.fixtures import (
     NOW,
@@ -129,6 +130,7 @@ async def test_enqueue_earlier_time_does_not_shorten_a_retry(store: Store, backe
 
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
     posted = make_posted_share(1)
+    await store.save_rounds([ChainRound()], NOW)
     await store.apply_block(7, [(ROUND, posted.nullifier)], now=NOW)
 
     assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE

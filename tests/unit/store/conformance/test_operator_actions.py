@@ -263,6 +263,7 @@ async def test_find_shares_by_name_and_database_size(store: Store) -> None:
     await store.save_leaves(ROUND, 5, 0, bytes(96))
     await store.save_leaves(ROUND, 6, 3, bytes(32))
     assert await store.count_leaves() == {ROUND: 4}
+    await store.save_rounds([ChainRound(OTHER_ROUND)], NOW)
     await store.add_spent([(ROUND, b"n" * 32), (OTHER_ROUND, b"n" * 32), (ROUND, b"m" * 32)])
     assert sorted(await store.find_rounds_of_nullifier(b"n" * 32)) == sorted([ROUND, OTHER_ROUND])
     assert await store.find_rounds_of_nullifier(b"x" * 32) == []
