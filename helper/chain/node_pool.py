@@ -209,16 +209,16 @@ class NodePool:
     def nodes_with_head_since(self, monotonic: float) -> set[str]:
         """Names of the usable nodes that report a block produced after `monotonic`; see `Health.is_head_newer_than`.
 
-        A node far behind reports old blocks as its newest, so the smallest offset of all nodes counts. After
-        `RESEND_SECONDS`, that of the node itself is enough: another node may report false block times.
+        A node behind another one reports old blocks as its newest, so the smallest offset of all nodes counts for it.
+        After `RESEND_SECONDS`, its own is enough: the other may report false heights and block times.
         """
         offsets = {node: min(node.health.offsets) for node in self.usable_nodes if node.health.offsets}
         is_late = self.clock.monotonic() - monotonic >= RESEND_SECONDS
-        smallest = min(offsets.values(), default=0.0)
+        smallest, greatest = min(offsets.values(), default=0.0), max((node.height for node in offsets), default=0)
         return {
             node.name
             for node, own in offsets.items()
-            if node.health.is_head_newer_than(monotonic, own if is_late else smallest)
+            if node.health.is_head_newer_than(monotonic, own if is_late or node.height >= greatest else smallest)
         }
 
     @property
