@@ -122,7 +122,9 @@ async def _compare_traffic(
     arrivals = _post_arrivals(helper, posted, setting.seeded_random("moments"), blocks * BLOCK_SECONDS)
     busy_log, posts = await _record_span(chain, blocks, arrivals)
     spans = [count_request_kinds(span) for span in (idle_log, busy_log)]
-    more = {kind: abs(spans[1][kind] - spans[0][kind]) / blocks for kind in spans[0] | spans[1]}
+    # The span with posts is longer if the last of them waits for its leaf.
+    idle_blocks, busy_blocks = ((log[-1]["time"] - log[0]["time"]) / BLOCK_SECONDS for log in (idle_log, busy_log))
+    more = {kind: abs(spans[1][kind] / busy_blocks - spans[0][kind] / idle_blocks) for kind in spans[0] | spans[1]}
     groups = [count_request_groups(span) for span in (idle_log, busy_log)]
     deviations = post_correlation(
         [entry["time"] for entry in busy_log], posts, busy_log[0]["time"], busy_log[-1]["time"], WINDOW_SECONDS
