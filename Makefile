@@ -67,11 +67,11 @@ else
 endif
 	$(CARGO_TEST)
 
-test-full: $(VENV)/.native ## run the long tests, which `make test` omits: campaigns, failover, proxies, 200 more seeds
+test-full: $(VENV)/.native ## run the long tests, which `make test` omits: campaigns, failover, proxies, 900 more seeds
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(LONG)
 	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m tests.simulation --seeds 100-299
+	$(BIN)/python -m tests.simulation --seeds 100-999
 
 check: $(VENV)/.native ## check lint, types, imports and format of Python and Rust
 	$(BIN)/ruff check .
