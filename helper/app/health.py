@@ -123,7 +123,7 @@ class ServiceHealth:
         if self._block_follower.disputed_height is not None:
             return f"nodes report different reveals in block {self._block_follower.disputed_height}"
         if self._block_follower.stalled_height is not None:
-            return f"no node has block {self._block_follower.stalled_height}"
+            return f"too few nodes return block {self._block_follower.stalled_height}"
         return text_of(self._gates.unread_since_stop())
 
     def note_unread_blocks(self) -> None:

@@ -118,8 +118,3 @@ def agreed_round(said: Mapping[str, Said[Round]], needed: int, *, known: RoundFa
         known.height,
     )
     return facts if facts == known else facts._replace(height=max(height, known.height))
-
-
-def supporters(said: Mapping[str, F], fact: F) -> frozenset[str]:
-    """The nodes that report a fact. All others are named by health checks as silent or different."""
-    return frozenset(node for node, other in said.items() if other == fact)

@@ -48,7 +48,9 @@ RESET_HEADS: Final = 10
 MAX_DEFERRED: Final = 1024
 """Blocks that are retried. With more, no older block is read until some of them are."""
 MIN_RETRY_SECONDS: Final = 1.0
+"""Minimum seconds between two attempts at a block; later a quarter of the time since the first."""
 MAX_RETRY_SECONDS: Final = 300.0
+"""Maximum seconds between two attempts at a block."""
 _MAX_PAUSE_SECONDS: Final = 1.0
 _MAX_ERROR_PAUSE_SECONDS: Final = 10.0
 

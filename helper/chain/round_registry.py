@@ -59,14 +59,14 @@ class RoundView(NamedTuple):
         known: the round, None if no node lists it. A field that is not agreed is such that no share is missed.
         is_status_agreed: whether no other status is reported.
         are_proposals_agreed: whether no other proposals are reported.
-        earliest_end: the earliest reported end if the end is not agreed, or another one is reported; None otherwise.
+        is_end_agreed: whether the end is agreed, and no node reports another one.
         latest_end: the latest reported end, 0 if there is none.
     """
 
     known: Round | None
     is_status_agreed: bool
     are_proposals_agreed: bool
-    earliest_end: int | None
+    is_end_agreed: bool
     latest_end: int
 
 
@@ -283,7 +283,7 @@ class RoundRegistry:
             known,
             is_status_agreed="status" not in unconfirmed if is_agreed else is_active,
             are_proposals_agreed=is_agreed and "proposals" not in unconfirmed,
-            earliest_end=min(ends, default=None),
+            is_end_agreed=not ends,
             latest_end=max([*ends, 0 if known is None else known.vote_end_time]),
         )
 

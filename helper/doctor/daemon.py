@@ -49,6 +49,7 @@ _ADVICE_BY_NOTE: Final = {
     "store": "Check the disk for errors, and restart the helper. If its log has `database_damaged` again, restore the "
     "newest backup.",
     "chain": "List two different nodes in [chain] endpoints; see the node checks.",
+    "blocks": "No action is needed: the blocks are read in the background.",
     "rounds": "Query your own node. A changed end time takes effect once two nodes report it. If the status is "
     "unknown, install a newer version.",
 }

@@ -235,7 +235,7 @@ class AdmissionController:
             _find_choice_refusal(share, known, are_agreed=view.round.are_proposals_agreed)
             or _find_leaf_refusal(view, known.status)
             or _find_status_refusal(view, known.status)
-            or _find_end_refusal(view.round.earliest_end, share.submit_at, arrived_at, known.vote_end_time)
+            or _find_end_refusal(share.submit_at, arrived_at, known.vote_end_time, is_agreed=view.round.is_end_agreed)
         )
 
     def _current_pause(self) -> PauseReason | None:
@@ -330,13 +330,13 @@ def _find_status_refusal(view: _View, status: RoundStatus) -> ShareRefused | Tem
 
 
 def _find_end_refusal(
-    earliest_end: int | None, submit_at: int, arrived_at: float, end: int
+    submit_at: int, arrived_at: float, end: int, *, is_agreed: bool
 ) -> ShareRefused | TemporaryRefusal | None:
     """Refuse a share that is due after the end: the agreed one, or the latest that any node reports.
 
     An earlier end that a node reports refuses nothing: a lie about it would cost the votes until the round's end.
     """
-    if earliest_end is None:
+    if is_agreed:
         return ShareRefused(400, "is after the round's end", field="submit_at") if submit_at > end else None
     is_late = max(submit_at, arrived_at) > end
     return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason()) if is_late else None

@@ -124,7 +124,7 @@ class FakeChain:
             self.rounds.get(round_id),
             is_status_agreed=round_id not in self.status_reports,
             are_proposals_agreed=round_id not in self.proposal_reports,
-            earliest_end=self.other_ends.get(round_id),
+            is_end_agreed=round_id not in self.other_ends,
             latest_end=0,
         )
 
