@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from helper.chain.broadcast_outcome import Verdict, classify_refusal
 from helper.chain.models import TxResult
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Verdict, classify_refusal
 from helper.errors import ChainResponseError, ChainUnavailable
 
 

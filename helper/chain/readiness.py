@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from helper.chain.broadcast_outcome import sanitize_text
 from helper.chain.json_fields import Fields, loads
-from helper.chain.verdicts import sanitize_text
 from helper.errors import InvalidResponse
 
 _READY: Final = "ready"

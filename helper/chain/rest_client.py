@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import anyio
 
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict, classify_response, sanitize_text
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import (
     MAX_LEAVES,
@@ -50,7 +51,6 @@ from helper.chain.node_http import (
 from helper.chain.readiness import parse_readiness
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
-from helper.chain.verdicts import BroadcastOutcome, Verdict, classify_response, sanitize_text
 from helper.errors import ChainResponseError, ChainUnavailable, InvalidResponse
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from helper.chain.broadcast_outcome import sanitize_text
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import BlockHead, TxResult, create_head
 from helper.chain.node_http import (
@@ -19,7 +20,6 @@ from helper.chain.node_http import (
     parse_response,
 )
 from helper.chain.rest_client import refusal_of_height
-from helper.chain.verdicts import sanitize_text
 from helper.errors import ChainUnavailable, InvalidResponse
 
 TXS_PER_PAGE = 100

@@ -15,6 +15,13 @@ from functools import partial
 
 import structlog
 
+from helper.chain.broadcast_outcome import (
+    MESSAGE_REFUSALS,
+    BroadcastOutcome,
+    Verdict,
+    classify_refusal,
+    classify_response,
+)
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
@@ -22,7 +29,6 @@ from helper.chain.models import TxResult
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal, classify_response
 from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys

@@ -11,7 +11,7 @@ reveal is sent within ten minutes by the chain's clock (five or two and a half r
 due during the outage are sent at no less than half of the provers' full rate.
 
 Injected fault: a lost response and a 503 to a reveal spend an attempt (two more lines in
-`helper.chain.verdicts._VERDICT_COSTS`). Reported: "attempts spent: 23 (= 0)".
+`helper.chain.broadcast_outcome._VERDICT_COSTS`). Reported: "attempts spent: 23 (= 0)".
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from helper.chain import agreement
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.commitment_trees import Anchor
 from helper.chain.models import Round, RoundStatus, TxResult
 from helper.chain.node import NO_PENALTY
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal import revealer, round_closing, send_policy, sender

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from helper.chain.broadcast_outcome import Verdict
 from helper.chain.models import LeafBlock, RoundStatus, TreeState
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
-from helper.chain.verdicts import Verdict
 from helper.errors import ChainResponseError
 from tests.conftest import RECORDED, read_recorded_lines
 

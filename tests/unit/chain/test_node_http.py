@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from helper.chain import node_http, response_times
+from helper.chain.broadcast_outcome import Verdict
 from helper.chain.node_http import (
     CHUNKS_PER_CHECKPOINT,
     DEFAULT_LIMIT_BYTES,
@@ -22,7 +23,6 @@ from helper.chain.node_http import (
 )
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Verdict
 from helper.errors import ChainResponseError, ChainUnavailable, ConfigError
 from tests.support.servers import serve_connections
 

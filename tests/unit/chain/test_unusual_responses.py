@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helper.chain.broadcast_outcome import BroadcastOutcome
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
-from helper.chain.verdicts import BroadcastOutcome
 from helper.errors import ChainError
 from tests.unit.chain.fakes import ROUND_ID, json_response, read_recorded
 
