@@ -20,9 +20,9 @@ import structlog
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
+from helper.chain.chain_data import BlockHead
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
-from helper.chain.models import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
 from helper.chain.round_and_tree_sync import ChainSync

@@ -18,7 +18,7 @@ import orjson
 import structlog
 
 from helper.audit.worker import Job
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.chain.node_pool import NodePool
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.clock import Clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from helper.audit.verdicts import Findings
-from helper.chain.models import LeafBlock
+from helper.chain.chain_data import LeafBlock
 from proofs import CommitmentTree, ProofsError
 
 

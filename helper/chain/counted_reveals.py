@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from helper.chain.broadcast_outcome import Verdict, classify_refusal
-from helper.chain.models import TxResult
+from helper.chain.chain_data import TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from helper.chain.models import BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
 

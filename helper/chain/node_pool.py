@@ -19,7 +19,7 @@ import httpx
 import structlog
 
 from helper.chain.agreement import AGREEING_NODES, agreed, agreed_height, needed_nodes
-from helper.chain.models import BlockHead, find_same_nodes
+from helper.chain.chain_data import BlockHead, find_same_nodes
 from helper.chain.node import HeadLimits, Health, Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
 from helper.chain.rest_client import ChainClient, HeightPrunedError

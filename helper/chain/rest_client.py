@@ -13,14 +13,15 @@ from typing import TypeVar
 import anyio
 
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict, classify_response, sanitize_text
-from helper.chain.json_fields import Fields, loads
-from helper.chain.models import (
+from helper.chain.chain_data import (
     MAX_LEAVES,
     Block,
     BlockHead,
     BlockIds,
     LeafBlock,
+    ListedRound,
     NodeInfo,
+    OptionTotal,
     Round,
     RoundList,
     TreeState,
@@ -29,14 +30,17 @@ from helper.chain.models import (
     parse_block_ids,
     parse_head,
     parse_leaves,
+    parse_listing,
     parse_node_info,
     parse_round,
     parse_rounds,
     parse_syncing,
+    parse_totals,
     parse_tree,
     parse_tree_at,
     parse_tx,
 )
+from helper.chain.json_fields import Fields, loads
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
@@ -50,7 +54,6 @@ from helper.chain.node_http import (
 )
 from helper.chain.readiness import parse_readiness
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
 from helper.errors import ChainResponseError, ChainUnavailable, InvalidResponse
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from helper.chain.agreement import RoundFacts, Said, agreed, agreed_round
-from helper.chain.models import ENDED_STATUSES, Proposal, Round, RoundStatus
+from helper.chain.chain_data import ENDED_STATUSES, Proposal, Round, RoundStatus
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState

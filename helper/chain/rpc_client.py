@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 from helper.chain.broadcast_outcome import sanitize_text
+from helper.chain.chain_data import BlockHead, TxResult, create_head
 from helper.chain.json_fields import Fields, loads
-from helper.chain.models import BlockHead, TxResult, create_head
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,

@@ -22,10 +22,10 @@ from helper.chain.broadcast_outcome import (
     classify_refusal,
     classify_response,
 )
+from helper.chain.chain_data import TxResult
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.limited_gather import gather_limited
-from helper.chain.models import TxResult
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage

@@ -20,8 +20,8 @@ import uvloop
 
 from devnet import ballot
 from devnet.wallet import Wallet
+from helper.chain.chain_data import BlockHead
 from helper.chain.gateway_proxy import GatewayProxy
-from helper.chain.models import BlockHead
 from helper.chain.node_http import STREAM_LIMIT_BYTES
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.clock import SystemClock

@@ -12,7 +12,7 @@ import pytest
 from helper.chain.follower import BlockFollower
 from helper.chain.round_registry import RoundRegistry
 from helper.store.ledger import Ledger
-from tests.recorded.test_models import message_from_request
+from tests.recorded.test_chain_data import message_from_request
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, MemoryStore, read_recorded
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import proofs
-from helper.chain.models import Round, RoundStatus, parse_leaves, parse_round
+from helper.chain.chain_data import Round, RoundStatus, parse_leaves, parse_round
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.server.application import create_app

@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
+from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.chain import SimBlock, SimChain, SimRound
 from tests.simulation.fakes import SimTree

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from helper.app.gates import Gates
+from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
-from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.round_and_tree_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits

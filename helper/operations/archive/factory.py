@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from helper.chain.models import Round
+from helper.chain.chain_data import Round
 from helper.chain.node_pool import NodePool
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.reveal_history import RevealHistory

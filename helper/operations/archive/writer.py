@@ -14,9 +14,9 @@ from typing import Final
 import anyio.to_thread
 import structlog
 
+from helper.chain.chain_data import Round
 from helper.chain.counted_reveals import CountedReveal
 from helper.chain.limited_gather import gather_limited
-from helper.chain.models import Round
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_history import RevealHistory
 from helper.clock import Clock

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from helper.chain.models import BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import PROBE_FRACTION, Health
 
 AHEAD = 7.0

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain import response_times
-from helper.chain.models import BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
 from helper.chain.node_pool import NodePool, create_nodes

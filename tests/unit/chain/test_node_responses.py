@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.json_fields import loads
-from helper.chain.models import (
+from helper.chain.chain_data import (
     UnknownStatusRound,
     parse_head,
     parse_leaves,
@@ -23,6 +22,7 @@ from helper.chain.models import (
     parse_tree,
     parse_tx,
 )
+from helper.chain.json_fields import loads
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient

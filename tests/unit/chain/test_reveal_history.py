@@ -12,7 +12,7 @@ from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_history import RevealHistory
 from helper.errors import ChainError, ChainUnavailable
 from tests.conftest import read_recorded_lines
-from tests.recorded.test_models import message_from_request
+from tests.recorded.test_chain_data import message_from_request
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import CHAIN_ID, FakeNetwork, FakeNode
 

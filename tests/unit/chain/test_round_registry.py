@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain import round_registry
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain

@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import TaskGroup
 from structlog.testing import capture_logs
 
-from helper.chain.models import Proposal, RoundStatus
+from helper.chain.chain_data import Proposal, RoundStatus
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import Share

@@ -10,8 +10,8 @@ from hashlib import sha256
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.counted_reveals import CountedReveal
-from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_history import HistoryBlock, RevealHistory
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError

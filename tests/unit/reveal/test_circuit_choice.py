@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from helper.chain.chain_data import Block, BlockHead, TxResult
 from helper.chain.commitment_trees import Anchor
-from helper.chain.models import Block, BlockHead, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import StoreFull
 from helper.reveal.circuit_choice import PAUSE_SECONDS, CircuitChoice

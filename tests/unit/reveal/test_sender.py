@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
-from helper.chain.models import BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import create_nodes

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from helper.chain.broadcast_outcome import Verdict
-from helper.chain.models import LeafBlock, RoundStatus, TreeState
+from helper.chain.chain_data import LeafBlock, RoundStatus, TreeState
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
