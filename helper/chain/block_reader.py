@@ -11,12 +11,11 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from helper.chain.agreement import Pruned, agreed_block
-from helper.chain.counted_reveals import is_counted
 from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import ChainClient, HeightPrunedError
-from helper.chain.reveal_transaction import REVEAL_TAG, RevealMessage
+from helper.chain.reveal_transaction import REVEAL_TAG, RevealMessage, is_counted
 from helper.chain.rpc_client import CountedNullifier
 from helper.errors import ChainError, ChainResponseError
 

@@ -12,11 +12,11 @@ from hashlib import sha256
 from typing import Final
 
 from helper.chain.chain_data import TreeState, TxResult
-from helper.chain.counted_reveals import CountedReveal, is_counted, parse_reveal, require_counted
 from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import HeightPrunedError
+from helper.chain.reveal_transaction import CountedReveal, is_counted, parse_reveal, require_counted
 from helper.errors import ChainError
 
 CONCURRENT_BLOCKS: Final = 8

@@ -14,11 +14,10 @@ from typing import Final, TypeVar
 import anyio
 
 from helper.chain.chain_data import TxResult
-from helper.chain.counted_reveals import CountedReveal, is_counted, parse_reveal, require_counted
 from helper.chain.limited_gather import gather_limited
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient
-from helper.chain.transaction_tags import ROUND_TAGS
+from helper.chain.reveal_transaction import ROUND_TAGS, CountedReveal, is_counted, parse_reveal, require_counted
 from helper.errors import ChainUnavailable
 
 R = TypeVar("R")

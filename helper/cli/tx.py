@@ -57,7 +57,7 @@ async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None
 
 def _transaction_json(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
     from helper.chain.broadcast_outcome import sanitize_text  # noqa: PLC0415
-    from helper.chain.counted_reveals import parse_reveal  # noqa: PLC0415
+    from helper.chain.reveal_transaction import parse_reveal  # noqa: PLC0415
 
     message = None if transaction.raw is None else parse_reveal(transaction.raw)
     reveal = None

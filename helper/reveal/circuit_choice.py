@@ -16,9 +16,9 @@ import structlog
 
 from helper.chain.chain_data import TxResult
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.counted_reveals import is_counted, parse_reveal
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import is_counted, parse_reveal
 from helper.circuits.registry import GENERATIONS, circuit_for_version, circuits_of_kind, default_circuit
 from helper.circuits.versions import is_newer_than_known
 from helper.clock import Clock
