@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 
@@ -52,7 +52,6 @@ from helper.chain.node_http import (
     ResponseTooLong,
     parse_response,
 )
-from helper.chain.readiness import parse_readiness
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable, InvalidResponse
 
@@ -71,6 +70,11 @@ _LOWEST_HEIGHT_PATTERN = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
 _QUERY_ERRORS = (400, 404, 500)  # chains before v1.3 respond 500 to every failed query, newer ones by its cause
 _NO_ROUTE = (404, 405)
 _LEAF_BYTES = 48  # approximate size of a leaf in a page
+_UNREADY_REASONS: Final = {
+    "not_started": "generating the verifying keys has not started",
+    "warming": "the verifying keys are being generated",
+    "failed": "generating the verifying keys failed",
+}
 
 
 class HeightPrunedError(ChainResponseError):
@@ -335,3 +339,33 @@ def _error_text(response: NodeResponse) -> str:
         return sanitize_text(fields.text("error") or fields.text("message"))
     except ChainResponseError:
         return ""
+
+
+def parse_readiness(response: object) -> str | None:
+    """Parse `GET readiness`: why the node accepts no reveals, None if it accepts them.
+
+    Raises:
+        InvalidResponse: the status is not one of `ready`, `not_started`, `warming` and `failed`.
+    """
+    fields = Fields(response, "readiness")
+    status, error = fields.text("status"), sanitize_text(fields.text("error"))
+    if status == "ready":
+        return None
+    if status not in _UNREADY_REASONS:
+        raise fields.invalid_field("status", "not a status of verifying keys")
+    return _UNREADY_REASONS[status] + (f": {error}" if error else "")
+
+
+def reports_unready_keys(body: bytes) -> bool:
+    """Whether the body of a 503 says that the node's verifying keys are not ready, so that it processed nothing.
+
+    Nodes before v1.4 have no status and report it as an error.
+    """
+    try:
+        response = loads(body, "readiness")
+        fields = Fields(response, "readiness")
+        if fields.has("status"):
+            return parse_readiness(response) is not None
+        return "warming up" in fields.text("error")
+    except InvalidResponse:
+        return False
