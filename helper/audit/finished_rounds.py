@@ -19,8 +19,7 @@ import structlog
 
 from helper.audit.worker import Job
 from helper.chain.chain_data import RoundStatus
-from helper.chain.node_pool import NodePool
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.clock import Clock
 from helper.config import Config
 from helper.config.sections import HelperSection

@@ -21,9 +21,8 @@ from helper.audit.source import AuditBlock, AuditTx, DataMissing
 from helper.audit.transactions import decode_partial_entry, is_of_round
 from helper.chain.chain_data import Block, LeafBlock
 from helper.chain.json_fields import Fields
-from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import is_counted
 from helper.chain.rpc_client import RpcClient

@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from helper.audit.archive_source import archive_documents, open_archived_round
 from helper.audit.auditor import audit_round
 from helper.audit.nodes import NodeSource
-from helper.chain.node_pool import create_node_pool
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
 from helper.circuits.registry import circuit_infos
 from helper.clock import Clock, SystemClock
 from helper.config import Config

@@ -11,9 +11,8 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from helper.chain.agreement import Pruned, agreed_block
-from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
-from helper.chain.node_pool import NodePool
+from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import REVEAL_TAG, RevealMessage, is_counted
 from helper.chain.rpc_client import CountedNullifier

@@ -26,9 +26,8 @@ import structlog
 
 from helper.chain.agreement import agreed
 from helper.chain.chain_data import LeafBlock, Round, TreeState
-from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
-from helper.chain.node_pool import NodePool
+from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
 from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseCause, PauseReason

@@ -18,8 +18,7 @@ import structlog
 from helper.chain.agreement import Pruned
 from helper.chain.block_reader import BlockReader, BlockReading
 from helper.chain.chain_data import BlockHead, RoundStatus
-from helper.chain.limited_gather import gather_limited
-from helper.chain.node_pool import NodePool
+from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import CountedNullifier
 from helper.chain.sent_reveal_check import SentRevealCheck

@@ -12,9 +12,8 @@ from hashlib import sha256
 from typing import Final
 
 from helper.chain.chain_data import TreeState, TxResult
-from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
-from helper.chain.node_pool import NodePool
+from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal, is_counted, parse_reveal, require_counted
 from helper.errors import ChainError

@@ -1,15 +1,16 @@
 """HTTP client for one chain node, with a total timeout and a size limit.
 
 httpx limits each read but not the entire call, so every call runs under `anyio.fail_after`. A GET can also be limited
-by the node's recent response times (`helper.chain.response_times`). Redirects are not followed.
-Compressed responses are refused, so that the size limit applies to the received bytes. Errors contain whether the
-request may have been sent.
+by the node's recent response times (decision 30). Redirects are not followed. Compressed responses are refused, so that
+the size limit applies to the received bytes. Errors contain whether the request may have been sent.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
@@ -20,7 +21,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
-from helper.chain.response_times import ResponseTimes, request_kind
 from helper.errors import ChainUnavailable, ConfigError, InvalidResponse
 from helper.runtime.http_client import create_async_client, create_transport
 
@@ -70,11 +70,24 @@ RESPONSE_WAIT_SECONDS = 3.0
 SLOW_CALL_SECONDS = 1.0
 """Seconds after which a call in progress makes a node slow. Other nodes are then called before it."""
 
+MIN_LIMIT_SECONDS = 1.0
+"""Minimum time limit in seconds. A retransmitted packet or a loaded disk can delay a response almost this long."""
+
+LIMIT_FACTOR = 4
+"""The time limit is this multiple of the longest recent time."""
+
+MIN_RESPONSES = 8
+"""Number of recent responses from which the limit is derived; with fewer, the maximum applies."""
+
+MAX_RESPONSES = 64
+"""Number of most recent responses that count."""
+
 MAX_CONNECTIONS = 64
 """Maximum number of connections to one node."""
 
 _CONNECT_TIMEOUT_SECONDS = 3.0
 _CACHED_REQUESTS = 16
+_IDENTIFIER_PATTERN = re.compile(r"/(?:\d+|[0-9A-Fa-f]{64})(?=/|$)")
 _DEAD_CONNECTION_ERRORS = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 _NOT_SENT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
@@ -238,6 +251,43 @@ class _DataWait:
         self.longest = max(self.longest, now - self._last_at)
         self._last_at = now
         self._scope.deadline = min(self._end, now + self.limit)
+
+
+class ResponseTimes:
+    """Recent response times of one node to one kind of request.
+
+    Args:
+        maximum: greatest limit in seconds.
+    """
+
+    def __init__(self, maximum: float) -> None:
+        self._maximum = maximum
+        self._seconds: deque[float] = deque(maxlen=MAX_RESPONSES)
+
+    @property
+    def limit(self) -> float:
+        """Seconds to wait for the node: the maximum, or less if its recent responses were fast."""
+        if len(self._seconds) < MIN_RESPONSES:
+            return self._maximum
+        return min(self._maximum, max(MIN_LIMIT_SECONDS, LIMIT_FACTOR * max(self._seconds)))
+
+    def add(self, seconds: float) -> None:
+        """Add the time of a response."""
+        self._seconds.append(seconds)
+
+    def forget(self) -> None:
+        """Return to the maximum until the node has responded `MIN_RESPONSES` times.
+
+        For a response that took longer than the limit. The node may be slow and not dead, or this request larger than
+        the recent ones, and then a repeated short limit would never let it respond.
+        """
+        self._seconds.clear()
+
+
+@lru_cache(256)
+def request_kind(path: str) -> str:
+    """Return the path without round ids, hashes and heights: such requests take about the same time."""
+    return _IDENTIFIER_PATTERN.sub("", path)
 
 
 class NodeHttp:

@@ -1,4 +1,4 @@
-"""Pool of chain nodes: health checks, selection and failover.
+"""Pool of chain nodes: health checks, selection, failover and limited concurrency.
 
 A node is *usable* if it is not in backoff, is on the configured chain, is not syncing, and its newest block time is
 close to the local clock. Calls try the usable nodes in the configured order. A node that does not respond, or that
@@ -13,7 +13,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import httpx
 import structlog
@@ -27,14 +27,17 @@ from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.log_limits import RecentKeys
-from helper.errors import ChainError, ChainUnavailable, ConfigError, InvalidResponse
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
 
 __all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 RESEND_SECONDS = 10.0
 """Seconds after which the report of one node permits to send a reveal again, whatever the others report."""
+READ_ONLY_CONNECTIONS: Final = 8
+"""Maximum number of connections of a `ReadOnlyNodePool` to each node."""
 _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
 
@@ -509,3 +512,89 @@ class NodePool:
 def _strip_digits(reason: str) -> str:
     """The reason without its digits."""
     return "".join(character for character in reason if not character.isdigit())
+
+
+class ReadOnlyNodePool:
+    """Calls the usable nodes of a pool without affecting their health, for requests that must never delay a reveal.
+
+    Visitors of the status page can cause requests about staking, rounds and tallies at any rate, and the archive reads
+    every reveal of the chain. Therefore, errors of these requests do not put nodes into backoff, slow ones do not make
+    a node count as slow, and they use a small number of separate connections.
+
+    Args:
+        timeout: timeout of a call to one node, in seconds.
+        transport: replaces the network in tests.
+
+    Attributes:
+        node_pool: the node pool, whose health decides which nodes are called.
+    """
+
+    def __init__(
+        self,
+        node_pool: NodePool,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.node_pool = node_pool
+        self._clients = {
+            node: ChainClient(node.client.url, timeout=timeout, transport=transport, connections=READ_ONLY_CONNECTIONS)
+            for node in node_pool.nodes
+        }
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+        """Call `fn` with the client of each usable node in order until one succeeds. Slow ones come last.
+
+        Raises:
+            HeightPrunedError: every usable node has pruned the height.
+            ChainResponseError: no node succeeded, and at least one returned an invalid response.
+            ChainUnavailable: no node responded.
+        """
+        clients = [self._clients[node] for node in self.node_pool.usable_nodes]
+        errors: dict[str, ChainError] = {}
+        for client in sorted(clients, key=lambda client: client.is_slow):
+            try:
+                return await fn(client)
+            except ChainError as error:
+                errors[client.name] = error
+        reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
+        message = f"no chain node responded ({reasons or 'none is in sync'})"
+        pruned = [error for error in errors.values() if isinstance(error, HeightPrunedError)]
+        if pruned and len(pruned) == len(errors):
+            raise HeightPrunedError(
+                message, min((error.lowest_height for error in pruned if error.lowest_height is not None), default=None)
+            )
+        has_response = any(isinstance(error, ChainResponseError) for error in errors.values())
+        raise (ChainResponseError if has_response else ChainUnavailable)(message)
+
+
+async def gather_limited(items: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int) -> list[R]:
+    """Call `work` for every item, at most `limit` calls concurrently. Returns the results in the order of the items.
+
+    Raises:
+        HelperError: the first error, after all calls in progress have ended; no call starts after an error.
+    """
+    results: dict[int, R] = {}
+    errors: list[HelperError] = []
+    slots = asyncio.Semaphore(limit)
+
+    async def run(number: int, item: T) -> None:
+        async with slots:
+            if errors:
+                return
+            try:
+                results[number] = await work(item)
+            except HelperError as error:
+                errors.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for number, item in enumerate(items):
+            group.create_task(run(number, item))
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]

@@ -14,8 +14,7 @@ from typing import Final, TypeVar
 import anyio
 
 from helper.chain.chain_data import TxResult
-from helper.chain.limited_gather import gather_limited
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import ROUND_TAGS, CountedReveal, is_counted, parse_reveal, require_counted
 from helper.errors import ChainUnavailable

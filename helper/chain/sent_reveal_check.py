@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from helper.chain.broadcast_outcome import Verdict
-from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
-from helper.chain.node_pool import NodePool
+from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.reveal_transaction import shows_spent
 from helper.chain.rpc_client import CountedNullifier
 from helper.errors import ChainError, ChainUnavailable

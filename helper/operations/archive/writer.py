@@ -15,7 +15,7 @@ import anyio.to_thread
 import structlog
 
 from helper.chain.chain_data import Round
-from helper.chain.limited_gather import gather_limited
+from helper.chain.node_pool import gather_limited
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_history import RevealHistory
 from helper.chain.reveal_transaction import CountedReveal

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from helper.audit.finished_rounds import RETRY_SECONDS, FinishedRounds, run_worker_process
 from helper.audit.worker import Job, run_job
 from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.config import Config
 from helper.config.sections import ArchiveSection, ChainSection, OperatorSection
 from helper.errors import AuditError, BucketError, ChainUnavailable, ProofBundleError

@@ -11,7 +11,7 @@ import pytest
 from helper.chain.block_reader import read_by_rest
 from helper.chain.chain_data import Round, RoundStatus, TxResult
 from helper.chain.lookups import ChainLookups
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.reveal_history import RevealHistory
 from helper.chain.reveal_transaction import is_counted
 from helper.errors import ChainUnavailable

@@ -1,8 +1,14 @@
-"""Node pool: fresh nodes, order of calls, backoff, probes and log events."""
+"""Node pool: fresh nodes, order of calls, backoff, probes, log events, read-only calls and limited concurrency."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
+from math import ceil
+from statistics import median
 from typing import Any
 
 import anyio
@@ -11,15 +17,15 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain import response_times
+from helper.chain import node_http
 from helper.chain.chain_data import BlockHead
-from helper.chain.node import SYNC_STATUS_SECONDS
+from helper.chain.node import PROBE_FRACTION, SYNC_STATUS_SECONDS, Health
 from helper.chain.node import Node as Endpoint
-from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes, gather_limited
 from helper.chain.rest_client import ChainClient
-from helper.errors import ChainError, ChainUnavailable, ConfigError
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError
 from tests.support.clock import FakeClock
-from tests.support.fakes import wait_for_length
+from tests.support.fakes import TIMEOUT_SECONDS, wait_for_length
 from tests.unit.chain.fakes import FakeNetwork, FakeNode, json_response, read_recorded
 
 
@@ -388,12 +394,12 @@ async def test_call_prefers_nodes_at_min_height() -> None:
 
 
 async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.02)
+    monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.02)
     clock = FakeClock()
     network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_RESPONSES):
+    for _ in range(node_http.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with anyio.fail_after(10):
@@ -403,12 +409,12 @@ async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.
 
 
 async def test_only_node_is_not_limited_by_its_recent_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.02)
+    monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.02)
     clock = FakeClock()
     network = FakeNetwork(a=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_RESPONSES):
+    for _ in range(node_http.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with pytest.raises(TimeoutError), anyio.fail_after(0.1):
@@ -587,3 +593,164 @@ async def test_two_names_of_one_node_are_reported() -> None:
     network.nodes["b"].faults.clear()  # another node, which reports no id
     await endpoints.compare_node_ids()
     assert endpoints.same_nodes == []
+
+
+AHEAD = 7.0
+"""Seconds that the local clock is ahead of the chain's."""
+
+
+def simulate_probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
+    """Probe times of a node that reports its blocks at these times, and the detection delay of each block."""
+    health, now, probed_at, waits = Health(), shown[0] + 0.4 * interval, [], []
+    while now < shown[-1] + interval:
+        probed_at.append(now)
+        height = sum(at <= now for at in shown)
+        if health.head is None or height > health.head.height:
+            waits.append(now - shown[height - 1])
+        head = BlockHead("c", height, shown[height - 1] - AHEAD)
+        health.record_probe(head, is_syncing=False, started_at=now, ended_at=now)
+        now += health.next_probe_delay(interval, now)
+    return probed_at, waits
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.5, 5.0])
+def test_pause_regular_block_is_probed_when_expected(seconds: float) -> None:
+    shown = [10 + seconds * number for number in range(60)]
+    probed_at, waits = simulate_probes(shown, 1.0)
+    assert len(waits) == len(shown)
+    assert max(waits[4:]) <= PROBE_FRACTION, "without the prediction the average is half an interval"
+    assert len(probed_at) <= 1.1 * len(shown) * ceil(seconds) + 5, (
+        "no more probes than at the fixed interval, once the block times are known"
+    )
+
+
+def test_pause_irregular_block_is_probed_within_interval() -> None:
+    rng = random.Random(7)
+    at, shown = 0.0, []
+    for _ in range(300):
+        at += rng.uniform(4.0, 7.0)
+        shown.append(at)
+    probed_at, waits = simulate_probes(shown, 1.0)
+    assert len(waits) == len(shown)
+    assert max(waits) <= 1.0 + 1e-6
+    assert median(waits) < 0.5
+    assert len(probed_at) <= at + 3 * len(shown), "three more per block"
+
+
+def test_pause_longer_than_block_time_is_interval() -> None:
+    probed_at, _ = simulate_probes([10 + 5.0 * number for number in range(60)], 10.0)
+    assert {round(later - earlier, 6) for earlier, later in pairwise(probed_at)} == {10.0}
+
+
+def test_pause_never_below_quarter_of_interval() -> None:
+    rng = random.Random(7)
+    health, now, height = Health(), 0.0, 0
+    times = []
+    for _ in range(2_000):
+        times.append(now)
+        height += rng.choice((-3, 0, 0, 1, 1, 2, 1_000_000))
+        head = BlockHead("c", height, now + rng.choice((0.0, -1.0, 1.0, 1e9, -1e9, rng.uniform(-2, 2))))
+        health.record_probe(head, is_syncing=False, started_at=now, ended_at=now)
+        pause = health.next_probe_delay(1.0, now)
+        assert PROBE_FRACTION <= pause <= 1.0
+        now += pause
+    assert min(later - earlier for earlier, later in pairwise(times)) >= PROBE_FRACTION - 1e-9
+
+
+def test_pause_after_clock_change_is_interval() -> None:
+    health = Health()
+    for number in range(4):
+        health.record_probe(
+            BlockHead("c", number, 5.0 * number),
+            is_syncing=False,
+            started_at=5.0 * number + 1,
+            ended_at=5.0 * number + 1,
+        )
+    assert health.next_probe_delay(1.0, 16.5) == 1.0
+    assert health.next_probe_delay(1.0, 20.0) == 0.75
+    assert [health.next_probe_delay(1.0, 20.75), health.next_probe_delay(1.0, 21.0)] == [PROBE_FRACTION, PROBE_FRACTION]
+    assert (
+        health.next_probe_delay(1.0, 20.0 - 3600)
+        == health.next_probe_delay(1.0, 20.0 + 3600)
+        == health.next_probe_delay(1.0, 21.25)
+        == 1.0
+    )
+
+
+def test_pause_before_second_block_is_interval() -> None:
+    health = Health()
+    assert health.next_probe_delay(1.0, 0.0) == 1.0
+    health.record_probe(BlockHead("c", 1, 0.0), is_syncing=False, started_at=0.0, ended_at=0.0)
+    assert health.next_probe_delay(1.0, 0.5) == 1.0
+
+
+ADDRESS = "svvaloper1tp7fhly84qm6q4hhzmp0nh5frtdugmysz4l4zy"
+
+
+BROKEN_NODES = {
+    "no response": ({"faults": {"validators": lambda _: httpx.Response(501)}}, ChainResponseError),
+    "away": ({"faults": {"validators": lambda _: httpx.Response(503)}}, ChainUnavailable),
+    "silent": ({"hangs": True}, ChainUnavailable),
+}
+
+
+@pytest.mark.parametrize(("broken", "raised"), BROKEN_NODES.values(), ids=BROKEN_NODES)
+async def test_read_only_pool_errors_do_not_affect_health(broken: dict[str, Any], raised: type[ChainError]) -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
+    pool = ReadOnlyNodePool(endpoints, timeout=0.05, transport=network)
+    for node in network.nodes.values():
+        for name, value in broken.items():
+            setattr(node, name, value)
+    with capture_logs() as logs, pytest.raises(raised, match=r"a:1317: .*b:1317: "):
+        await pool.call(lambda client: client.validator_status(ADDRESS))
+    assert [endpoint.name for endpoint in endpoints.usable_nodes] == ["a:1317", "b:1317"]
+    assert logs == []
+    await pool.aclose()
+
+
+async def test_read_only_pool_calls_next_node_after_error() -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    pool = ReadOnlyNodePool(endpoints, transport=network)
+    with pytest.raises(ChainUnavailable, match="none is in sync"):
+        await pool.call(lambda client: client.listed_rounds())
+    await endpoints.probe_all()
+    assert len(await pool.call(lambda client: client.listed_rounds())) == 1
+    await pool.aclose()
+
+
+async def test_gather_limited_returns_in_order_and_stops_after_error() -> None:
+    started: list[int] = []
+
+    async def work(number: int) -> int:
+        started.append(number)
+        if number == 3:
+            raise HelperError("three")
+        return number * 2
+
+    assert await gather_limited([0, 1, 2], work, 2) == [0, 2, 4]
+    assert await gather_limited([], work, 2) == []
+    started.clear()
+    with pytest.raises(HelperError, match="three"):
+        await gather_limited(range(100), work, 1)
+    assert started == [0, 1, 2, 3]
+
+
+async def test_gather_limited_runs_exactly_limit_concurrently() -> None:
+    under_way, most = 0, 0
+    together = asyncio.Barrier(3)
+
+    async def work(_: int) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await together.wait()
+        under_way -= 1
+
+    async with asyncio.timeout(TIMEOUT_SECONDS):  # Two concurrent calls would wait for a third.
+        await gather_limited(range(21), work, 3)
+    assert most == 3

@@ -7,7 +7,7 @@ from hashlib import sha256
 import httpx
 import pytest
 
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_history import RevealHistory
 from helper.errors import ChainError, ChainUnavailable

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 
 import proofs
 from helper.audit.verdicts import CHECKS
-from helper.chain import node_pool, read_only_pool
+from helper.chain import node_pool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import (
@@ -49,13 +49,13 @@ ONE_NODE = '[chain]\nendpoints = ["http://one.test"]\nrpc = ["http://rpc.test"]\
 
 
 CREATE_NODES = node_pool.create_nodes
-CREATE_READERS = read_only_pool.ReadOnlyNodePool
+CREATE_READERS = node_pool.ReadOnlyNodePool
 
 
 def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTransport) -> None:
     """Replace the network of all node clients."""
     monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=transport))
-    monkeypatch.setattr(read_only_pool, "ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
+    monkeypatch.setattr(node_pool, "ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
 
 
 @pytest.fixture
