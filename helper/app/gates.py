@@ -8,8 +8,8 @@ from __future__ import annotations
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
-from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason

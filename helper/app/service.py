@@ -25,8 +25,8 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
-from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
 from helper.circuits import registry
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember

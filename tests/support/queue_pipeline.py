@@ -15,7 +15,7 @@ from helper.app.gates import Gates
 from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.round_and_tree_sync import ChainSync
+from helper.chain.scheduled_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits
 from helper.errors import StoreError
 from helper.observability.stats import Stats

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, MemoryStore
 
