@@ -152,13 +152,8 @@ def is_counted(result: TxResult | None, height: int) -> bool | None:
     return result.height > height and shows_spent(result)
 
 
-def require_counted(result: TxResult | None, height: int) -> bool:
-    """Return `is_counted`, or raise while the result is unknown.
-
-    Raises:
-        ChainUnavailable: the result is not known yet.
-    """
-    counted = is_counted(result, height)
+def require_known(counted: bool | None, height: int) -> bool:
+    """Return a result of `is_counted`; raise `ChainUnavailable` while it is unknown."""
     if counted is None:
         raise ChainUnavailable(f"block {height}: the result of a reveal in it is not known yet")
     return counted

@@ -13,7 +13,7 @@ from helper.cli.output import ExitCode, emit, emit_fields, fail, map_errors_to_e
 from helper.server.operator_json import parse_hex32
 
 if TYPE_CHECKING:
-    from helper.chain.lookups import IncludedTx
+    from helper.chain.block_reader import IncludedTx
 
 app = typer.Typer(help="Show public transactions of the chain.")
 
@@ -47,7 +47,7 @@ def _print_transaction(transaction: dict[str, Any]) -> None:
 
 async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:
     # imported here, so that the help loads no HTTP client
-    from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.chain.block_reader import ChainLookups  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
     async with open_node_pool(config) as nodes:

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from helper.chain.block_reader import ChainLookups
 from helper.chain.chain_data import TreeState
-from helper.chain.lookups import ChainLookups
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainUnavailable

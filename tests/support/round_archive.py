@@ -6,8 +6,8 @@ from base64 import b64decode
 from collections.abc import Sequence
 
 from helper.audit.archive_source import archive_documents
+from helper.chain.block_reader import HistoryBlock, RevealHistory
 from helper.chain.chain_data import Round, RoundStatus
-from helper.chain.reveal_history import HistoryBlock, RevealHistory
 from helper.chain.reveal_transaction import CountedReveal, parse_reveal
 from helper.operations.archive.object_names import PART_BLOCKS
 from helper.operations.archive.writer import ArchiveWriter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from helper.chain.block_reader import RevealHistory
 from helper.chain.chain_data import Round
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
-from helper.chain.reveal_history import RevealHistory
 from helper.circuits.registry import circuit_infos
 from helper.clock import Clock
 from helper.config import Config

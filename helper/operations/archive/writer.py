@@ -14,10 +14,10 @@ from typing import Final
 import anyio.to_thread
 import structlog
 
+from helper.chain.block_reader import RevealHistory
 from helper.chain.chain_data import Round
 from helper.chain.node_pool import gather_limited
 from helper.chain.rest_client import HeightPrunedError
-from helper.chain.reveal_history import RevealHistory
 from helper.chain.reveal_transaction import CountedReveal
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, HelperError, ProofBundleError

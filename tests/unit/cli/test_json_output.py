@@ -13,7 +13,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.lookups import IncludedTx
+from helper.chain.block_reader import IncludedTx
 from helper.cli.proof import SearchSource
 from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
