@@ -83,7 +83,7 @@ class BlockReader:
         """
         said: dict[str, Reveals | Pruned] = {}
         times, reasons = list[float](), list[str]()
-        for node, services in self._services().items():
+        for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
             for is_rpc in services:
@@ -111,13 +111,6 @@ class BlockReader:
             return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)
         reasons = [f"only {name} reports its reveals" for name in names] + reasons
         return BlockReading(None, reason="; ".join(reasons) or "the nodes do not have its results yet")
-
-    def _services(self) -> dict[Node, list[bool]]:
-        """The usable nodes, each with its usable services; True is its RPC, which needs fewer requests and is first."""
-        services: dict[Node, list[bool]] = {node: [True] for node in self._node_pool.usable_rpc_nodes}
-        for node in self._node_pool.usable_nodes:
-            services.setdefault(node, []).append(False)
-        return services
 
     async def _find_agreed(self, said: Mapping[str, Reveals | Pruned], height: int) -> Reveals | Pruned | None:
         """What enough nodes report; nodes that contradict it go into backoff.
@@ -265,7 +258,7 @@ class IncludedTx:
         height: height of the block.
         code: 0 on success.
         log: the chain's error message otherwise.
-        raw: the transaction's bytes, None if every node has pruned the block.
+        raw: the transaction's bytes, None if no node returns the block any more.
     """
 
     height: int
@@ -293,26 +286,17 @@ class ChainLookups:
             ChainUnavailable: no node responded.
         """
 
-        async def look_up(node: Node) -> tuple[TxResult, bytes | None] | None:
-            result = await node.client.tx(tx_hash)
-            if result is None:
-                return None
-            return result, await self._fetch_tx_bytes(node, result.height, tx_hash)
-
-        included = (await self._node_pool.call_until(look_up, is_enough=lambda included: included is not None))[-1]
-        if included is None:
+        results = await self._node_pool.call_until(
+            lambda node: node.client.tx(tx_hash), is_enough=lambda result: result is not None
+        )
+        if (result := results[-1]) is None:
             return None
-        result, raw = included
-        return IncludedTx(result.height, result.code, result.log, raw)
-
-    async def _fetch_tx_bytes(self, node: Node, height: int, tx_hash: bytes) -> bytes | None:
         try:
-            block = await node.client.block(height)
-        except HeightPrunedError:
-            return None
-        if block is None:
-            return None
-        return next((tx for tx in block.txs if sha256(tx).digest() == tx_hash), None)
+            txs = await self._read_block(result.height)
+        except ChainUnavailable:
+            txs = []
+        raw = next((tx for tx in txs if sha256(tx).digest() == tx_hash), None)
+        return IncludedTx(result.height, result.code, result.log, raw)
 
     async def find_reveal(
         self, round_ids: Iterable[bytes], nullifier: bytes, heights: range | None = None
@@ -376,9 +360,9 @@ class ChainLookups:
         """Search blocks in order, read in concurrent batches."""
         for start in range(0, len(heights), CONCURRENT_BLOCKS):
             batch = heights[start : start + CONCURRENT_BLOCKS]
-            blocks = await self._read_blocks(batch)
-            for height in batch:
-                for raw in blocks[height]:
+            blocks = await gather_limited(batch, self._read_block, CONCURRENT_BLOCKS)
+            for height, txs in zip(batch, blocks, strict=True):
+                for raw in txs:
                     message = parse_reveal(raw)
                     if message is None or message.nullifier != nullifier or message.round_id not in round_ids:
                         continue
@@ -392,20 +376,16 @@ class ChainLookups:
         result = await self._result(raw)
         if result is None or not is_counted(result, height):
             return False
-        return result.height == height or raw in (await self._read_blocks(range(height, height + 1)))[height]
+        return result.height == height or raw in await self._read_block(height)
 
     async def _result(self, raw: bytes) -> TxResult | None:
         tx_hash = sha256(raw).digest()
         return await self._node_pool.call(lambda client: client.tx(tx_hash))
 
-    async def _read_blocks(self, heights: range) -> dict[int, list[bytes]]:
-        """The transactions of blocks, by height."""
-
-        async def read(height: int) -> list[bytes]:
-            block = await self._node_pool.call(lambda client: client.block(height))
-            return [] if block is None else block.txs
-
-        return dict(zip(heights, await gather_limited(heights, read, CONCURRENT_BLOCKS), strict=True))
+    async def _read_block(self, height: int) -> list[bytes]:
+        """The transactions of a block; none if it does not exist yet."""
+        block = await self._node_pool.call(lambda client: client.block(height))
+        return [] if block is None else block.txs
 
     async def root_at(self, round_id: bytes, height: int) -> TreeState | None:
         """The root of a round's tree stored at a height, None if there is none."""

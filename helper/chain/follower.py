@@ -158,35 +158,28 @@ class SentRevealCheck:
         A node with an RPC is queried for the chain's state, any other for the result of the transaction. If two nodes
         are configured, two must confirm it, as for a block.
         """
-        needed = self._node_pool.needed
-        responding: set[Node] = set()
-        counted: set[Node] = set()
-        for node in self._node_pool.usable_rpc_nodes:
-            assert node.rpc is not None
-            try:
-                is_spent = await node.rpc.is_spent(reveal.round_id, reveal.nullifier)
-            except ChainError as error:
-                self._node_pool.record_error(node, error, rpc=True)
-                continue
-            responding.add(node)
-            counted |= {node} if is_spent else set()
-            if len(counted) >= needed:
+        pool, answers = self._node_pool, dict[Node, bool]()
+        for node, services in pool.usable_services.items():
+            for is_rpc in services:
+                try:
+                    answers[node] = await _is_spent(node, reveal, is_rpc=is_rpc)
+                except ChainError as error:
+                    pool.record_error(node, error, rpc=is_rpc)
+                else:
+                    break
+            if sum(answers.values()) >= pool.needed:
                 return True
-        for node in self._node_pool.usable_nodes:
-            if node in responding:
-                continue
-            try:
-                result = await node.client.tx(reveal.prepared.tx_hash)
-            except ChainError as error:
-                self._node_pool.record_error(node, error)
-                continue
-            responding.add(node)
-            counted |= {node} if result is not None and shows_spent(result) else set()
-            if len(counted) >= needed:
-                return True
-        if len(responding) < needed:
+        if len(answers) < pool.needed:
             raise ChainUnavailable("too few nodes responded to a query about a sent reveal")
         return False
+
+
+async def _is_spent(node: Node, reveal: SentReveal, *, is_rpc: bool) -> bool:
+    if is_rpc:
+        assert node.rpc is not None
+        return await node.rpc.is_spent(reveal.round_id, reveal.nullifier)
+    result = await node.client.tx(reveal.prepared.tx_hash)
+    return result is not None and shows_spent(result)
 
 
 class BlockFollower:

@@ -148,6 +148,14 @@ class NodePool:
         return usable
 
     @property
+    def usable_services(self) -> dict[Node, list[bool]]:
+        """The usable nodes, each with its usable services; True is its RPC, which needs fewer requests and is first."""
+        services: dict[Node, list[bool]] = {node: [True] for node in self.usable_rpc_nodes}
+        for node in self.usable_nodes:
+            services.setdefault(node, []).append(False)
+        return services
+
+    @property
     def has_usable_node(self) -> bool:
         """Whether any node is usable."""
         reason = self._create_reason_check()
