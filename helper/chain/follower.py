@@ -288,7 +288,7 @@ class BlockFollower:
         self._new_gap.set()
 
     def _on_probe(self, head: BlockHead | None) -> None:
-        count = self._node_pool.in_sync_count
+        count = len(self._node_pool.in_sync_nodes)
         if count > self._in_sync_count:  # a node that has returned may have what the others lack
             self._retry(self._deferred)
         self._in_sync_count = count
@@ -369,7 +369,7 @@ class BlockFollower:
     @property
     def _has_agreed_head(self) -> bool:
         """Whether enough nodes are in sync to agree on anything."""
-        return self._node_pool.in_sync_count >= self._node_pool.needed and self._node_pool.has_usable_node
+        return len(self._node_pool.in_sync_nodes) >= self._node_pool.needed and self._node_pool.has_usable_node
 
     async def _load_ledger(self) -> Ledger | None:
         """Load the ledger. Another host or an operator may have changed it."""

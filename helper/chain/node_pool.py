@@ -172,11 +172,6 @@ class NodePool:
         ]
 
     @property
-    def in_sync_count(self) -> int:
-        """Number of `in_sync_nodes`."""
-        return len(self.in_sync_nodes)
-
-    @property
     def is_out_of_sync(self) -> bool:
         """Whether every node responds but none is usable (another chain, old blocks, a reset).
 
@@ -310,14 +305,11 @@ class NodePool:
         self.same_nodes = same_nodes
 
     async def monitor(self, interval: float) -> None:
-        """Probe each node until cancelled. A slow node does not delay the others.
-
-        A node is probed when its next block is expected, at the latest `interval` seconds after its last probe ended.
-        """
+        """Probe each node until cancelled, `interval` seconds after its last probe ended."""
 
         async def monitor_node(node: Node) -> None:
             while True:
-                await self.clock.sleep(node.health.next_probe_delay(interval, self.clock.monotonic()))
+                await self.clock.sleep(interval)
                 await self._probe(node)
                 self.apply_probes()
 
@@ -327,11 +319,7 @@ class NodePool:
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
         """Call `fn` with the client of each usable node in order until one succeeds. See `call_until`."""
-        return await self.call_node(lambda node: fn(node.client), min_height=min_height)
-
-    async def call_node(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:
-        """Like `call`, but `fn` receives the node."""
-        return (await self.call_until(fn, min_height=min_height))[-1]
+        return (await self.call_until(lambda node: fn(node.client), min_height=min_height))[-1]
 
     async def call_until(
         self,

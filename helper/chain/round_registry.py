@@ -462,10 +462,7 @@ class RoundRegistry:
             0.0 if head is None else head.time,
             {each.round_id: each for each in listed.rounds},
             listed.invalid,
-            {
-                round_id: f"status {each.status} is unknown to this version"
-                for round_id, each in listed.unknown_status.items()
-            },
+            listed.unknown_status,
         )
         return statement
 

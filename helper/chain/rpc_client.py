@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 from helper.chain.broadcast_outcome import sanitize_text
-from helper.chain.chain_data import BlockHead, TxResult, create_head
+from helper.chain.chain_data import MAX_INT, BlockHead, TxResult, create_head
 from helper.chain.json_fields import Fields, loads
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
@@ -151,7 +151,7 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
     sync = result.child("sync_info")
     head = create_head(
         result.child("node_info").text("network"),
-        sync.uint("latest_block_height", maximum=2**62),
+        sync.uint("latest_block_height", maximum=MAX_INT),
         sync.timestamp("latest_block_time"),
     )
     return head, sync.boolean("catching_up")
@@ -182,7 +182,7 @@ def _parse_search(result: Fields) -> tuple[list[tuple[TxResult, bytes]], int]:
 
 def _indexed(tx: Fields) -> tuple[TxResult, bytes]:
     fields = tx.child("tx_result")
-    result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=2**62), fields.text("log"))
+    result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=MAX_INT), fields.text("log"))
     return result, tx.decode("tx", tx.text("tx"), None)
 
 
