@@ -234,10 +234,12 @@ class RoundRegistry:
         if chain_id is not None:
             self._node_pool.chain_id, self._node_pool.is_chain_id_agreed = chain_id, True
         self._chain_id_stored = chain_id is not None
+        ledger = await self._store.get_ledger()
         for row in await self._store.list_rounds():
             record = self._record(row.round_id)
             record.is_in_store, record.is_closed = True, row.closed_at is not None
-            record.set_facts(_parse_facts(row, 0))
+            # A node that is behind the blocks read so far may not know the latest change.
+            record.set_facts(_parse_facts(row, 0 if ledger is None else ledger.top))
         self._sort()
 
     async def reload_from_store(self) -> None:

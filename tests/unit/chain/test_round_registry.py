@@ -575,11 +575,17 @@ async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
     assert env.registry.unconfirmed_reports() == {}
 
 
-async def test_end_of_nodes_behind_the_last_change_is_not_reported() -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_end_of_nodes_behind_the_last_change_is_not_reported(is_restarted: bool) -> None:
     env = Environment("a", "b")
     await sync_active(env)
     env.set_rounds(round_json_ending_at(LATER))
     await env.sync()
+    if is_restarted:
+        height = env.nodes["a"].height
+        await env.store.apply_blocks([(height, height)], [], now=env.clock.now())
+        env.registry = RoundRegistry(env.store, env.endpoints)
+        await env.registry.restore()
     env.set_rounds(recorded_round(1))
     for node in env.nodes.values():
         node.height -= 1
