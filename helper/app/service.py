@@ -586,9 +586,9 @@ class Service:
         while True:
             await self._agreed_block.wait()
             self._agreed_block.clear()
-            if self._is_leader() and self.block_follower.height is not None:
+            if self._is_leader():
                 await self.circuit_choice.learn(
-                    self.block_follower.height,
+                    self.block_follower.counted_height,
                     node_pool=self.node_pool,
                     store=self.store,
                     trees=self.tree_sync,

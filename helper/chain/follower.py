@@ -193,9 +193,8 @@ class BlockFollower:
         on_confirmed: called with the row ids of confirmed shares, never with an empty list.
 
     Attributes:
-        height: the greatest height read, None before the first start.
         chain_time: time (Unix seconds) of the newest block read whose time is known, None before the first.
-        gap_count: number of unread blocks below `height`.
+        counted_height: the greatest height read in which a reveal was counted, 0 before the first since the start.
     """
 
     def __init__(
@@ -229,6 +228,7 @@ class BlockFollower:
         self._in_sync_count = 0
         self._low_heads: set[int] = set()  # consecutive heads far below the ledger
         self.chain_time: float | None = None
+        self.counted_height = 0
         node_pool.subscribe_to_probes(self._on_probe)
 
     async def find_counted(self, reveals: Sequence[SentReveal]) -> list[SpentNullifier]:
@@ -431,6 +431,7 @@ class BlockFollower:
             else:
                 agreed = add_range(agreed, height, height)
                 spent |= reading.reveals
+                self.counted_height = max(self.counted_height, height if reading.reveals else 0)
         if agreed:
             # In an order that says nothing about where a nullifier was found.
             self._report_confirmed(await self._store.apply_blocks(agreed, sorted(spent), now=self._clock.now()))

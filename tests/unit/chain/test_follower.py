@@ -162,6 +162,7 @@ async def test_block_waits_while_index_reports_earlier_block() -> None:
     env.clock.advance(1)
     await env.follow()
     assert (env.spent, env.unread) == ([1], [])
+    assert env.follower.counted_height == 99
 
 
 @both_transports
