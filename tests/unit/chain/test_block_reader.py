@@ -178,7 +178,7 @@ async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:
     env.node._results = block_results  # type: ignore[method-assign]
     await env.sync_rounds()
     await env.follow()
-    assert env.store.spent == [(MESSAGE.round_id, MESSAGE.nullifier)]
+    assert env.store.spent == {(MESSAGE.round_id, MESSAGE.nullifier)}
 
 
 @pytest.mark.parametrize(("log", "spent"), [(SPENT, [1]), ("invalid zero-knowledge proof", [])])
@@ -186,7 +186,7 @@ async def test_missed_blocks_check_counts_reveal_that_was_refused_as_spent(log: 
     env = Environment(rpc=False, height=1000, cursor=100)
     env.node.lowest_height = 995
     env.node.add_transaction(500, reveal(1).to_tx(), {"code": 1, "log": log})
-    env.store.sent = [sent_reveal(1)]
+    env.store.add_sent(sent_reveal(1))
     await env.sync_rounds()
     await env.follow()
     assert env.spent == spent

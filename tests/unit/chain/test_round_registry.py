@@ -14,7 +14,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, recorded_round
+from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, VOTE_END, ChainStore, FakeNetwork, FakeNode, recorded_round
 
 
 class Environment:
@@ -25,7 +25,7 @@ class Environment:
         self.nodes = {host: FakeNode(self.clock) for host in hosts or ("a",)}
         self.network = FakeNetwork(**self.nodes)
         self.endpoints: NodePool = self.network.create_node_pool(self.clock, **settings)
-        self.store = MemoryStore()
+        self.store = ChainStore(self.clock)
         self.registry = RoundRegistry(self.store, self.endpoints)
 
     def set_rounds(self, *rounds: dict[str, Any]) -> None:
@@ -420,7 +420,7 @@ async def test_purged_round_is_not_stored_again() -> None:
     env.set_rounds(closed_round_json())
     await env.sync()
     env.registry.forget(ROUND_ID)
-    env.store.stored_rounds.clear()
+    await env.store.purge(ROUND_ID)
     await env.sync()
     assert env.registry.get(ROUND_ID) is None
     assert env.store.stored_rounds == {}
@@ -443,7 +443,7 @@ async def test_purged_round_is_not_stored_again() -> None:
 async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
     env = Environment(now=VOTE_END + 50)
     env.nodes["a"].rounds = [closed_round_json()]
-    env.store.with_shares = {ROUND_ID}
+    env.store.add_share(1)
     await env.sync()
     assert list(env.store.stored_rounds) == [ROUND_ID]
     env.registry.record_block(VOTE_END + 40)
@@ -492,7 +492,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     assert other.open_rounds() == []
     assert other.revision > before, "the host that closed it may stop before it reports unconfirmed shares"
 
-    env.store.stored_rounds.clear()
+    await env.store.purge(ROUND_ID)
     await other.reload_from_store()
     assert other.get(ROUND_ID) is None
 
@@ -500,7 +500,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
 async def test_registry_stores_chain_id() -> None:
     env = Environment()
     await env.sync()
-    assert env.store.meta == {"chain_id": "svote-1"}
+    assert await env.store.get_meta("chain_id") == "svote-1"
 
     other_chain = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
     registry = RoundRegistry(env.store, other_chain)
@@ -711,7 +711,7 @@ async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -
 @pytest.mark.parametrize("before", [4, 1, 2])
 async def test_status_never_goes_back(before: int) -> None:
     env = Environment("a", "b")
-    env.store.with_shares = {ROUND_ID}
+    env.store.add_share(1)
     env.set_rounds(recorded_round(1) | {"status": before})
     await env.sync()
     await env.advance_blocks()
@@ -774,7 +774,7 @@ async def test_ended_round_on_whose_end_nodes_differ_at_first_is_known_once_they
 async def test_frozen_round_with_waiting_shares_is_reported() -> None:
     env = Environment()
     await sync_active(env)
-    env.store.with_shares = {ROUND_ID}
+    env.store.add_share(1)
     env.set_rounds()
     await env.sync()
     assert env.registry.frozen_shares() == {ROUND_ID: 1}
