@@ -13,6 +13,7 @@ from helper.chain.chain_data import RoundStatus
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
+from helper.store.ledger import Ledger
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, VOTE_END, ChainStore, FakeNetwork, FakeNode, recorded_round
 
@@ -218,6 +219,7 @@ FALSE_FIELDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("false", FALSE_FIELDS)
 async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, ...], false: dict[str, Any]) -> None:
     env = Environment(*hosts)
+    env.store.set_ledger(Ledger(200, 300))
     env.nodes["liar"].rounds = [recorded_round(1) | false]
     await env.sync()
     is_agreed = len(hosts) > 2 or false in ({"status": 2}, {"status": 4})
@@ -230,6 +232,7 @@ async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, 
         assert not env.registry.view(ROUND_ID).are_proposals_agreed
         assert not env.registry.view(ROUND_ID).is_end_agreed
         assert known.created_at_height <= 55
+        assert env.store.ledger == Ledger(200, 300), "no block is read on the word of one node"
     env.set_rounds(recorded_round(1))
     await env.advance_blocks()
     await env.registry.sync()
@@ -237,6 +240,7 @@ async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, 
     assert (stored.status, stored.vote_end_time, stored.created_at_height) == (1, VOTE_END, 55)
     assert stored.proposals == ((1, (0, 1)), (2, (0, 1)))
     assert env.registry.unconfirmed_reports() == {}
+    assert env.store.ledger == Ledger(55, 54)
 
 
 async def test_round_that_is_listed_while_the_other_node_is_silent_is_active() -> None:
