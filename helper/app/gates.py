@@ -123,7 +123,7 @@ class Gates:
         if reason is not None or head is None:
             return DispatchGate(frozenset(), 0.0, reason)
         ends = {
-            known.round_id: float(self._round_registry.latest_end(known))
+            known.round_id: float(self._round_registry.view(known.round_id).latest_end)
             for known in self._round_registry.active_rounds()
             if self._tree_sync.anchor(known.round_id) is not None
             if self._tree_sync.contradiction_reason(known.round_id) is None

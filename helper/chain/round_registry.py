@@ -60,7 +60,7 @@ class RoundView(NamedTuple):
         is_status_agreed: whether no other status is reported.
         are_proposals_agreed: whether no other proposals are reported.
         is_end_agreed: whether the end is agreed, and no node reports another one.
-        latest_end: the latest reported end, 0 if there is none.
+        latest_end: the latest end that is known or reported, in Unix seconds; 0 if there is none.
     """
 
     known: Round | None
@@ -299,10 +299,6 @@ class RoundRegistry:
         Also covers rounds that were only ever listed with invalid data.
         """
         return self._find(round_id).frozen
-
-    def latest_end(self, known_round: Round) -> int:
-        """The latest end of the round that is known or reported, in Unix seconds."""
-        return max(known_round.vote_end_time, self.view(known_round.round_id).latest_end)
 
     def unconfirmed_reports(self) -> dict[bytes, str]:
         """Reports of nodes that are not accepted, as text, by round id.

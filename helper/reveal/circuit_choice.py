@@ -51,7 +51,6 @@ class CircuitChoice:
 
     Args:
         setting: "auto", or the name of a generation.
-        clock: measures pauses.
         store_counted: stores the generation that a chain has counted, as (key, value).
 
     Attributes:

@@ -67,15 +67,7 @@ class BacklogClaim:
 
 
 class Backlog:
-    """Claims shares of all rounds in a backlog.
-
-    Args:
-        store: the queue.
-        proof_times: the measured pace.
-        limits: from which due shares are a backlog.
-        clock: monotonic time limits the age of lists.
-        stats: source of the number of confirmed shares.
-    """
+    """Claims shares of all rounds in a backlog; `limits` say from which due shares there is one."""
 
     def __init__(
         self, *, store: Store, proof_times: ProofTimes, limits: BacklogLimits, clock: Clock, stats: Stats

@@ -264,6 +264,7 @@ class HostProcess:
         lease = _Lease(self)
         chain_rounds = SimpleNamespace(
             get=lambda _round: None,
+            view=lambda _round: SimpleNamespace(latest_end=0),
             chain_now=lambda: START + self.env.height * BLOCK_SECONDS,
             is_closed=self._is_closed,
             frozen_reason=lambda _round: None,

@@ -568,7 +568,7 @@ async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
     known = env.registry.get(ROUND_ID)
     assert known is not None
     assert not env.registry.view(ROUND_ID).is_end_agreed
-    assert env.registry.latest_end(known) == VOTE_END
+    assert env.registry.view(ROUND_ID).latest_end == VOTE_END
     assert env.registry.active_rounds() == [known], "due shares are still revealed"
     env.network.nodes["b"] = env.nodes["b"]
     env.nodes["a"].rounds = [recorded_round(1)]
