@@ -193,7 +193,6 @@ class BlockFollower:
         on_confirmed: called with the row ids of confirmed shares, never with an empty list.
 
     Attributes:
-        chain_time: time (Unix seconds) of the newest block read whose time is known, None before the first.
         counted_height: the greatest height read in which a reveal was counted, 0 before the first since the start.
     """
 
@@ -227,7 +226,6 @@ class BlockFollower:
         self._reported_height: int | None = None
         self._in_sync_count = 0
         self._low_heads: set[int] = set()  # consecutive heads far below the ledger
-        self.chain_time: float | None = None
         self.counted_height = 0
         node_pool.subscribe_to_probes(self._on_probe)
 
@@ -517,10 +515,8 @@ class BlockFollower:
         ledger, head = self._ledger, self._node_pool.head
         if ledger is not None and head is not None and self._has_agreed_head:
             newest = head.time if ledger.top >= head.height else time
-            if newest is not None:
-                self.chain_time = min(newest, head.time)
-            if self.chain_time is not None:
-                self._rounds.record_block(self.chain_time, complete_from=ledger.complete_from)
+            time = None if newest is None else min(newest, head.time)
+            self._rounds.record_block(time, complete_from=ledger.complete_from)
         is_ready, self._was_ready = self._was_ready, self.is_ready
         if ledger is not None and (ledger.top != self._reported_height or self._was_ready != is_ready):
             self._reported_height = ledger.top

@@ -363,21 +363,21 @@ class RoundRegistry:
         self._records[round_id] = _Record(round_id, is_closed=record.is_closed, is_purged=True)
         self._sort()
 
-    def record_block(self, block_time: float, *, complete_from: int = 0) -> None:
+    def record_block(self, block_time: float | None, *, complete_from: int = 0) -> None:
         """Record that the block follower has reached a block.
 
         Args:
-            block_time: the block's time in Unix seconds.
+            block_time: the block's time in Unix seconds, None if it is not known.
             complete_from: the lowest height from which every block up to this one was processed. Earlier blocks may be
                 unread, so rounds that were created before it are not closed.
         """
-        is_new = block_time != self._chain_time
+        is_new = block_time is not None and block_time != self._chain_time
         if is_new:
             self._chain_time = block_time
             self._chain_time_at = self._clock.monotonic()
         if is_new or complete_from != self._complete_from:
             self._complete_from = complete_from
-            if any(record.has_ended(block_time) for record in self._stored):
+            if any(record.has_ended(self._chain_time) for record in self._stored):
                 self.revision += 1
 
     async def is_closed(self, round_id: bytes) -> bool:

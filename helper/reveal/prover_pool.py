@@ -180,7 +180,6 @@ class ProverPool:
 
     Attributes:
         workers: number of concurrent proofs.
-        fingerprints: fingerprints of the loaded keys, by circuit.
         unexpected_exits: number of unexpected worker exits: `died` (exited) and `timeout` (killed after a timeout).
     """
 
@@ -212,7 +211,6 @@ class ProverPool:
         self._fatal_error: asyncio.Future[None] | None = None
         self._load_lock = asyncio.Lock()
         self._pids: dict[int, int] = {}
-        self.fingerprints: dict[str, str] = {}
         self.unexpected_exits: Counter[str] = Counter()
 
     def set_circuits(self, circuits: Sequence[str]) -> None:
@@ -431,7 +429,6 @@ class ProverPool:
             return None
         if "error" in reply:
             raise ProverCrashed(f"could not create keys: {reply['message']}")
-        self.fingerprints |= reply["fingerprints"]
         return reply
 
     async def _run_task(self, process: WorkerProcess, task: _Task) -> None:
