@@ -558,25 +558,18 @@ class RoundRegistry:
 
     async def _freeze(self) -> None:
         """Freeze the rounds that enough nodes omit or list with impossible data, and unfreeze all others."""
-        problems: dict[bytes, dict[str, str]] = {}
-        for name, statement in self._said.items():
-            found = {record.round_id: statement.problem(record) for record in self._records.values()}
-            unlisted = {*statement.invalid, *statement.unknown} - found.keys()
-            found |= {round_id: statement.unlisted(round_id) for round_id in unlisted}
-            for round_id, problem in found.items():
-                if problem is not None:
-                    problems.setdefault(round_id, {})[name] = problem
+        unlisted = [round_id for each in self._said.values() for round_id in (*each.invalid, *each.unknown)]
         reasons: dict[bytes, str] = {}
-        for round_id, by_node in problems.items():
-            height = self._find(round_id).facts.height
-            said = {name: name in by_node for name, statement in self._said.items() if statement.height >= height}
+        for round_id in dict.fromkeys([*self._records, *unlisted]):
+            record = self._find(round_id)
+            problems = {name: each.problem(record) for name, each in self._said.items()}
+            found = {name: problem for name, problem in problems.items() if problem is not None}
+            said = {name: name in found for name, each in self._said.items() if each.height >= record.facts.height}
             if agreed(said, self._node_pool.needed):
-                reasons[round_id] = next(iter(by_node.values()))
-        for record in self._records.values():
-            by_node = problems.get(record.round_id, {})
-            record.problem = "; ".join(f"{problem} by {name}" for name, problem in by_node.items())
-            if record.frozen is not None and record.round_id not in reasons:
-                self._log.info("round_unfrozen", round=record.round_id.hex()[:8])
+                reasons[round_id] = next(iter(found.values()))
+            record.problem = "; ".join(f"{problem} by {name}" for name, problem in found.items())
+            if record.frozen is not None and round_id not in reasons:
+                self._log.info("round_unfrozen", round=round_id.hex()[:8])
                 record.frozen, record.frozen_shares = None, 0
                 self.revision += 1
         counts = await self._store.count_shares() if reasons else {}
