@@ -139,12 +139,7 @@ async def _read_by_rpc(node: Node, height: int) -> tuple[Reveals | None, None]:
 
 
 async def read_by_rest(client: ChainClient, height: int) -> tuple[Reveals | None, float | None]:
-    """The counted reveals of a block and its time; None while the node lacks the block or the result of a reveal.
-
-    Raises:
-        HeightPrunedError: the node has pruned the block.
-        ChainError: the node did not respond, or its response is invalid.
-    """
+    """The counted reveals of a block and its time; None while the node lacks the block or the result of a reveal."""
     block = await client.block(height)
     if block is None:
         return None, None
@@ -182,10 +177,7 @@ class HistoryBlock:
 class RevealHistory:
     """Reads the voting transactions of blocks for the archive.
 
-    It uses separate connections and does not affect the health of nodes, so it never delays a reveal.
-
-    Args:
-        pool: the nodes; closed with the reader.
+    It uses separate connections, which it closes, and does not affect the health of nodes, so it never delays a reveal.
     """
 
     def __init__(self, pool: ReadOnlyNodePool) -> None:
@@ -237,11 +229,7 @@ class RevealHistory:
         return await self._call(lambda client: client.tx(tx_hash))
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
-        """The root of a round's tree stored at a height, None if there is none.
-
-        Raises:
-            ChainError: the root is not available.
-        """
+        """The root of a round's tree stored at a height, None if there is none."""
         state = await self._call(lambda client: client.tree_at(round_id, height))
         return None if state is None else state.root
 
@@ -252,14 +240,7 @@ class RevealHistory:
 
 @dataclass(frozen=True, slots=True)
 class IncludedTx:
-    """A transaction in a block.
-
-    Attributes:
-        height: height of the block.
-        code: 0 on success.
-        log: the chain's error message otherwise.
-        raw: the transaction's bytes, None if no node returns the block any more.
-    """
+    """A transaction in a block, with its result. `raw` is None if no node returns the block any more."""
 
     height: int
     code: int
@@ -268,24 +249,14 @@ class IncludedTx:
 
 
 class ChainLookups:
-    """Lookups of public data on any usable node.
-
-    Args:
-        node_pool: the node pool, which must have been probed.
-        on_progress: called with the height reached during a long search.
-    """
+    """Lookups of public data on any usable node. `on_progress` is called with the height reached in a long search."""
 
     def __init__(self, node_pool: NodePool, on_progress: Callable[[int], None] = lambda _: None) -> None:
         self._node_pool = node_pool
         self._on_progress = on_progress
 
     async def find_transaction(self, tx_hash: bytes) -> IncludedTx | None:
-        """Return a transaction by its hash, None if no node has it in a block.
-
-        Raises:
-            ChainUnavailable: no node responded.
-        """
-
+        """Return a transaction by its hash, None if no node has it in a block."""
         results = await self._node_pool.call_until(
             lambda node: node.client.tx(tx_hash), is_enough=lambda result: result is not None
         )

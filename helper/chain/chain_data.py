@@ -126,13 +126,9 @@ class NodeInfo:
 
 
 def find_same_nodes(nodes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Find nodes that report the id of an earlier one.
+    """The names of nodes that report the id of an earlier one, each with the name of that one.
 
-    Args:
-        nodes: name and reported id of each node, in the configured order; the id is "" if unknown.
-
-    Returns:
-        The name of each such node, and that of the earlier one.
+    Each node is given by its name and reported id, which is "" if unknown.
     """
     same, first = [], dict[str, str]()
     for name, node_id in nodes:

@@ -91,14 +91,11 @@ class SentRevealCheck:
         self._checked_height = 0
 
     async def record_missed(self) -> list[int]:
-        """Check all sent reveals, because blocks were missed that no node has.
-
-        Returns:
-            The ids of confirmed rows.
+        """Check all sent reveals, because blocks were missed that no node has. Returns the ids of confirmed rows.
 
         Raises:
-            ChainUnavailable: no node responded. Repeat the call before anything is sent again, because a new proof
-                creates a different transaction.
+            ChainUnavailable: too few nodes responded. Repeat the call before anything is sent again, because a new
+                proof creates a different transaction.
         """
         return await self._confirm_counted(
             lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
@@ -107,10 +104,7 @@ class SentRevealCheck:
     async def check_spent(self, height: int) -> list[int]:
         """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
 
-        Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check.
-
-        Returns:
-            The ids of confirmed rows.
+        Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
         """
         if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
             return []
@@ -123,10 +117,7 @@ class SentRevealCheck:
         return await self._confirm_counted(is_late, must_respond=False)
 
     async def find_counted(self, reveals: Sequence[SentReveal]) -> list[CountedNullifier]:
-        """Return the nullifiers of those sent reveals that nodes report as counted.
-
-        A reveal about which too few nodes respond is left out.
-        """
+        """Return the nullifiers of those sent reveals that enough nodes report as counted."""
         return await self._find_counted(reveals, must_respond=False)
 
     async def _confirm_counted(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool) -> list[int]:
@@ -153,11 +144,7 @@ class SentRevealCheck:
         return [(r.round_id, r.nullifier) for r, counted in zip(reveals, results, strict=True) if counted]
 
     async def _is_counted(self, reveal: SentReveal) -> bool:
-        """Whether a reveal was counted, as reported by nodes.
-
-        A node with an RPC is queried for the chain's state, any other for the result of the transaction. If two nodes
-        are configured, two must confirm it, as for a block.
-        """
+        """Whether as many nodes as for a block report a reveal as counted."""
         pool, answers = self._node_pool, dict[Node, bool]()
         for node, services in pool.usable_services.items():
             for is_rpc in services:
@@ -175,6 +162,7 @@ class SentRevealCheck:
 
 
 async def _is_spent(node: Node, reveal: SentReveal, *, is_rpc: bool) -> bool:
+    """Ask a node's RPC for the chain's state, or its REST API for the result of the transaction."""
     if is_rpc:
         assert node.rpc is not None
         return await node.rpc.is_spent(reveal.round_id, reveal.nullifier)
@@ -186,8 +174,6 @@ class BlockFollower:
     """Applies agreed blocks to the store.
 
     Args:
-        store: stores ledger and nullifiers.
-        rounds: the round registry, which receives the chain's time.
         is_leader: whether this host reads the gaps; with a shared database, only one host does.
         on_block: called with the greatest height read when it changes, and when `is_ready` becomes true.
         on_confirmed: called with the row ids of confirmed shares, never with an empty list.

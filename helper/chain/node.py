@@ -172,15 +172,7 @@ NO_PENALTY = Penalty()
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A chain node.
-
-    Attributes:
-        client: client of the REST API.
-        rpc: client of the consensus RPC, None if none is configured.
-        health: health of the REST API.
-        rpc_health: health of the RPC.
-        penalty: what its last responses to reveals cost it.
-    """
+    """A chain node: its REST API, and its consensus RPC if one is configured."""
 
     client: ChainClient
     rpc: RpcClient | None = None
@@ -201,8 +193,7 @@ class Node:
     def is_rpc_current(self, monotonic: float) -> bool:
         """Whether the RPC is healthy and has the REST API's newest block.
 
-        If so, it is not probed: its heights are not used, only the facts that it is reachable, current and on this
-            chain.
+        If so, it is not probed: its heights are not used, only that it is reachable, current and on this chain.
         """
         return (
             self.health.error is None

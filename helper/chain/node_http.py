@@ -169,9 +169,6 @@ async def _iter_streamed(response: httpx.Response, limit: int) -> AsyncIterator[
 class RequestProgress:
     """Whether the bytes of a request have left, as the HTTP client's `trace` extension reports it.
 
-    Args:
-        now: returns the monotonic time.
-
     Attributes:
         has_started: whether the first byte may have left this machine.
         written_at: monotonic time at which the whole request was written; None before.
@@ -233,7 +230,6 @@ class _DataWait:
     """The deadline of a call that waits for data: a total timeout, and a limit of each wait without data.
 
     Attributes:
-        limit: seconds without data after which the call ends.
         longest: longest wait so far, in seconds.
     """
 
@@ -241,7 +237,7 @@ class _DataWait:
         self._scope = scope
         self._end = scope.deadline
         self._last_at = anyio.current_time()
-        self.limit = limit
+        self._limit = limit
         self.longest = 0.0
         scope.deadline = min(self._end, self._last_at + limit)
 
@@ -250,15 +246,11 @@ class _DataWait:
         now = anyio.current_time()
         self.longest = max(self.longest, now - self._last_at)
         self._last_at = now
-        self._scope.deadline = min(self._end, now + self.limit)
+        self._scope.deadline = min(self._end, now + self._limit)
 
 
 class ResponseTimes:
-    """Recent response times of one node to one kind of request.
-
-    Args:
-        maximum: greatest limit in seconds.
-    """
+    """Recent response times of one node to one kind of request, and the time limit that follows from them."""
 
     def __init__(self, maximum: float) -> None:
         self._maximum = maximum
@@ -296,8 +288,6 @@ class NodeHttp:
     Args:
         url: base URL; may contain credentials.
         timeout: total timeout of a call, in seconds.
-        transport: replaces the network in tests.
-        connections: maximum number of connections.
         is_adaptive: whether a GET also ends when the node sends nothing for longer than its recent times suggest. For
             clients whose callers try another node then.
         receive_buffer: size of the kernel's receive buffer of each connection in bytes; None for the kernel's default.
@@ -376,10 +366,7 @@ class NodeHttp:
     ) -> NodeResponse:
         """Send a GET request. Retries once on a new connection if a reused one is dead.
 
-        Raises:
-            NoResponse: no complete response.
-            ResponseTooLong: the response is longer than `limit` bytes.
-            ChainResponseError: the response cannot be read for another reason.
+        Raises `NoResponse` without a complete response, and `ChainResponseError` if it cannot be read.
         """
         request = self._reusable.request("GET", path, params=params) if params else self._reusable.get(path)
         times = ResponseTimes(self._timeout)
@@ -435,9 +422,6 @@ class NodeHttp:
         Args:
             method: GET, or another method, which is sent on a new connection.
             target: path and query, encoded.
-            body: JSON body.
-            limit: maximum length of the response in bytes.
-            headers: additional headers of the request.
             timeout: maximum seconds until the response head, and between two chunks of the body; None for the client's
                 timeout.
 
@@ -518,13 +502,9 @@ async def parse_response(response: NodeResponse, parse: Callable[[NodeResponse],
 
 
 async def _iter_chunks(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
-    """Iterate over a response's body.
+    """Iterate over a response's body, which must not be too long or have too many small chunks.
 
     Reading buffered data does not suspend the task, so this yields to the event loop explicitly.
-
-    Raises:
-        ResponseTooLong: the body is longer than `limit` bytes.
-        ChainResponseError: the body has too many small chunks.
     """
     size = count = 0
     async for piece in response.aiter_bytes():

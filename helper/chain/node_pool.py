@@ -90,8 +90,6 @@ class NodePool:
         chain_id: the chain's id; None until it is configured, restored, or reported.
         is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes; otherwise it may change.
         nodes: every node, in the configured order.
-        limits: maximum staleness and clock skew of a node.
-        clock: source of wall and monotonic time.
         needed: nodes that must report a fact alike.
         last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
@@ -238,11 +236,7 @@ class NodePool:
 
     @property
     def is_clock_suspect(self) -> bool:
-        """Whether the block times of the nodes indicate a wrong local clock.
-
-        True if enough of the responding nodes, and more than do not, deviate in the same direction by more than the
-        limit.
-        """
+        """Whether the block times of enough nodes, and more than not, deviate alike by more than the limit."""
         offsets, limit = self._head_offsets(), self.limits.clock_skew
         sides = {str(number): (offset > limit) - (offset < -limit) for number, offset in enumerate(offsets)}
         return agreed(sides, min(self.needed, max(1, len(sides)))) in (-1, 1)
@@ -253,9 +247,7 @@ class NodePool:
         return {node.name: reason(node.health) for node in self.nodes}
 
     def wall_time(self) -> float:
-        """The local time in Unix seconds, checked against block times.
-
-        If the two are far apart, the newest block time is returned instead.
+        """The local time in Unix seconds, or the newest block time if the two are far apart.
 
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
@@ -382,10 +374,7 @@ class NodePool:
             self._log.warning("node_response_invalid", endpoint=name, reason=str(error))
 
     def start_backoff(self, node: Node, reason: str, *, rpc: bool = False) -> None:
-        """Start the backoff of a node (or of its RPC).
-
-        It lasts 1 s, doubled with each consecutive failure, at most 30 s.
-        """
+        """Start the backoff of a node (or of its RPC)."""
         health = node.rpc_health if rpc else node.health
         health.start_backoff(reason, monotonic=self.clock.monotonic())
         self._report_changes()
@@ -406,9 +395,8 @@ class NodePool:
     async def _rest_status(self, node: Node) -> tuple[BlockHead, bool | None]:
         """Fetch the newest block and whether the node is syncing.
 
-        The latter is None, and not requested, if it was reported recently.
-
-        Most probes find no new block, and probes are most of the work of an idle helper.
+        The latter is None, and not requested, if it was reported recently: most probes find no new block, and probes
+        are most of the work of an idle helper.
         """
         head, health = await node.client.latest_block(), node.health
         known = head == health.head and health.has_recent_sync_status(self.clock.monotonic())
@@ -433,10 +421,7 @@ class NodePool:
             health.record_probe(head, is_syncing=syncing, started_at=started_at, ended_at=ended_at)
 
     def apply_probes(self) -> None:
-        """Update the pool after a probe.
-
-        Sets an unknown chain id, logs changes and calls the callbacks.
-        """
+        """Update the pool after a probe: set an unknown chain id, log changes and call the callbacks."""
         if not self.is_chain_id_agreed:
             self._set_chain_id()
         self._report_changes()
@@ -498,11 +483,8 @@ class NodePool:
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
         same_chain = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
-        return [health.offsets[-1] + self._wall_minus_monotonic for health in same_chain if health.offsets]
-
-    @property
-    def _wall_minus_monotonic(self) -> float:
-        return self.clock.now() - self.clock.monotonic()
+        wall_minus_monotonic = self.clock.now() - self.clock.monotonic()
+        return [health.offsets[-1] + wall_minus_monotonic for health in same_chain if health.offsets]
 
 
 def _strip_digits(reason: str) -> str:
@@ -516,10 +498,6 @@ class ReadOnlyNodePool:
     Visitors of the status page can cause requests about staking, rounds and tallies at any rate, and the archive reads
     every reveal of the chain. Therefore, errors of these requests do not put nodes into backoff, slow ones do not make
     a node count as slow, and they use a small number of separate connections.
-
-    Args:
-        timeout: timeout of a call to one node, in seconds.
-        transport: replaces the network in tests.
 
     Attributes:
         node_pool: the node pool, whose health decides which nodes are called.

@@ -138,11 +138,7 @@ class ChainClient(NodeHttp):
         return await self._get(f"{_VOTE_PREFIX}/tally-results/{round_id.hex()}", parse_totals)
 
     async def query(self, path: str) -> object | None:
-        """The JSON of a query of the voting module, None if the node does not serve it or knows no such round.
-
-        Args:
-            path: path below `/shielded-vote/v1/`.
-        """
+        """The JSON at a path of the voting module, None if the node does not serve it or knows no such round."""
 
         def parse(response: NodeResponse) -> object | None:
             if response.status in _NO_ROUTE or _has_error_text(response, "not found"):
@@ -152,10 +148,7 @@ class ChainClient(NodeHttp):
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/{path}", limit=PAGE_LIMIT_BYTES), parse)
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
-        """The newest root of a round's tree.
-
-        None while it has no leaves or the round is unknown.
-        """
+        """The newest root of a round's tree, None while it has no leaves or the round is unknown."""
         return await self._get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/latest", parse_tree)
 
     async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
@@ -176,10 +169,7 @@ class ChainClient(NodeHttp):
 
         The span of a request is halved while a page is longer than `PAGE_LIMIT_BYTES`.
 
-        Args:
-            from_height: the first height.
-            to_height: the last height, included.
-            max_count: maximum number of leaves; more are an error.
+        More than `max_count` leaves are an error.
         """
         blocks: list[LeafBlock] = []
         start, window, count = max(1, from_height), LEAF_WINDOW_BLOCKS, 0
@@ -265,10 +255,7 @@ class ChainClient(NodeHttp):
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
 
     async def unready_reason(self) -> str | None:
-        """Why the node accepts no reveals yet: its verifying keys are not ready.
-
-        None if they are, or if the node does not report it, as before v1.4.
-        """
+        """Why the node accepts no reveals yet, None if it does or does not report it, as before v1.4."""
 
         def parse(response: NodeResponse) -> str | None:
             if response.status in _NO_ROUTE:
@@ -342,11 +329,7 @@ def _error_text(response: NodeResponse) -> str:
 
 
 def parse_readiness(response: object) -> str | None:
-    """Parse `GET readiness`: why the node accepts no reveals, None if it accepts them.
-
-    Raises:
-        InvalidResponse: the status is not one of `ready`, `not_started`, `warming` and `failed`.
-    """
+    """Parse `GET readiness`: why the node accepts no reveals, None if it accepts them."""
     fields = Fields(response, "readiness")
     status, error = fields.text("status"), sanitize_text(fields.text("error"))
     if status == "ready":

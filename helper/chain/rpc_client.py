@@ -41,9 +41,7 @@ class RpcClient(NodeHttp):
         return await self._call("/status", {}, _parse_status)
 
     async def block_results(self, height: int) -> list[CountedNullifier] | None:
-        """The counted reveals of a block.
-
-        None if the block does not exist or is not executed yet.
+        """The counted reveals of a block, None if it does not exist or is not executed yet.
 
         Raises:
             HeightPrunedError: the node has pruned the block.

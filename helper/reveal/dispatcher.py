@@ -55,12 +55,7 @@ _EXPECTED_CAUSES = frozenset({PauseCause.BLOCKS_UNREAD, PauseCause.NO_NODE_IN_SY
 
 @dataclass(frozen=True, slots=True)
 class BacklogClaim:
-    """Result of a claim in a backlog.
-
-    Attributes:
-        shares: the claimed shares, each with whether it has priority.
-        next_due_ms: earliest due time of the rounds that are not overdue, in Unix milliseconds; None if there is none.
-    """
+    """Claimed shares, each with whether it has priority, and the next due time of the rounds that are not overdue."""
 
     shares: list[tuple[QueuedShare, bool]]
     next_due_ms: int | None
@@ -94,7 +89,6 @@ class Backlog:
         Args:
             ends: the ends of the rounds, in Unix seconds.
             now: Unix seconds; shares due later are not claimed.
-            chain_time: time of the newest block, in Unix seconds.
             limit: maximum number of shares, may be 0 or negative.
             first_limit: maximum number if those above `limit` have priority.
         """
@@ -205,7 +199,6 @@ class Dispatcher:
 
     Attributes:
         claimed_count: number of shares that are claimed for the provers.
-        pause_reason: why dispatch is paused, or None.
     """
 
     def __init__(
@@ -255,9 +248,6 @@ class Dispatcher:
 
         In the first minutes of a round, thousands of shares arrive that are due days later. An iteration for each would
         slow down their admission.
-
-        Args:
-            due_time: the due time of the share, in Unix seconds.
         """
         if due_time < self._sleep_until:
             self._wake_event.set()
