@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Sequence
 
-from helper.audit.archive_source import archive_documents
+from audit.archive_source import archive_documents
 from helper.chain.counted_reveals import CountedReveal, parse_reveal
 from helper.chain.models import Round, RoundStatus
 from helper.chain.reveal_history import HistoryBlock, RevealHistory

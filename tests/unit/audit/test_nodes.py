@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from helper.audit.nodes import NodeSource
-from helper.audit.source import AuditBlock
+from audit.nodes import NodeSource
+from audit.source import AuditBlock
 
 pytestmark = pytest.mark.anyio
 

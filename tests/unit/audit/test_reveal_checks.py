@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 import proofs
-from helper.audit import reveal_checks
-from helper.audit.auditor import audit_round
-from helper.audit.documents import parse_round_facts
-from helper.audit.reveal_checks import RevealChecks
-from helper.audit.source import AuditBlock
-from helper.audit.verdicts import CHECKS, Findings
+from audit import reveal_checks
+from audit.auditor import audit_round
+from audit.documents import parse_round_facts
+from audit.reveal_checks import RevealChecks
+from audit.source import AuditBlock
+from audit.verdicts import CHECKS, Findings
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.transaction_tags import REVEAL
 from helper.errors import ChainUnavailable

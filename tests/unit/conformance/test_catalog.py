@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helper.conformance.catalog import CHECKS, select_checks
+from conformance.catalog import CHECKS, select_checks
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "conformance-kit.md"
 SOURCES = ("protocol ", "protocol-now ", "wallet 5.3.0: ", "draft: ", "RFC ")

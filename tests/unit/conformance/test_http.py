@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
+from conformance.http_client import HelperClient, Reply, parse_address
+from conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
+from conformance.refusals import Reason, refused
+from conformance.verdicts import CheckFailed
 from helper.clock import SystemClock
-from helper.conformance.http_client import HelperClient, Reply, parse_address
-from helper.conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
-from helper.conformance.refusals import Reason, refused
-from helper.conformance.verdicts import CheckFailed
 from tests.support.servers import serve_connections
 
 pytestmark = pytest.mark.anyio

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from helper.conformance.checks import Check, CheckResult, Level, Verdict
-from helper.conformance.report import is_conformant, to_json, to_junit
-from helper.conformance.session import Session
+from conformance.checks import Check, CheckResult, Level, Verdict
+from conformance.report import is_conformant, to_json, to_junit
+from conformance.session import Session
 from tests.support.schemas import assert_conforms
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from helper.conformance.checks import Check, CheckResult, Phase
-from helper.conformance.http_client import HelperClient, parse_address
-from helper.conformance.raw_http import ConnectionEnded
-from helper.conformance.runner import run_checks
-from helper.conformance.session import Session
-from helper.conformance.shares import encode, invented_share
-from helper.conformance.verdicts import CheckFailed, CheckSkipped, require
+from conformance.checks import Check, CheckResult, Phase
+from conformance.http_client import HelperClient, parse_address
+from conformance.raw_http import ConnectionEnded
+from conformance.runner import run_checks
+from conformance.session import Session
+from conformance.shares import encode, invented_share
+from conformance.verdicts import CheckFailed, CheckSkipped, require
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 import proofs
+from audit.auditor import Audit, audit_round
+from audit.nodes import NodeSource
+from audit.verdicts import CHECKS, Verdict
 from devnet.ceremony import Ceremony, default_threshold
 from devnet.eras import ERAS
 from devnet.frauds import Fraud
-from helper.audit.auditor import Audit, audit_round
-from helper.audit.nodes import NodeSource
-from helper.audit.verdicts import CHECKS, Verdict
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.clock import SystemClock
