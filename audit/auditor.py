@@ -15,14 +15,12 @@ import proofs
 from audit import documents as docs
 from audit import source as sources
 from audit import tally_checks
+from audit.check_results import CHECKS, AuditResult, Findings
 from audit.documents import Option, OptionSummary, RoundFacts
-from audit.reveal_checks import RevealChecks
+from audit.round_checks import RevealChecks, TreeChecks, VoteChecks
 from audit.source import AuditBlock, AuditSource, AuditTx, DataMissing
 from audit.tally_checks import PartialChecks, TallyTransactions
 from audit.transactions import Batch, Cast, Delegation, Message, decode
-from audit.tree_checks import TreeChecks
-from audit.verdicts import CHECKS, AuditResult, Findings
-from audit.vote_checks import VoteChecks
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import AuditError, InvalidResponse, NotFound
 from proofs import EncodingError

@@ -16,7 +16,7 @@ import orjson
 
 from audit.archive_source import archive_documents, open_archived_round
 from audit.auditor import audit_round
-from audit.nodes import NodeSource
+from audit.node_source import NodeSource
 from helper.chain.node_pool import create_node_pool
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.circuits.registry import circuit_infos

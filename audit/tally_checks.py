@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import proofs
+from audit.check_results import Findings
 from audit.documents import MAX_VALIDATORS, Option, OptionSummary, RoundFacts
 from audit.transactions import Contribution, PartialDecryption, PartialEntry, Tally
-from audit.verdicts import Findings
 from proofs import EncodingError, Partial
 
 MAX_TOTAL: Final = 1 << 28

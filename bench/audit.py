@@ -37,7 +37,7 @@ import proofs
 from audit import source as sources
 from audit.documents import digest_unbound_fields, parse_round_facts
 from audit.evidence import RecordingSource
-from audit.reveal_checks import BATCH_REVEALS
+from audit.round_checks import BATCH_REVEALS
 from audit.source import AuditBlock, AuditTx, DataMissing
 from devnet import ballot, tx
 from devnet.ceremony import Ceremony, address

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import proofs
+from conformance.check_failures import CheckSkipped, require
 from conformance.checks import CheckList
 from conformance.dev_chain import ChainRound
-from conformance.http_client import Reply
+from conformance.http_requests import Reply
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import Body, TestShare, decode32, encode, encode32
-from conformance.verdicts import CheckSkipped, require
 
 _R13: Final = "protocol R13; draft: Server Role 1"
 _CHOICE: Final = "protocol-now §3a: proposal and option exist in that round"

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from conformance.check_failures import CheckFailed, require
 from conformance.checks import CheckList, Level
-from conformance.http_client import JSON_TYPE, PREFIX, Reply
-from conformance.raw_http import RawConnection, encode_chunks, open_raw
+from conformance.http_requests import JSON_TYPE, PREFIX, RawConnection, Reply, encode_chunks, open_raw
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import TestShare, encode
 from conformance.status_checks import STATUS_PATH
-from conformance.verdicts import CheckFailed, require
 
 _HTTP: Final = "RFC 9112"
 _QUIET_SECONDS: Final = 2.0

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from conformance.check_failures import CheckSkipped
 from conformance.checks import CheckList, Level
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import Body, TestShare, decode32, encode32
-from conformance.verdicts import CheckSkipped
 
 _SOURCE: Final = "protocol §2: POST shares"
 _ENCODING: Final = "protocol §3: canonical encodings"

@@ -8,14 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from conformance.check_failures import require
 from conformance.checks import CheckList, Level
-from conformance.http_client import SHARES_PATH, Headers, Reply
-from conformance.raw_http import ConnectionEnded, RawConnection, encode_chunks, open_raw
+from conformance.http_requests import (
+    SHARES_PATH,
+    ConnectionEnded,
+    Headers,
+    RawConnection,
+    Reply,
+    encode_chunks,
+    open_raw,
+)
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import TestShare, encode
 from conformance.status_checks import STATUS_PATH
-from conformance.verdicts import require
 
 _BODY: Final = "protocol §2: parse 400"
 _RFC_JSON: Final = "RFC 8259"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import proofs
+from conformance.check_failures import CheckSkipped, require
 from conformance.checks import CheckList, Phase
-from conformance.http_client import JSON_TYPE, SHARES_PATH, Reply
+from conformance.http_requests import JSON_TYPE, SHARES_PATH, Reply
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import TestShare, decode32, encode
-from conformance.verdicts import CheckSkipped, require
 from devnet.leak_check import SensitiveValue, find_leaks
 
 _ROW: Final = "protocol §4: the helper's own requests leak"

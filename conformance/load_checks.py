@@ -9,14 +9,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
+from conformance.check_failures import require
 from conformance.checks import CheckList
-from conformance.http_client import ATTEMPT_HEADER, PATIENCE_SECONDS, Reply, retry_pause_seconds
+from conformance.http_requests import ATTEMPT_HEADER, PATIENCE_SECONDS, Reply, open_raw, retry_pause_seconds
 from conformance.post_checks import VIZOR_SECONDS
-from conformance.raw_http import open_raw
 from conformance.session import Session, describe_many
 from conformance.shares import TestShare, encode
 from conformance.status_checks import STATUS_PATH, STATUS_SECONDS
-from conformance.verdicts import require
 
 _ROW_9: Final = "protocol-now §12 row 9"
 _LIBRARY: Final = "wallet 5.3.0: 128 POSTs, 30 s"

@@ -7,8 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
+from conformance.check_failures import require
 from conformance.checks import CheckList, Level
-from conformance.http_client import (
+from conformance.http_requests import (
     ATTEMPT_HEADER,
     JSON_TYPE,
     MAX_REPLY_BYTES,
@@ -20,7 +21,6 @@ from conformance.refusals import Reason, refused
 from conformance.session import MakeBody, Session, describe_many
 from conformance.shares import Body, TestShare, encode
 from conformance.status_checks import ORIGIN, require_any_origin
-from conformance.verdicts import require
 
 _LIBRARY: Final = "wallet 5.3.0: a share's JSON"
 _RESPONSE: Final = "wallet 5.3.0: responses to POST shares"

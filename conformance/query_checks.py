@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import Any, Final
 
 import proofs
+from conformance.check_failures import CheckSkipped, require
 from conformance.checks import CheckList, Level
-from conformance.http_client import JSON_TYPE, PREFIX, Reply
+from conformance.http_requests import JSON_TYPE, PREFIX, Reply
 from conformance.refusals import Reason, refused
 from conformance.session import Session, describe_many
 from conformance.status_checks import ORIGIN, require_any_origin
-from conformance.verdicts import CheckSkipped, require
 
 _STATUS: Final = "protocol-now §12 row 7"
 _SUMMARY: Final = "protocol-now §3: queue-summary"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from conformance.http_client import Reply
-from conformance.verdicts import CheckFailed, require
+from conformance.check_failures import CheckFailed, require
+from conformance.http_requests import Reply
 
 
 @dataclass(frozen=True, slots=True)

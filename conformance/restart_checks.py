@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from conformance.check_failures import CheckFailed, CheckSkipped, require, shorten
 from conformance.checks import CheckList, Phase
 from conformance.dev_chain import Reveal
-from conformance.http_client import Reply
+from conformance.http_requests import Reply
 from conformance.session import Session, describe_many
 from conformance.shares import TestShare, encode
 from conformance.status_checks import STATUS_PATH
-from conformance.verdicts import CheckFailed, CheckSkipped, require, shorten
 
 COMMAND_SECONDS: Final = 180.0
 """Limit of the command, and of the time until the helper is ready again."""

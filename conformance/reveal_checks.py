@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from conformance.check_failures import CheckSkipped, require
 from conformance.checks import CheckList, Phase
 from conformance.dev_chain import Reveal
-from conformance.http_client import Reply
+from conformance.http_requests import Reply
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import TestShare, decode32, encode
-from conformance.verdicts import CheckSkipped, require
 
 PROMPT_SECONDS: Final = 10.0
 """Seconds after its time within which a share should be counted."""

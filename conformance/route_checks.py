@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from conformance.check_failures import require
 from conformance.checks import CheckList
-from conformance.http_client import JSON_TYPE, PREFIX, SHARES_PATH, Reply
+from conformance.http_requests import JSON_TYPE, PREFIX, SHARES_PATH, Reply
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import encode
-from conformance.verdicts import require
 
 _ROW_5: Final = "protocol-now §12 row 5"
 _MISSING: Final = (404, 405)

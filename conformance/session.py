@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from conformance.check_failures import CheckSkipped, require
 from conformance.dev_chain import ChainRound, DevChain
-from conformance.http_client import Headers, HelperClient, Reply
+from conformance.http_requests import Headers, HelperClient, Reply
 from conformance.shares import Body, TestShare, encode, invented_share, read_shares_file, seal, shares_of
-from conformance.verdicts import CheckSkipped, require
 from devnet.ballot import Ballot
 from helper.clock import Clock
 

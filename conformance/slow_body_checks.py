@@ -8,13 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from conformance.check_failures import CheckFailed, CheckSkipped, require
 from conformance.checks import CheckList, Phase
-from conformance.http_client import ATTEMPT_HEADER, JSON_TYPE, Reply
-from conformance.raw_http import ConnectionEnded, RawConnection, open_raw
+from conformance.http_requests import ATTEMPT_HEADER, JSON_TYPE, ConnectionEnded, RawConnection, Reply, open_raw
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import TestShare, encode
-from conformance.verdicts import CheckFailed, CheckSkipped, require
 
 _RECEIPT: Final = "protocol-now §2: the 408 receipt"
 _ROW_3: Final = "protocol-now §12 row 3"

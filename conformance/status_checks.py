@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from conformance.check_failures import require
 from conformance.checks import CheckList
-from conformance.http_client import ATTEMPT_HEADER, JSON_TYPE, MAX_REPLY_BYTES, PREFIX, SHARES_PATH, Reply
+from conformance.http_requests import ATTEMPT_HEADER, JSON_TYPE, MAX_REPLY_BYTES, PREFIX, SHARES_PATH, Reply
 from conformance.session import Session
-from conformance.verdicts import require
 
 STATUS_PATH: Final = f"{PREFIX}/status"
 STATUS_SECONDS: Final = 2.0

@@ -22,7 +22,7 @@ from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
     from audit.auditor import Audit, Progress
-    from audit.block_cache import BlockCache
+    from audit.live_round import BlockCache
     from audit.source import AuditSource
     from helper.chain.node_pool import NodePool
     from helper.chain.read_only_pool import ReadOnlyNodePool
@@ -143,7 +143,7 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
     """Make the audit and write the files."""
     from audit.auditor import audit_round  # noqa: PLC0415
     from audit.evidence import RecordingSource  # noqa: PLC0415
-    from audit.report import create_report  # noqa: PLC0415
+    from audit.html_report import create_report  # noqa: PLC0415
 
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
         async with _open_source(config, request) as opened:
@@ -167,9 +167,9 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[_Opened]:
-    from audit.block_cache import BlockCache  # noqa: PLC0415
     from audit.evidence import EvidenceSource  # noqa: PLC0415
-    from audit.nodes import NodeSource  # noqa: PLC0415
+    from audit.live_round import BlockCache  # noqa: PLC0415
+    from audit.node_source import NodeSource  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
     if request.evidence_in is not None:
@@ -204,7 +204,7 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
 async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[_Opened]:
     """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
     from audit.archive_source import ArchiveSource, open_archived_round  # noqa: PLC0415
-    from audit.nodes import NodeSource  # noqa: PLC0415
+    from audit.node_source import NodeSource  # noqa: PLC0415
     from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
     from helper.operations.archive.object_names import parse_round_directory  # noqa: PLC0415
@@ -287,8 +287,8 @@ def _cache_file(path: Path | None) -> Iterator[Path]:
 
 async def _follow(nodes: ReadOnlyNodePool, cache: BlockCache, round_id: bytes) -> set[bytes]:
     """Read blocks into the cache until the round is finalized. Returns the ids of the proofs found to be valid."""
-    from audit.nodes import NodeSource  # noqa: PLC0415
-    from audit.round_follower import RoundFollower  # noqa: PLC0415
+    from audit.live_round import RoundFollower  # noqa: PLC0415
+    from audit.node_source import NodeSource  # noqa: PLC0415
     from audit.source import DataMissing  # noqa: PLC0415
 
     follower = RoundFollower(cache, lambda: NodeSource(nodes, round_id), round_id, print_message)
@@ -345,7 +345,7 @@ def _command(request: _Request, completed: Audit) -> str:
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    from audit.verdicts import CHECKS, CheckResult, Verdict, summarize  # noqa: PLC0415
+    from audit.check_results import CHECKS, CheckResult, Verdict, summarize  # noqa: PLC0415
 
     rows = [
         (check["id"], check["verdict"].replace("_", " "), check["count"], check["why"] or CHECKS[check["id"]])

@@ -96,7 +96,7 @@ async def audit_finished_round(chain: Mapping[str, Any], round_id: bytes) -> dic
         round_id: 32 bytes.
     """
     from audit.auditor import audit_round  # noqa: PLC0415 - `--help` must not load native code
-    from audit.nodes import NodeSource  # noqa: PLC0415
+    from audit.node_source import NodeSource  # noqa: PLC0415
     from helper.chain.node_pool import NodePool, create_nodes  # noqa: PLC0415
     from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415

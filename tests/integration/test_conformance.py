@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 
-from conformance.catalog import CHECKS
+from conformance.runner import CHECKS
 from conformance.shares import encode, seal, shares_of
 from devnet.postgres import find_binaries
 from tests.support.conformance import describe_failures, failed_ids, open_kit_chain, restart_on_request, run_kit

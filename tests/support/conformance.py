@@ -11,11 +11,10 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from conformance.catalog import select_checks
 from conformance.checks import CheckResult
 from conformance.dev_chain import DevChain
-from conformance.http_client import HelperClient, parse_address
-from conformance.runner import run_checks
+from conformance.http_requests import HelperClient, parse_address
+from conformance.runner import run_checks, select_checks
 from conformance.session import Session
 from helper.clock import Clock, SystemClock
 from tests.support.harness import HelperProcess

@@ -13,8 +13,8 @@ import pytest
 
 from audit.archive_source import ArchiveSource, archive_documents, open_archived_round
 from audit.auditor import Audit, audit_round
+from audit.check_results import CHECKS, Verdict
 from audit.source import AuditTx
-from audit.verdicts import CHECKS, Verdict
 from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive import round_data

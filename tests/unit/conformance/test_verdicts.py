@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import proofs
-from conformance.catalog import CHECKS
 from conformance.checks import CheckResult
+from conformance.runner import CHECKS
 from conformance.shares import TestShare, decode32, encode, seal, shares_of
 from tests.support.clock import ScaledClock
 from tests.support.conformance import describe_failures, run_kit, serve_app

@@ -12,8 +12,8 @@ import pytest
 
 import proofs
 from audit.auditor import Audit, audit_round
-from audit.nodes import NodeSource
-from audit.verdicts import CHECKS, Verdict
+from audit.check_results import CHECKS, Verdict
+from audit.node_source import NodeSource
 from devnet.ceremony import Ceremony, default_threshold
 from devnet.eras import ERAS
 from devnet.frauds import Fraud

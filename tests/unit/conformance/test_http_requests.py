@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
-from conformance.http_client import HelperClient, Reply, parse_address
-from conformance.raw_http import ConnectionEnded, encode_chunks, open_raw
+from conformance.check_failures import CheckFailed
+from conformance.http_requests import ConnectionEnded, HelperClient, Reply, encode_chunks, open_raw, parse_address
 from conformance.refusals import Reason, refused
-from conformance.verdicts import CheckFailed
 from helper.clock import SystemClock
 from tests.support.servers import serve_connections
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 import proofs
-from audit import reveal_checks
+from audit import round_checks
 from audit.auditor import audit_round
+from audit.check_results import CHECKS, Findings
 from audit.documents import parse_round_facts
-from audit.reveal_checks import RevealChecks
+from audit.round_checks import RevealChecks
 from audit.source import AuditBlock
-from audit.verdicts import CHECKS, Findings
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.transaction_tags import REVEAL
 from helper.errors import ChainUnavailable
@@ -41,7 +41,7 @@ class SlowVerifier:
 
 @pytest.fixture
 def verifier(monkeypatch: pytest.MonkeyPatch) -> SlowVerifier:
-    monkeypatch.setattr(reveal_checks, "BATCH_REVEALS", 6)
+    monkeypatch.setattr(round_checks, "BATCH_REVEALS", 6)
     verifier = SlowVerifier()
     monkeypatch.setattr(proofs, "verify_each", verifier)
     return verifier
@@ -75,7 +75,7 @@ async def test_audit_that_ends_early_leaves_no_task(verifier: SlowVerifier) -> N
             async for block in super().blocks(first):
                 yield block
                 reveals += sum(tx.raw[0] == REVEAL for tx in block.txs)
-                if reveals >= reveal_checks.BATCH_REVEALS:
+                if reveals >= round_checks.BATCH_REVEALS:
                     assert await asyncio.to_thread(verifier.started.wait, TIMEOUT_SECONDS)
                     verifier.released.set()
                     raise ChainUnavailable("away")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from audit.nodes import NodeSource
+from audit.node_source import NodeSource
 from audit.source import AuditBlock
 
 pytestmark = pytest.mark.anyio

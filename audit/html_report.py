@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 from audit.auditor import Audit
-from audit.verdicts import CHECKS, CheckResult, Verdict, summarize
+from audit.check_results import CHECKS, CheckResult, Verdict, summarize
 
 ZATOSHI_PER_BALLOT: Final = 12_500_000
 """Unit of the totals."""

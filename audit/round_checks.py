@@ -1,21 +1,147 @@
-"""Checks every counted reveal and adds up the ciphertexts (A2, A3, A4, sums for B and C)."""
+"""Checks of a round's trees, votes and reveals. Pure."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Final, NamedTuple
 
 import anyio
 
 import proofs
+from audit.check_results import Findings
 from audit.documents import Option, RoundFacts
-from audit.verdicts import Findings
+from audit.transactions import Cast, Delegation
+from helper.chain.models import LeafBlock
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.registry import circuit_infos, get_generation
-from proofs import EncodingError, Statement
+from proofs import CommitmentTree, EncodingError, ProofsError, Statement
+
+
+class TreeChecks:
+    """The tree of the published leaves.
+
+    Args:
+        blocks: the published leaves, by block.
+        findings: findings of all checks by id.
+
+    Attributes:
+        roots: the recomputed root of each height that appended leaves.
+    """
+
+    def __init__(self, blocks: Sequence[LeafBlock], findings: Mapping[str, Findings]) -> None:
+        self._leaves: dict[int, bytes] = {}
+        self._findings = findings
+        self.roots: dict[int, bytes] = {}
+        tree = CommitmentTree()
+        last_height = 0
+        for block in blocks:
+            if block.height <= last_height or block.start_index != len(tree):
+                findings["D1"].add_problem(f"published leaves of block {block.height} are out of order")
+                return
+            try:
+                tree.append(block.leaves)
+            except ProofsError as error:
+                findings["D1"].add_problem(f"published leaves of block {block.height}: {error}")
+                return
+            last_height = block.height
+            if not block.leaves:  # the chain has no root for such a block
+                continue
+            self._leaves[block.height] = block.leaves
+            self.roots[block.height] = tree.root()
+
+    def check_roots(self, published: Mapping[int, bytes]) -> None:
+        """Compare the published roots with the recomputed ones (D2)."""
+        findings = self._findings["D2"]
+        for height in sorted(self.roots.keys() | published.keys()):
+            findings.count += 1
+            if height not in published:
+                findings.add_problem(f"no root is published for block {height}, which appended leaves")
+            elif published[height] != self.roots.get(height):
+                findings.add_problem(f"the root published for block {height} does not match the leaves")
+
+    def check_block(self, height: int, derived: bytes) -> None:
+        """Compare the leaves that a block's transactions append with the published ones (D1)."""
+        published = self._leaves.pop(height, b"")
+        self._findings["D1"].count += len(published) // 32
+        if derived != published:
+            self._findings["D1"].add_problem(
+                f"block {height}: its transactions append {len(derived) // 32} leaves, "
+                f"{len(published) // 32} are published, and they differ"
+            )
+
+    def skip_block(self, height: int) -> None:
+        """Ignore the leaves of a block whose transactions have an unknown encoding."""
+        self._leaves.pop(height, None)
+
+    def check_rest(self, heights: range) -> None:
+        """Report leaves of blocks that do not belong to the vote (D1).
+
+        Args:
+            heights: the blocks that do, or that could not be read.
+        """
+        for height in sorted(height for height in self._leaves if height not in heights):
+            self._findings["D1"].add_problem(f"leaves are published for block {height}, outside the vote")
+
+
+SHARES_PER_VOTE: Final = 16
+"""Maximum number of reveals of one cast vote."""
+
+
+class VoteChecks:
+    """The delegations and cast votes of a round."""
+
+    def __init__(self, findings: Mapping[str, Findings]) -> None:
+        self._findings = findings
+        self._nullifiers: set[bytes] = set()
+        self._note_nullifiers: set[bytes] = set()
+        self._delegations = 0
+        self._casts: Counter[int] = Counter()
+
+    def add_delegation(self, message: Delegation, height: int) -> None:
+        """Check that no note was delegated before."""
+        self._delegations += 1
+        for nullifier in message.nullifiers:
+            self._check_new(self._note_nullifiers, nullifier, f"block {height}", "a note was delegated before")
+
+    def add_cast(self, message: Cast, height: int) -> None:
+        """Check that the authority note was not spent before."""
+        self._casts[message.proposal_id] += 1
+        self._check_new(self._nullifiers, message.nullifier, f"block {height}", "an authority note was spent before")
+
+    def _check_new(self, seen_nullifiers: set[bytes], nullifier: bytes, where: str, problem: str) -> None:
+        self._findings["D4"].count += 1
+        try:
+            proofs.check_encoding("nullifier", nullifier)
+        except EncodingError as error:  # another encoding of the same number would be a different nullifier
+            self._findings["D4"].add_problem(f"{where}: a nullifier is malformed ({error.reason})")
+        if nullifier in seen_nullifiers:
+            self._findings["D4"].add_problem(f"{where}: {problem}")
+        seen_nullifiers.add(nullifier)
+
+    def finish(self, counts: Mapping[Option, int]) -> None:
+        """Compare the number of votes with the reveals and the delegations.
+
+        Args:
+            counts: number of counted reveals per option.
+        """
+        for proposal_id, casts in sorted(self._casts.items()):
+            if casts > self._delegations:
+                self._findings["D4"].add_problem(
+                    f"proposal {proposal_id} has {casts} votes but only {self._delegations} delegations"
+                )
+        reveals: Counter[int] = Counter()
+        for (proposal_id, _), count in counts.items():
+            reveals[proposal_id] += count
+        for proposal_id, count in sorted(reveals.items()):
+            self._findings["A5"].count += count
+            if count > SHARES_PER_VOTE * self._casts[proposal_id]:
+                self._findings["A5"].add_problem(
+                    f"proposal {proposal_id} has {count} reveals but only {self._casts[proposal_id]} cast votes"
+                )
+
 
 BATCH_REVEALS: Final = 512
 """Reveals that are verified in one call. With k10, they take one to two seconds on two cores."""
