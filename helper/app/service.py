@@ -64,7 +64,7 @@ from helper.store.store import Store
 from proofs import native_module_path
 
 if TYPE_CHECKING:
-    from helper.audit.finished_rounds import FinishedRounds
+    from helper.operations.archive.finished_rounds import FinishedRounds
     from helper.operations.archive.writer import ArchiveWriter
 
 log = structlog.get_logger("helper.app")
@@ -318,7 +318,7 @@ class Service:
         )
 
     def _create_finished_rounds(self, writer: ArchiveWriter) -> FinishedRounds:
-        from helper.audit.finished_rounds import create_finished_rounds  # noqa: PLC0415 - loads the object store
+        from helper.operations.archive.finished_rounds import create_finished_rounds  # noqa: PLC0415 - loads the object store
 
         return create_finished_rounds(self.config, self.node_pool, writer, is_writer=self._is_leader, clock=self.clock)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Sequence
 
-from helper.audit.archive_source import archive_documents
+from audit.archive_source import archive_documents
 from helper.chain.block_reader import HistoryBlock, RevealHistory
 from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.reveal_transaction import CountedReveal, parse_reveal

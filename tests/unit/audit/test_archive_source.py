@@ -11,10 +11,10 @@ from hashlib import sha256
 
 import pytest
 
-from helper.audit.archive_source import ArchiveSource, archive_documents, open_archived_round
-from helper.audit.auditor import Audit, audit_round
-from helper.audit.source import AuditTx
-from helper.audit.verdicts import CHECKS, Verdict
+from audit.archive_source import ArchiveSource, archive_documents, open_archived_round
+from audit.auditor import Audit, audit_round
+from audit.check_results import CHECKS, Verdict
+from audit.source import AuditTx
 from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive import round_data
