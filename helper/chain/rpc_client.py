@@ -47,12 +47,7 @@ class RpcClient(NodeHttp):
             HeightPrunedError: the node has pruned the block.
         """
         try:
-            return await self._call(
-                "/block_results",
-                {"height": str(height)},
-                lambda result: _parse_height_results(result, height),
-                limit=BLOCK_LIMIT_BYTES,
-            )
+            return await self._results(height, _parse_reveals)
         except _RpcError as refusal:
             # "not find results": the block is stored but not executed yet, or its results were pruned.
             if any(piece in refusal.data for piece in _NOT_YET_MESSAGES):
@@ -62,14 +57,19 @@ class RpcClient(NodeHttp):
     async def tx_codes(self, height: int) -> list[int] | None:
         """The code of each transaction of a block, 0 if it succeeded. None if the node does not have the results."""
         try:
-            return await self._call(
-                "/block_results",
-                {"height": str(height)},
-                lambda result: _parse_codes(result, height),
-                limit=BLOCK_LIMIT_BYTES,
-            )
+            return await self._results(height, lambda tx: [tx.uint("code", maximum=2**32)])
         except _RpcError:
             return None
+
+    async def _results(self, height: int, parse: Callable[[Fields], list[T]]) -> list[T]:
+        """What `parse` returns for each transaction of a block."""
+
+        def parse_all(result: Fields) -> list[T]:
+            if result.uint("height") != height:
+                raise InvalidResponse(f"block_results: height {result.uint('height')} was returned for {height}")
+            return [value for tx in result.children("txs_results") for value in parse(tx)]
+
+        return await self._call("/block_results", {"height": str(height)}, parse_all, limit=BLOCK_LIMIT_BYTES)
 
     async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[TxResult, bytes]]:
         """Iterate over all indexed reveals of a round, oldest first.
@@ -153,21 +153,6 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
         sync.timestamp("latest_block_time"),
     )
     return head, sync.boolean("catching_up")
-
-
-def _parse_codes(result: Fields, height: int) -> list[int]:
-    _check_height(result, height)
-    return [tx.uint("code", maximum=2**32) for tx in result.children("txs_results")]
-
-
-def _check_height(result: Fields, height: int) -> None:
-    if result.uint("height") != height:
-        raise InvalidResponse(f"block_results: height {result.uint('height')} was returned for {height}")
-
-
-def _parse_height_results(result: Fields, height: int) -> list[CountedNullifier]:
-    _check_height(result, height)
-    return [spent for tx in result.children("txs_results") for spent in _parse_reveals(tx)]
 
 
 def _parse_search(result: Fields) -> tuple[list[tuple[TxResult, bytes]], int]:
