@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
@@ -65,12 +64,6 @@ def make_reveal(number: int) -> PreparedReveal:
         circuit="k10",
         height=101,
     )
-
-
-def make_message(queued: QueuedShare, host_name: str) -> PreparedReveal:
-    """A message for a claimed share; messages of different makers differ."""
-    message = b"\x04" + queued.nullifier + host_name.encode()
-    return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
 
 
 async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked for") -> int:
