@@ -79,9 +79,8 @@ async def create_database(path: Path) -> None:
         await environment.trees.sync(100)
         shares = map(create_numbered_share, STORED_NUMBERS)
         await asyncio.gather(*(store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in shares))
-        await store.apply_block(
-            CHAIN_HEIGHT, [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS], now=NOW
-        )
+        confirmed = [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS]
+        await store.apply_blocks([(CHAIN_HEIGHT, CHAIN_HEIGHT)], confirmed, now=NOW)
         await store.add_spent([(ROUND_ID, bytes([number]) * 32) for number in range(40)])
         by_nullifier = {create_numbered_share(number).nullifier: number for number in STORED_NUMBERS}
         for queued in await store.claim_due(now=NOW, limit=LIST_LIMIT, rounds=[ROUND_ID]):
@@ -266,9 +265,8 @@ async def _confirm_all(result: RunResult, env: StoreEnvironment, path: Path) -> 
     """Confirm every share on the chain."""
     result.damaged_rows = await _read_damaged_rows(path)
     block = [(ROUND_ID, create_numbered_share(number).nullifier) for number in (*STORED_NUMBERS, *NEW_NUMBERS)]
-    result.confirmed = len(
-        await result.run_step("apply block", env.store.apply_block(CHAIN_HEIGHT + 1, block, now=NOW)) or []
-    )
+    applying = env.store.apply_blocks([(CHAIN_HEIGHT + 1, CHAIN_HEIGHT + 1)], block, now=NOW)
+    result.confirmed = len(await result.run_step("apply block", applying) or [])
 
 
 async def _read_damaged_rows(path: Path) -> set[int]:

@@ -26,7 +26,7 @@ from tests.support.postgres import Cluster
 from tests.support.process import TIMEOUT_SECONDS
 from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend
-from tests.unit.store.fixtures import NOW, ROUND, enqueue_shares, make_posted_share
+from tests.unit.store.fixtures import NOW, ROUND, confirm_shares, enqueue_shares, make_posted_share
 from tests.unit.store.test_migration import read_all_rows
 
 MANY_SHARES = 3000
@@ -81,7 +81,7 @@ def copy_setup(cluster: Cluster, tmp_path: Path) -> CopySetup:
 async def enqueue_some(store: SqliteStore) -> None:
     """Enqueue some shares and confirm one of them."""
     await enqueue_shares(store, 1, 2, 3)
-    await store.apply_block(9, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
+    await confirm_shares(store, 3, height=9)
 
 
 def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,12 @@ async def enqueue_and_prepare(store: Store, number: int) -> int:
     return share_id
 
 
+async def confirm_shares(store: Store, *numbers: int, height: int) -> list[int]:
+    """Apply a block with the reveals of the shares with these numbers; return the ids of the confirmed ones."""
+    spent = [(ROUND, make_posted_share(number).nullifier) for number in numbers]
+    return await store.apply_blocks([(height, height)], spent, now=NOW)
+
+
 def read_database_files(path: Path) -> dict[str, bytes]:
     """Names and bytes of the database file and all files whose names begin with its name."""
     return {file.name: file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*"))}

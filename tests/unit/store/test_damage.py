@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     StoreOpener,
     claim_all_due,
+    confirm_shares,
     enqueue_and_prepare,
     enqueue_shares,
     greatest_height,
@@ -39,11 +40,6 @@ from tests.unit.store.fixtures import (
 )
 
 KEY = b"k" * 32
-
-
-def spent_nullifiers(numbers: Iterable[int]) -> list[tuple[bytes, bytes]]:
-    """What a block reports that reveals these shares."""
-    return [(ROUND, make_posted_share(number).nullifier) for number in numbers]
 
 
 def share_row() -> ShareRow:
@@ -194,7 +190,7 @@ async def test_damaged_share_with_confirmed_nullifier_becomes_tombstone(
     await enqueue_shares(store, 1, 2)
     reopened = await reopen_flipped(open_sqlite_store, store, path, change)
 
-    confirmed = await reopened.apply_block(5, spent_nullifiers((1, 2)), now=NOW)
+    confirmed = await confirm_shares(reopened, 1, 2, height=5)
 
     assert confirmed == [1, 2]
     assert await reopened.list_shares(QueueFilter(), 9) == []
@@ -298,7 +294,7 @@ async def test_verify_reports_damaged_index_and_rebuilds_it(
     assert reopened.has_found_damage, "operators see it until the next start"
     assert await reopened.verify() == []
     assert len(await claim_all_due(reopened)) == 30
-    assert len(await reopened.apply_block(5, spent_nullifiers(range(30)), now=NOW)) == 30
+    assert len(await confirm_shares(reopened, *range(30), height=5)) == 30
 
 
 async def test_verify_lets_deleted_rows_be_erased_between_reads(
@@ -484,7 +480,7 @@ async def damage_index(store: SqliteStore, path: Path, index: str, offset: int =
 
 async def flush_to_file(store: SqliteStore) -> None:
     """Confirm share 30. Afterwards all others are in the file, and none in its WAL or cache."""
-    await store.apply_block(4, [(ROUND, make_posted_share(30).nullifier)], now=NOW)
+    await confirm_shares(store, 30, height=4)
     await store.wait_for_erasure()
     await store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
@@ -506,7 +502,7 @@ async def test_apply_block_quarantines_unreadable_row(
     await make_row_unreadable(store, path, 7)
 
     claimed = await claim_all_due(store)
-    confirmed = await store.apply_block(5, spent_nullifiers(range(30)), now=NOW)
+    confirmed = await confirm_shares(store, *range(30), height=5)
 
     assert {queued.share for queued in claimed} == {make_posted_share(n).share for n in range(30) if n != 7}
     assert len(confirmed) == 29
@@ -520,7 +516,7 @@ async def test_apply_block_continues_if_damaged_row_becomes_unreadable(store: Sq
     await store._writer.run(lambda tx: tx.quarantine(damaged.id, DamagedShare("ab", ROUND, 1), 0))
     await make_row_unreadable(store, path, 7)
 
-    confirmed = await store.apply_block(5, spent_nullifiers(range(30)), now=NOW)
+    confirmed = await confirm_shares(store, *range(30), height=5)
 
     assert len(confirmed) == 29
     assert await store.list_damaged() == [DamagedShare("", b"", -1)]
@@ -601,7 +597,7 @@ async def test_enqueue_known_share_with_damaged_index_is_duplicate(
 
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 30}}
     assert await reopened.verify() != []
-    assert len(await reopened.apply_block(5, spent_nullifiers(range(30)), now=NOW)) == 30
+    assert len(await confirm_shares(reopened, *range(30), height=5)) == 30
 
 
 @pytest.mark.parametrize("change", ["due_ms = due_ms + 99000000", "round_no = 2", "state = 3", "c1 = zeroblob(32)"])
@@ -616,7 +612,7 @@ async def test_background_check_quarantines_damaged_row_before_rebuild(
     assert len(reported) == 1
     assert query_rows(path, "SELECT share_id FROM damaged") == [(1,)]
     assert [queued.share for queued in await claim_all_due(reopened)] == [make_posted_share(2).share]
-    confirmed = await reopened.apply_block(5, spent_nullifiers((1, 2)), now=NOW)
+    confirmed = await confirm_shares(reopened, 1, 2, height=5)
     assert confirmed == ([2] if change == "round_no = 2" else [1, 2]), "it can be deleted once the indexes match it"
     assert await reopened.verify() == []
 
@@ -626,16 +622,15 @@ async def test_write_that_meets_damaged_index_makes_a_check_due(
 ) -> None:
     await enqueue_shares(store, 1, 2)
     reopened = await reopen_flipped(open_sqlite_store, store, path, "due_ms = due_ms - 5000")
-    spent = spent_nullifiers((1, 2))
     assert not reopened.has_met_damage
 
     with pytest.raises(StoreCorrupt):
-        await reopened.apply_block(5, spent, now=NOW)
+        await confirm_shares(reopened, 1, 2, height=5)
 
     assert reopened.has_met_damage
     await reopened.verify()
     assert not reopened.has_met_damage, "at most one such check per start"
-    assert await reopened.apply_block(5, spent, now=NOW) == [1, 2]
+    assert await confirm_shares(reopened, 1, 2, height=5) == [1, 2]
 
 
 async def test_background_check_reports_damaged_message(

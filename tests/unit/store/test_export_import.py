@@ -23,6 +23,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     StoreOpener,
     claim_all_due,
+    confirm_shares,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -131,9 +132,7 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     moved_again = await store.mark_moved(selection.versions, note="gone", idle_only=True)
     assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
 
-    assert await store.apply_block(9, [(ROUND, make_posted_share(2).nullifier)], now=NOW), (
-        "confirmed by the other machine's reveal"
-    )
+    assert await confirm_shares(store, 2, height=9), "confirmed by the other machine's reveal"
     ids = await store.list_failed_ids(None, after_id=0, limit=9)
     assert await retry_matching(store, ids, QueueFilter(stage=MOVED)) == {"retried": 2}
 
@@ -204,7 +203,7 @@ async def test_imported_shares_continue_in_their_state(
         make_posted_share(3).share,
         make_posted_share(4, submit_at=int(NOW) + 50).share,
     }
-    assert await target_store.apply_block(120, [(ROUND, make_posted_share(1).nullifier)], now=NOW) == [sent.share_id]
+    assert await confirm_shares(target_store, 1, height=120) == [sent.share_id]
 
 
 async def test_imported_shares_are_sound_and_survive_restart(
@@ -224,9 +223,9 @@ async def test_import_skips_known_spent_closed_and_unknown_shares(
 ) -> None:
     await enqueue_one_of_each(store)
     await enqueue_shares(target_store, 3)
-    await target_store.apply_block(5, [(ROUND, make_posted_share(4).nullifier)], now=NOW)
+    await confirm_shares(target_store, 4, height=5)
     await enqueue_shares(target_store, 2)
-    await target_store.apply_block(6, [(ROUND, make_posted_share(2).nullifier)], now=NOW)
+    await confirm_shares(target_store, 2, height=6)
     await target_store.mark_closed(OTHER_ROUND, NOW)
     unknown_round = replace(select_shares(path).shares[0], share=make_posted_share(9, round_id=b"?" * 32).share)
 

@@ -30,6 +30,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
@@ -199,8 +200,7 @@ async def test_shares_are_recognized_under_the_old_and_the_new_key(path: Path) -
         assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
         result = await store.enqueue(same_nullifier.share, posted.nullifier, now=NOW)
         assert result is EnqueueResult.DUPLICATE, f"nullifier of share {number}"
-    spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 2)]
-    await store.apply_block(9, spent, now=NOW)
+    await confirm_shares(store, 1, 2, height=9)
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 2}}
     await store.close()
 
@@ -270,7 +270,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
     await store.open()
     await enqueue_one_of_each(store)
     await enqueue_shares(store, 7)
-    await store.apply_block(120, [(ROUND, make_posted_share(7).nullifier)], now=NOW)
+    await confirm_shares(store, 7, height=120)
     listed = await list_queue(store)
     await store.close()
     before, mac_key = select_shares(path, None), read_first_round_key(path, None)

@@ -49,6 +49,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_claim,
     enqueue_and_prepare,
     enqueue_shares,
@@ -174,7 +175,7 @@ async def fill_store(store: Store) -> None:
     await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.set_meta("chain_id", "chain-1")
     await enqueue_shares(store, 8)
-    assert await store.apply_block(90, [(ROUND, make_posted_share(8).nullifier), (ROUND, b"n" * 32)], now=NOW) != []
+    assert len(await confirm_shares(store, 8, 99, height=90)) == 1
     share_id = await enqueue_and_prepare(store, 1)  # may have been sent
     assert await store.mark_sending(share_id, height=110, endpoint="node:80")
     await fail_share(store, 2, note="refused")
@@ -259,8 +260,7 @@ async def test_round_trip_migration_restores_no_erased_rows(
     await create_filled_queue(open_store, source)
     migrate(source, target)
     target_store = await open_store(target)
-    spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 3, 4)]
-    assert len(await target_store.apply_block(120, spent, now=NOW + 70)) == 3
+    assert len(await confirm_shares(target_store, 1, 3, 4, height=120)) == 3
     await enqueue_shares(target_store, 40, 41)
     await target_store.mark_closed(OTHER_ROUND, NOW)
     await target_store.purge(OTHER_ROUND)

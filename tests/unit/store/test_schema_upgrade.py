@@ -18,6 +18,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     StoreOpener,
     claim_all_due,
+    confirm_shares,
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
@@ -34,7 +35,7 @@ OLD_STATE_COUNTS = {ShareState.RECEIVED: 2, ShareState.BROADCAST: 1, ShareState.
 async def fill(store: SqliteStore) -> int:
     """Enqueue shares in every state; return the id of the failed one."""
     await enqueue_and_prepare(store, 3)
-    await store.apply_block(1, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
+    await confirm_shares(store, 3, height=1)
     await enqueue_and_prepare(store, 4)
     await enqueue_shares(store, 5)
     (failed,) = await claim_all_due(store)

@@ -6,7 +6,15 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store.store import Store
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim_all_due, enqueue_shares, make_posted_share
+from tests.unit.store.fixtures import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    claim_all_due,
+    confirm_shares,
+    enqueue_shares,
+    make_posted_share,
+)
 
 DUE_SECOND = int(NOW) + 5
 
@@ -70,7 +78,7 @@ async def test_claim_due_twice_claims_share_once(store: Store) -> None:
 
 async def test_enqueue_after_purge_does_not_reuse_ids(store: Store) -> None:
     await enqueue_shares(store, 1)
-    await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=5)
 
     await enqueue_shares(store, 2)
 

@@ -131,7 +131,7 @@ async def test_enqueue_earlier_time_does_not_shorten_a_retry(store: Store, backe
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
     posted = make_posted_share(1)
     await store.save_rounds([ChainRound()], NOW)
-    await store.apply_block(7, [(ROUND, posted.nullifier)], now=NOW)
+    await store.apply_blocks([(7, 7)], [(ROUND, posted.nullifier)], now=NOW)
 
     assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 

@@ -17,6 +17,7 @@ from tests.unit.store.fixtures import (
     NOW,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_claim,
     enqueue_and_prepare,
     enqueue_shares,
@@ -94,7 +95,7 @@ async def test_post_of_damaged_share_keeps_the_message_that_may_have_been_sent(s
     assert await store.list_follow_ups(height=113, limit=9) == [sent.share_id], "sent again by the same rules"
     assert await claim_all_due(store) == [], "not proven again"
     assert await store.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
-    assert await store.apply_block(114, [(ROUND, sent.nullifier)], now=NOW) == [sent.share_id]
+    assert await store.apply_blocks([(114, 114)], [(ROUND, sent.nullifier)], now=NOW) == [sent.share_id]
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
@@ -189,7 +190,7 @@ async def test_post_of_damaged_share_that_is_spent_or_in_closed_round_is_duplica
     if is_closed:
         await store.mark_closed(ROUND, now=NOW)
     else:
-        await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+        await confirm_shares(store, 1, height=5)
 
     assert await post(store, 1) is EnqueueResult.DUPLICATE
 

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
 from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ImportResult
-from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
+from helper.store.models import DamagedShare, EnqueueResult, QueueFilter, SpentNullifier
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
@@ -373,16 +373,18 @@ class StoreModel(RuleBasedStateMachine):
         names = [(round_id, number) for number in sorted(numbers)]
         spent = [(round_id, make_posted_share(number, round_id=round_id).nullifier) for _, number in names]
         confirmed = {self.live[name].share_id for name in names if name in self.live}
-        assert (
-            set(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == confirmed
-        )
+        assert self.apply_newest_block(spent) == confirmed
         for name in names:
             if self.live.pop(name, None) is not None:
                 self.confirmed.add(name)
         self.spent.update(names)
         self.cursor = self.height
         if again:
-            assert list(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == []
+            assert self.apply_newest_block(spent) == set()
+
+    def apply_newest_block(self, spent: list[SpentNullifier]) -> set[int]:
+        blocks = [(self.height, self.height)]
+        return set(self.run_until_complete(self.store.apply_blocks(blocks, spent, now=self.clock.now())))
 
     @rule(round_id=ROUNDS, confirmed=RARELY_TRUE)
     def close_round(self, round_id: bytes, confirmed: bool) -> None:

@@ -17,6 +17,7 @@ from tests.unit.store.fixtures import (
     NOW,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
@@ -122,7 +123,7 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
     (message,) = await store.list_unconfirmed()
     assert (message.prepared, message.sends, message.last_sent_height) == (make_reveal(1), 3, 110)
     assert await claim_all_due(store, now=NOW + 49) == [], "a file with an earlier time does not make a share early"
-    assert await store.apply_block(120, [(ROUND, make_posted_share(1).nullifier)], now=NOW) == [message.share_id]
+    assert await confirm_shares(store, 1, height=120) == [message.share_id]
 
 
 async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend: StoreBackend) -> None:
@@ -153,7 +154,7 @@ async def test_import_of_known_unmoved_shares_reports_each_reason(
     await fail_share(store, 1)
     await enqueue_and_prepare(store, 2)
     await enqueue_shares(store, 3, 4, 5)
-    await store.apply_block(9, [(ROUND, make_posted_share(4).nullifier)], now=NOW)
+    await confirm_shares(store, 4, height=9)
     await store.close()
     backend.execute(
         f"UPDATE shares SET attempts = 9 WHERE id = {backend.query_rows('SELECT max(id) FROM shares')[0][0]}"
@@ -175,7 +176,7 @@ async def test_import_of_moved_share_confirmed_in_between_stays_confirmed(store:
     await store.save_rounds([ChainRound()], NOW)
     await enqueue_shares(store, 1)
     await mark_all_moved(store, backend)
-    await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=9)
 
     assert await import_results(store, exported_share(1)) == [ImportResult.CONFIRMED]
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
