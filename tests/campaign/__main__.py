@@ -90,13 +90,11 @@ def sort_report(report: Report) -> list[dict[str, Any]]:
 
 
 def write_report(report: Report) -> None:
-    """Write the results so far."""
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(sort_report(report), indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> int:
-    """Run the requested campaigns."""
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
     parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="store of the helpers' queues")
     parser.add_argument(

@@ -139,7 +139,6 @@ class LinkedWallets:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Let wallets and hostile clients post, and check the promises."""
     findings = Findings()
     async with run_chain_and_helper(
         setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=setting.cluster

@@ -56,7 +56,6 @@ class RestoreLosses:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Back up, destroy and restore repeatedly, then check the promises."""
     findings, losses = Findings(), RestoreLosses()
     ledger = ShareLedger()
     async with httpx.AsyncClient(timeout=30) as http:

@@ -36,7 +36,6 @@ class CampaignRun:
         return quick if self.is_quick else full
 
     def seeded_random(self, purpose: str) -> random.Random:
-        """Return an independent random generator for one purpose."""
         return random.Random(f"{self.seed} {purpose}")
 
 
@@ -57,15 +56,12 @@ class Findings:
     goals: dict[str, Goal] = field(default_factory=dict)
 
     def record_figure(self, name: str, value: FigureValue) -> None:
-        """Record a figure without a goal."""
         self.figures[name] = _round_figure(value)
 
     def require_at_most(self, name: str, value: float, bound: float) -> None:
-        """Require an upper bound."""
         self._record_goal(name, value, f"≤ {bound:g}", value <= bound)
 
     def require_at_least(self, name: str, value: float, bound: float) -> None:
-        """Require a lower bound."""
         self._record_goal(name, value, f"≥ {bound:g}", value >= bound)
 
     def require_percentile(self, name: str, seconds: list[float], rank: float, bound: float) -> None:
@@ -74,7 +70,6 @@ class Findings:
         self.record_figure(f"{name} p99 s", percentile(seconds, 0.99) or 60.0)
 
     def require_equal(self, name: str, value: FigureValue, expected: FigureValue) -> None:
-        """Require an exact value."""
         self._record_goal(name, value, f"= {expected}", value == expected)
 
     @property
@@ -84,7 +79,6 @@ class Findings:
 
     @property
     def broken_goals(self) -> list[str]:
-        """Describe the goals that were not met."""
         return [f"{name}: {goal.figure} ({goal.promise})" for name, goal in self.goals.items() if not goal.is_held]
 
     def merge(self, other: Findings, part: str) -> None:

@@ -80,7 +80,6 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run the jumps and check the promises."""
     findings = Findings()
     libraries = sorted(Path("/usr").glob("lib*/**/faketime/libfaketimeMT.so.1"))
     findings.require_equal("libfaketime is installed", str(bool(libraries)), "True")
@@ -184,7 +183,6 @@ async def _wait_until(condition: Callable[[dict[str, object]], object], helper: 
 
 
 def _resident_bytes(helper: HelperProcess) -> int:
-    """Return the resident memory of the service in bytes."""
     status = Path(f"/proc/{helper.pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) * 1024
 

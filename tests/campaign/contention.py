@@ -69,7 +69,6 @@ class Observations:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run all clients for a while and check the promises."""
     findings, observations = Findings(), Observations()
     cluster = setting.cluster
     async with run_chain_and_helper(
@@ -112,7 +111,6 @@ async def _repeat_until(end: float, operation: Callable[[], Awaitable[None]]) ->
 def _start_other_clients(
     setting: CampaignRun, helper: HelperProcess, observations: Observations
 ) -> list[Callable[[], Awaitable[None]]]:
-    """Start all clients except the wallets."""
     file_config = setting.directory / "alone.toml"
     file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.directory}/unserved.sock"\n')
 

@@ -104,7 +104,6 @@ class SequentialWallet:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Fill the disk, make its syncs fail, and check the promises."""
     findings, missing = Findings(), _missing_requirement()
     findings.require_equal("requirements are installed", missing, "yes")
     if missing != "yes":
@@ -194,7 +193,6 @@ async def _measure_failure(
     *,
     kill: bool,
 ) -> None:
-    """Measure one failure, from its start to the first 200 after it."""
     helper = wallet.helper
     async with helper.timeout("accepts shares before the failure"):
         await _wait_until(lambda: wallet.responses and wallet.responses[-1].code == 200)

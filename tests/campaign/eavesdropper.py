@@ -73,7 +73,6 @@ PAGE_SIZE = 1000
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Record both traffic phases and check them."""
     findings = Findings()
     cluster = setting.cluster
     async with run_chain_and_helper(

@@ -34,7 +34,6 @@ ROUND_SECONDS = 3600
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Post the herd, post others while it is processed, and check the promises."""
     findings = Findings()
     cluster = setting.cluster
     async with run_chain_and_helper(

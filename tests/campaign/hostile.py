@@ -107,7 +107,6 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run the attacks and check the promises."""
     findings = Findings()
     async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as env:
         port = _port_of(env.wallets_helper)
@@ -223,8 +222,6 @@ async def _send_invalid_requests(env: Environment, port: int) -> None:
 
 
 async def _run_connection_flood(env: Environment, kind: str, port: int) -> None:
-    """Run a flood in a separate process."""
-
     async def run_process() -> bytes:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", connection_floods.__name__, kind, str(port), str(env.setting.scale(30.0, 3.0))),
@@ -304,7 +301,6 @@ async def _post_mutations(env: Environment, uncast_votes: Sequence[Ballot]) -> N
 
 
 async def _create_uncast_votes(env: Environment) -> list[Ballot]:
-    """Create votes that are never cast."""
     async with Wallet(env.chain.url, [], rng=env.setting.seeded_random("uncast")) as wallet:
         return [await wallet.seal_ballot(env.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
 

@@ -91,7 +91,6 @@ class SenderHost:
                 self.sent.append(SendRecord(*map(float, rest)))
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -106,7 +105,6 @@ class SenderHost:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
     lease, fault_count = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
     started_at = time.monotonic()
@@ -122,7 +120,6 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 def _check_reports(findings: Findings, hosts: list[SenderHost], fault_count: int) -> None:
-    """Compare the hosts' reports."""
     spans = [(span[0], span[1], host.name) for host in hosts for span in host.held_spans.values()]
     fences = [fence for host in hosts for _, fence in host.held_spans]
     others: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -157,7 +154,6 @@ def _is_within(moment: float, spans: list[tuple[float, float]]) -> bool:
 
 
 def _current_holder(hosts: list[SenderHost], since: float = 0.0) -> SenderHost | None:
-    """Return the latest holder after this moment, or None."""
     latest = max(hosts, key=lambda host: host.last_report)
     return latest if latest.last_report > since else None
 

@@ -150,14 +150,12 @@ async def send_prepared(pipeline: Pipeline) -> None:
 
 
 async def watch_lease(lease: ReportingLease) -> None:
-    """Check the lease forever."""
     while True:
         _ = lease.is_held
         await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
 
 async def main(url: str, directory: Path, name: str, skew: float, seconds: float) -> None:
-    """Run until killed."""
     clock = SkewedClock(skew)
     location = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     settings = S3Settings(endpoint=url)

@@ -70,7 +70,6 @@ class Lane:
 
     @property
     def round_seconds(self) -> int:
-        """Length of each round."""
         return self.setting.scale(120, 30)
 
     async def run_scenario(self, lies: tuple[Lie, ...], *, from_first_listing: bool) -> None:
@@ -117,7 +116,6 @@ class Lane:
         self.findings.require_equal(f"{name}: not confirmed a minute after the lie", left, 0)
 
     async def wait_until_rounds_close(self) -> None:
-        """Wait until the helper has closed every round."""
         closed = "SELECT count(*) FROM rounds WHERE alerted_ms IS NOT NULL"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONFIRMATION_SECONDS + self.round_seconds):
@@ -126,7 +124,6 @@ class Lane:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run all scenarios and check the promises."""
     findings, lateness = Findings(), list[float]()
     scenarios = [*product(SCENARIOS, (2, 3), (True, False))]
     if setting.is_quick:  # each once, from the first listing, with two and three nodes in turn

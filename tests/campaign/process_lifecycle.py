@@ -63,7 +63,6 @@ class HelperLifecycle:
         return self.proof_log.stat().st_size if self.proof_log.exists() else 0
 
     def spawn(self) -> None:
-        """Start a run."""
         self.helper.spawn(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.proof_log))
 
     async def wait_until_listening(self) -> None:

@@ -51,12 +51,10 @@ STORE_NAMES = ("sqlite", "postgres")
 
 
 def campaign_names(store: str) -> tuple[str, ...]:
-    """Return the campaigns that run with this store, in order."""
     return tuple(name for name in CAMPAIGN_NAMES if store == "sqlite" or name not in SINGLE_STORE)
 
 
 def load_campaign(name: str) -> Campaign:
-    """Return the campaign of this name."""
     campaign = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
     assert isinstance(campaign, Campaign)
     return campaign

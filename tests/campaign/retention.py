@@ -58,7 +58,6 @@ RemainsSearch = SqliteSearch | PostgresSearch
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run a chain and a helper with a separate temporary directory, and search."""
     findings = Findings()
     state, temp = setting.directory / "state", setting.directory / "temp"
     state.mkdir()
@@ -204,7 +203,6 @@ async def _public_values(chain: DevChain, votes: Votes) -> dict[str, bytes]:
 
 
 async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> None:
-    """Query all operator endpoints repeatedly."""
     while True:
         listed = await helper.operator_get("/queue?limit=10000")
         responses.append(json.dumps(listed))

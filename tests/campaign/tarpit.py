@@ -70,7 +70,6 @@ class Observations:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run all scenarios and check the promises."""
     findings, observations = Findings(), Observations()
     kinds = [TRICKLE, HALF_OPEN]
     pairs = [(kind, position) for kind in kinds for position in range(NODE_COUNT)]
@@ -178,7 +177,6 @@ async def _run_tarpit(
 
 
 async def _make_tarpit(chain: DevChain, ports: list[TcpGate], kind: str, position: int) -> None:
-    """Turn a node into a tarpit."""
     if kind == TRICKLE:
         await chain.set_faults(node=position, trickle=10)
         return

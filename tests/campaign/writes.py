@@ -74,7 +74,6 @@ class KillEnvironment:
     rng: random.Random
 
     def create_helper(self, name: str) -> HelperProcess:
-        """Create a helper without starting it."""
         directory = self.directory / name
         directory.mkdir()
         port = find_free_port()
@@ -85,7 +84,6 @@ class KillEnvironment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Trace first, which also yields the kill points, then kill at each."""
     findings = Findings()
     if not syscalls.is_strace_installed():
         findings.require_equal("strace is installed", "no", "yes")

@@ -658,7 +658,6 @@ class TwoHosts:
         yield from self._start(world, number, task)
 
     def _outcome(self, world: World, share: int) -> BroadcastOutcome:
-        """The response of an honest node."""
         if world.counted[share - 1] is not None:
             return BroadcastOutcome(Verdict.SPENT)
         return BroadcastOutcome(Verdict.ACCEPTED if world.closed_at is None else Verdict.ROUND_CLOSED)
@@ -864,7 +863,6 @@ class TwoHosts:
         return result, self._check_commit(world, after, op)
 
     def _check_commit(self, world: World, after: World, op: Callable[..., Any]) -> World:
-        """Check what a commit has changed."""
         before, now = self._facts[world.db], self._facts[after.db]
         for share in self._ids:
             was, state = before.live.get(share), now.live.get(share)
@@ -898,7 +896,6 @@ class TwoHosts:
         return after
 
     def _number(self, value: Any) -> int:
-        """Return a number for a value, so that states are small."""
         if value not in self._value_numbers:
             self._value_numbers[value] = len(self._values)
             self._values.append(value)

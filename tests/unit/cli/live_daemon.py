@@ -52,11 +52,9 @@ class SilentHandler(BaseHTTPRequestHandler):
         self.respond()
 
     def respond(self) -> None:
-        """Respond to a GET."""
         raise NotImplementedError
 
     def send_body(self, status: int, body: bytes) -> None:
-        """Send a complete response."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

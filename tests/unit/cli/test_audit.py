@@ -350,7 +350,6 @@ def test_evidence_of_deeply_nested_document_is_not_checked(nodes: RecordedNodes,
 
 
 def blocks_read(nodes: RecordedNodes) -> set[int]:
-    """The heights of the blocks that were requested."""
     names = [path.rsplit("/", 1)[1] for _, path in nodes.requests if "/blocks/" in path]
     return {int(name) for name in names if name != "latest"}
 

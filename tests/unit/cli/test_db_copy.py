@@ -33,7 +33,6 @@ MANY_SHARES = 3000
 
 
 async def read_counts(path: Path) -> dict[bytes, dict[ShareState, int]]:
-    """Count the shares in a database file."""
     async with open_queue_file(path) as queue:
         return await queue.count_shares()
 
@@ -54,7 +53,6 @@ class CopySetup:
         )
 
     def read_all_rows(self, kind: str) -> dict[str, list[Any]]:
-        """All rows of one database."""
         if kind == "sqlite":
             return read_all_rows(SqliteBackend(self.directory))
         return read_all_rows(PostgresBackend(self.address, self.schema))
@@ -167,7 +165,6 @@ def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
 
 
 def count_target_rows(setup: CopySetup) -> int:
-    """Count the shares in the target."""
     with psycopg.connect(setup.address) as conn:
         row_exists = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{setup.schema}.shares",)).fetchone()
         if row_exists != (True,):

@@ -101,7 +101,6 @@ def test_json_output_of_queue_commands_without_helper(run_json: RunJson, tmp_pat
 
 
 def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str) -> None:
-    """Run every command on the queue."""
     listed = run_json("queue list")
     assert (listed["source"], len(listed["shares"])) == (source, 5)
     assert run_json("queue list", "--state", "failed")["failed"]

@@ -82,7 +82,6 @@ def read_states(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, 
 
 
 def read_refs(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:
-    """References of all shares of a queue."""
     capsys.readouterr()
     assert run_command("queue", "list", "--json", *options) == 0
     return {share["ref"] for share in read_json(capsys)["shares"]}

@@ -228,7 +228,6 @@ def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.Cap
 
 
 def read_json_line(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The last line of the output."""
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 

@@ -29,7 +29,6 @@ from tests.support.servers import serve_connections
 def store(
     tmp_path_factory: pytest.TempPathFactory, object_store_program: tuple[str, ...]
 ) -> Iterator[ObjectStoreProcess]:
-    """A running object store."""
     process = ObjectStoreProcess(tmp_path_factory.mktemp("s3"), object_store_program)
     try:
         asyncio.run(process.start())

@@ -62,7 +62,6 @@ class FakeSentryProject:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events in all received envelopes."""
         return [json.loads(envelope.split(b"\n")[2]) for envelope in self.envelopes]
 
 

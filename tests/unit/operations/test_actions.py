@@ -26,7 +26,6 @@ ANY_FILTER = QueueFilter()
 
 
 async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str = "proof") -> list[str]:
-    """Enqueue and fail shares; returns their references."""
     for number in numbers:
         posted = make_posted_share(number, round_id=ROUND_ID)
         await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)

@@ -37,7 +37,6 @@ LATER = END - 100
 
 
 def convert_row(row: dict[str, Any], **changes: Any) -> ExportedShare:
-    """The share of a file with one row."""
     (_, line) = read_svoted_export(svoted_file(ROUND_ID, [row], **changes)).lines
     return parse_share_line(proofs, line.removesuffix(b"\n"))[0]
 

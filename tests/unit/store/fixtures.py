@@ -72,7 +72,6 @@ async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked fo
 
 
 async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
-    """Enqueue the shares with these numbers."""
     for number in numbers:
         posted = make_posted_share(number, submit_at=submit_at)
         await store.enqueue(posted.share, posted.nullifier, now=now)
@@ -84,7 +83,6 @@ async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10
 
 
 async def enqueue_and_claim(store: Store, number: int) -> int:
-    """Enqueue and claim one share; return its id."""
     await enqueue_shares(store, number)
     (queued,) = await claim_all_due(store)
     return queued.id
@@ -128,6 +126,5 @@ def query_rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 async def greatest_height(store: Store) -> int | None:
-    """The greatest height read."""
     ledger = await store.get_ledger()
     return None if ledger is None else ledger.top

@@ -50,7 +50,6 @@ def _low_work_factor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def snapshot_with_shares(store: SqliteStore, path: Path, *numbers: int) -> Snapshot:
-    """A snapshot of a running store with these shares."""
     await enqueue_shares(store, *numbers)
     return take_snapshot(path, FakeClock())
 

@@ -90,7 +90,6 @@ class WriterProcess:
         assert self.enqueue() == "stored"
 
     def enqueue(self, *numbers: int, command: str = "put") -> str:
-        """Enqueue shares; return the result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(command, *numbers, file=self.process.stdin, flush=True)
@@ -102,7 +101,6 @@ class WriterProcess:
         self.process.communicate(timeout=PATIENCE_SECONDS)
 
     def stop(self) -> None:
-        """Stop the process cleanly."""
         self.process.communicate(timeout=PATIENCE_SECONDS)
 
 
@@ -124,8 +122,6 @@ def crash_with_shares(database: Path, number: int = 5) -> None:
 
 @pytest.fixture
 def count_shares(open_sqlite_store: StoreOpener) -> ShareCounter:
-    """Opens a database and counts its shares."""
-
     async def count(database: Path) -> int:
         return await number_of_shares(await open_sqlite_store(database))
 

@@ -43,7 +43,6 @@ def witness_fragments(posted: PostedShare) -> list[bytes]:
 
 
 def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
-    """The number of occurrences in each file."""
     counted = {name: sum(data.count(canary) for canary in canaries) for name, data in read_database_files(path).items()}
     return {name: count for name, count in counted.items() if count}
 

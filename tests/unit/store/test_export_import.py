@@ -151,7 +151,6 @@ def with_nullifiers(exported: list[ExportedShare]) -> list[ValidatedShare]:
 async def count_import_results(
     store: SqliteStore, checked_shares: list[ValidatedShare], *, dry_run: bool = False
 ) -> dict[str, int]:
-    """The number of shares with each result."""
     return dict(
         Counter(
             result.result for result in await store.import_shares(checked_shares, note="from there", dry_run=dry_run)

@@ -57,7 +57,6 @@ async def fill(path: Path, encryption: RowEncryption | None, *numbers: int) -> N
 
 
 def select_shares(path: Path, encryption: RowEncryption | None) -> ExportSelection:
-    """Everything that an export contains."""
     image = take_snapshot(path, FakeClock(), encryption).image
     return select_for_export(image, QueueFilter(), (), encryption)
 
@@ -73,7 +72,6 @@ def secret_bytes(*numbers: int) -> list[bytes]:
 
 
 def read_first_round_key(path: Path, encryption: RowEncryption | None) -> bytes:
-    """The MAC key of the first round."""
     ((columns),) = query_rows(path, "SELECT no, round_id, mac_key, row_check FROM round_keys WHERE no = 1")
     rows = [columns] if encryption is None else encryption.decrypt_rows("round_keys", [columns])
     key: bytes = rows[0][2]

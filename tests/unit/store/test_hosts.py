@@ -193,7 +193,6 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
 
 
 def expire_sender_lease(backend: PostgresBackend) -> None:
-    """Expire the sender lease."""
     backend.execute("UPDATE sender SET until = now() - interval '1 second'")
 
 

@@ -128,7 +128,6 @@ def endpoints(backends: tuple[StoreBackend, StoreBackend]) -> Iterator[tuple[Mig
 
 
 async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> None:
-    """Create a queue that no helper uses."""
     store = await open_store(backend)
     await fill_store(store)
     await store.close()
@@ -144,12 +143,10 @@ def migrate_between(endpoints: tuple[MigrationEndpoint, MigrationEndpoint]) -> M
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
-    """Run a complete migration."""
     return migrate_between((create_endpoint(source), create_endpoint(target)))
 
 
 def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
-    """All rows that a migration copies."""
     endpoint = create_endpoint(backend)
     try:
         endpoint.connect_read_only()

@@ -45,7 +45,6 @@ async def fill(store: SqliteStore) -> int:
 
 
 def add_migration(monkeypatch: pytest.MonkeyPatch, step: str = NEXT) -> None:
-    """Add a migration to those of this version."""
     steps = (*migrations(), step)
     monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
 

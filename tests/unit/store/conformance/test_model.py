@@ -74,7 +74,6 @@ class ModelShare:
 
     @property
     def first_due_ms(self) -> int:
-        """When its first attempt was due."""
         return max(self.submit_at * 1000, self.received_ms)
 
     @property
@@ -88,7 +87,6 @@ class ModelShare:
         return self.state is ShareState.RECEIVED and not self.attempts
 
     def retry(self) -> None:
-        """Apply a retry by an operator."""
         self.state, self.attempts, self.crashes = ShareState.RECEIVED, 0, 0
         self.failed_by_closure = self.is_moved = False
         self.due_ms = min(self.due_ms, self.first_due_ms)
@@ -118,7 +116,6 @@ class StoreModel(RuleBasedStateMachine):
         self.height = 1
 
     def create_backend(self) -> StoreBackend:
-        """Create an empty backend."""
         raise NotImplementedError
 
     def run_until_complete(self, operation: Awaitable[T]) -> T:
@@ -438,7 +435,6 @@ class StoreModel(RuleBasedStateMachine):
             self._backend.execute(f"UPDATE shares SET state = {int(new_state)} WHERE id = {self.live[name].share_id}")
 
     def draw_key(self, data: st.DataObject) -> ShareKey | None:
-        """The key of one of the live shares."""
         return data.draw(st.sampled_from(sorted(self.live))) if self.live else None
 
     @invariant()

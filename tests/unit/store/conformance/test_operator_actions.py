@@ -29,7 +29,6 @@ TODAY = int(NOW) // DAY
 
 
 async def fail_share(store: Store, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
-    """Fail shares permanently; return their ids."""
     await enqueue_shares(store, *numbers)
     claimed = await claim_all_due(store)
     for queued in claimed:

@@ -30,7 +30,6 @@ REMOTE_HISTORY_ENTRY = HistoryEntry(NOW_MS + 5, "proof", "no memory", spent_atte
 
 
 def exported_share(number: int, **changes: Any) -> ExportedShare:
-    """A share as exported by the other machine."""
     share = replace(make_posted_share(number).share, submit_at=changes.pop("submit_at", 0))
     as_received = ExportedShare(
         share, NOW_MS, ShareState.RECEIVED, NOW_MS, 4, 1, 88, "proof", "no memory", (REMOTE_HISTORY_ENTRY,)
@@ -48,7 +47,6 @@ async def import_results(store: Store, *exported: ExportedShare, dry_run: bool =
 
 
 async def mark_all_moved(store: Store, backend: StoreBackend, *, at_rest: bool = True) -> None:
-    """Mark every share of the store as moved."""
     marks = backend.query_rows("SELECT id, row_check FROM shares ORDER BY id")
     counts = await store.mark_moved(marks, note="gone", idle_only=at_rest)
     assert counts == {"moved": len(marks)}
