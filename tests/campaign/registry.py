@@ -12,9 +12,7 @@ CAMPAIGN_NAMES = (
     "restarts",
     "disk",
     "corruption",
-    "tarpit",
     "liar",
-    "clock",
     "herd",
     "contention",
     "backup",
@@ -23,14 +21,11 @@ CAMPAIGN_NAMES = (
     "hostile",
     "anonymous",
     "roles",
-    "lease",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
 TIMING_SENSITIVE = (
     "disk",
-    "tarpit",
     "liar",
-    "clock",
     "herd",
     "contention",
     "eavesdropper",
@@ -44,7 +39,6 @@ SINGLE_STORE = {
     "corruption": "it flips bits in the pages of a SQLite file",
     "backup": "it makes SQLite's online backups; PostgreSQL has its own",
     "roles": "it has PostgreSQL anyway, for hosts of all roles",
-    "lease": "it has a lease in an object store, and no queue",
 }
 """Campaigns that apply to one store only, with the reason; they run with the default store."""
 STORE_NAMES = ("sqlite", "postgres")

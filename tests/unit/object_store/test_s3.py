@@ -46,7 +46,7 @@ async def _reset_faults(store: ObjectStoreProcess, monkeypatch: pytest.MonkeyPat
 
 
 async def test_stopped_client_does_not_block_test_server(store: ObjectStoreProcess) -> None:
-    # Regression: with SIGSTOP at this moment, the campaign `lease` waited forever for the test server.
+    # Regression: with SIGSTOP at this moment, a test waited forever for the server.
     url = urlsplit(store.url)
     partial_requests = [
         b"",
