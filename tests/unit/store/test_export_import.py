@@ -203,36 +203,8 @@ async def test_imported_shares_continue_in_their_state(
         make_posted_share(4, submit_at=int(NOW) + 50).share,
     }
     assert await confirm_shares(target_store, 1, height=120) == [sent.share_id]
-
-
-async def test_imported_shares_are_sound_and_survive_restart(
-    store: SqliteStore, path: Path, target_store: SqliteStore
-) -> None:
-    await enqueue_one_of_each(store)
-    await count_import_results(target_store, with_nullifiers(select_shares(path).shares))
-    before = await target_store.count_shares()
-
     assert await target_store.verify() == []
     assert await target_store.list_damaged() == []
-    assert await target_store.count_shares() == before
-
-
-async def test_import_skips_known_spent_closed_and_unknown_shares(
-    store: SqliteStore, path: Path, target_store: SqliteStore
-) -> None:
-    await enqueue_one_of_each(store)
-    await enqueue_shares(target_store, 3)
-    await confirm_shares(target_store, 4, height=5)
-    await enqueue_shares(target_store, 2)
-    await confirm_shares(target_store, 2, height=6)
-    await target_store.mark_closed(OTHER_ROUND, NOW)
-    unknown_round = replace(select_shares(path).shares[0], share=make_posted_share(9, round_id=b"?" * 32).share)
-
-    counts = await count_import_results(
-        target_store, [*with_nullifiers(select_shares(path).shares), (unknown_round, b"n" * 32)]
-    )
-
-    assert counts == {"taken": 1, "queued": 1, "confirmed": 2, "closed": 1, "unknown": 1}
 
 
 @pytest.mark.rule("R4")

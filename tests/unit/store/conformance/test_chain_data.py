@@ -184,14 +184,6 @@ async def test_rescan_without_stored_rounds_has_no_blocks(store: Store) -> None:
     assert await store.begin_rescan(1) == Ledger(100, 100, (), Rescan(101, 100))
 
 
-async def test_apply_block_nullifier_confirms_only_in_its_round(store: Store) -> None:
-    await enqueue_shares(store, 1)
-
-    assert await store.apply_blocks([(5, 5)], [(OTHER_ROUND, make_posted_share(1).nullifier)], now=NOW) == []
-
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
-
-
 async def test_save_leaves_twice_stores_them_once_in_order(store: Store) -> None:
     await store.save_leaves(ROUND, 3, 0, LEAVES[:96])
     await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from helper.core.share import ShareState
 from helper.store.store import Store
 from tests.unit.store.fixtures import (
     NOW,
@@ -64,16 +63,6 @@ async def test_claim_due_merges_requested_rounds_by_due_time(store: Store) -> No
     rest = await store.claim_due(now=DUE_SECOND + 60, limit=99, rounds=[OTHER_ROUND])
     assert [queued.share.submit_at - DUE_SECOND for queued in rest] == [3, 5]
     assert await store.claim_due(now=DUE_SECOND + 60, limit=99, rounds=[]) == []
-
-
-async def test_claim_due_twice_claims_share_once(store: Store) -> None:
-    await enqueue_shares(store, *range(10))
-
-    first, second = await claim_all_due(store, limit=6), await claim_all_due(store, limit=6)
-
-    assert len({queued.id for queued in [*first, *second]}) == 10
-    assert await claim_all_due(store) == []
-    assert await store.count_shares() == {ROUND: {ShareState.WITNESSED: 10}}
 
 
 async def test_enqueue_after_purge_does_not_reuse_ids(store: Store) -> None:

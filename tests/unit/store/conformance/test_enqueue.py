@@ -141,14 +141,6 @@ async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: St
     assert not await store.is_spent(OTHER_ROUND, posted.nullifier)
 
 
-async def test_enqueue_same_key_in_other_round_is_another_share(store: Store) -> None:
-    first, second = make_posted_share(1), make_posted_share(1, round_id=OTHER_ROUND)
-
-    assert await store.enqueue(first.share, first.nullifier, now=NOW) is EnqueueResult.QUEUED
-    assert not await store.is_known(second.share.key)
-    assert await store.enqueue(second.share, second.nullifier, now=NOW) is EnqueueResult.QUEUED
-
-
 async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     reopen: Reopen, store: Store, backend: StoreBackend, clock: FakeClock
 ) -> None:
@@ -174,14 +166,6 @@ async def test_enqueue_known_share_waits_for_a_sync_like_a_new_one(store: Store,
     assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
     assert backend.read_synced_log() != before
-
-
-async def test_enqueue_same_share_concurrently_queues_one(store: Store) -> None:
-    posted = make_posted_share(1)
-
-    outcomes = await asyncio.gather(*(store.enqueue(posted.share, posted.nullifier, now=NOW) for _ in range(64)))
-
-    assert sorted(outcome.name for outcome in outcomes) == ["DUPLICATE"] * 63 + ["QUEUED"]
 
 
 async def test_enqueue_with_cancelled_caller_still_stores_share(store: Store) -> None:

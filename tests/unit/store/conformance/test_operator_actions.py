@@ -47,9 +47,6 @@ async def retry_matching(
     return dict(await store.retry_failed(ids, filters or QueueFilter(), closed=closed, note="by ann", dry_run=dry))
 
 
-# ---------------------------------------------------------------------- the migration
-
-
 # ---------------------------------------------------------------------- the audit log
 
 

@@ -154,15 +154,6 @@ async def test_attempts_survive_restart_and_outages_spend_none(
     assert queued.attempts == 3
 
 
-async def test_prover_crashes_are_counted_apart_from_attempts(store: Store) -> None:
-    await enqueue_shares(store, 1)
-    for crashes in (1, 2):
-        (queued,) = await claim_all_due(store)
-        assert await store.record_crash(queued.id, due_ms=queued.due_ms, note="out of memory") == crashes
-    (queued,) = await claim_all_due(store)
-    assert (queued.attempts, queued.crashes) == (0, 2)
-
-
 @pytest.mark.rule("R9", "R6")
 async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     reopen: Reopen, store: Store, backend: StoreBackend
@@ -180,15 +171,6 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     assert await reopened.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
     (sent,) = await reopened.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
-
-
-async def test_release_claim_requeues_only_witnessed_share(store: Store) -> None:
-    await create_share_in_state(store, ShareState.WITNESSED)
-
-    assert await store.release_claim(1)
-    assert await current_state(store) is ShareState.RECEIVED
-    assert not await store.release_claim(1)
-    assert not await store.release_claim(99)
 
 
 @pytest.mark.rule("R15")
