@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from contextlib import closing
-from itertools import product
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 from helper.core.share import TRANSITIONS, ShareState
-from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.conformance.test_transitions import LIVE_STATES, create_share_in_state
 from tests.unit.store.fixtures import enqueue_and_prepare, open_closed_database
@@ -55,24 +53,23 @@ REFUSED_STATEMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "change"), REFUSED_STATEMENTS)
-async def test_schema_refuses_invalid_rows(store: SqliteStore, path: Path, table: str, change: str) -> None:
+async def test_schema_refuses_invalid_rows(store: SqliteStore, path: Path) -> None:
     await enqueue_and_prepare(store, 1)
     await store.close()
 
+    statements = [f"UPDATE {table} SET {change}" for table, change in REFUSED_STATEMENTS]
+    statements += [
+        f"INSERT INTO tombstones (round_no, mac, state) VALUES (1, zeroblob(32), {state})" for state in (0, 1, 3, 4)
+    ]
+    statements += ["INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')"]
     with open_closed_database(path) as conn:
         conn.execute("PRAGMA foreign_keys = ON")
-        with pytest.raises(sqlite3.IntegrityError):
-            conn.execute(f"UPDATE {table} SET {change}")
-
-
-@pytest.mark.parametrize("state", [0, 1, 3, 4])
-async def test_schema_tombstone_state_is_only_submitted(store: SqliteStore, path: Path, state: int) -> None:
-    await enqueue_and_prepare(store, 1)
-    await store.close()
-
-    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError):
-        conn.execute("INSERT INTO tombstones (round_no, mac, state) VALUES (1, zeroblob(32), ?)", (state,))
+        accepted = []
+        for statement in statements:
+            with suppress(sqlite3.IntegrityError):
+                conn.execute(statement)
+                accepted.append(statement)
+    assert accepted == []
 
 
 async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -> None:
@@ -87,26 +84,23 @@ async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -
             conn.execute(f"INSERT INTO shares (id, {names}) SELECT 2, {names} FROM shares")
 
 
-@pytest.mark.parametrize(("old_state", "new_state"), list(product(LIVE_STATES, ShareState)))
-async def test_schema_transitions_match_code(
-    store: SqliteStore, path: Path, old_state: ShareState, new_state: ShareState
-) -> None:
+@pytest.mark.parametrize("old_state", LIVE_STATES)
+async def test_schema_transitions_match_code(store: SqliteStore, path: Path, old_state: ShareState) -> None:
     await create_share_in_state(store, old_state)
     await store.close()
 
     with open_closed_database(path) as conn:
-        if new_state is ShareState.BROADCAST and old_state is not ShareState.BROADCAST:
-            conn.execute(
-                "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, decide_height,"
-                " row_check)"
-                " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, 0, zeroblob(8))"
-            )
-        change = "UPDATE shares SET state = ? WHERE id = 1"
-        if new_state is old_state or (new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED):
-            conn.execute(change, (new_state.value,))
-        else:
-            with pytest.raises(sqlite3.IntegrityError):
-                conn.execute(change, (new_state.value,))
+        for new_state in ShareState:
+            conn.execute("BEGIN")
+            if new_state is ShareState.BROADCAST and old_state is not ShareState.BROADCAST:
+                conn.execute(
+                    "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends,"
+                    " decide_height, row_check) VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, 0, zeroblob(8))"
+                )
+            is_legal = new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED
+            with nullcontext() if is_legal or new_state is old_state else pytest.raises(sqlite3.IntegrityError):
+                conn.execute("UPDATE shares SET state = ? WHERE id = 1", (new_state.value,))
+            conn.execute("ROLLBACK")
 
 
 async def test_schema_refuses_broadcast_without_stored_message(store: SqliteStore, path: Path) -> None:
@@ -131,15 +125,7 @@ async def test_schema_refuses_insert_in_state_other_than_received(store: SqliteS
                 conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
 
 
-def test_documented_transition_table_matches_schema() -> None:
-    with closing(sqlite3.connect(":memory:")) as conn:
-        migrate_schema(conn)
-        ((trigger,),) = conn.execute("SELECT sql FROM sqlite_schema WHERE name = 'shares_move'").fetchall()
-    live = re.search(r"NEW\.state\) NOT IN \(\s*VALUES ([^;]*?)\n\)", trigger)
-    assert live is not None
-    pairs = {(int(a), int(b)) for a, b in re.findall(r"\((\d), (\d)\)", live[1])}
-    assert pairs == {(a.value, b.value) for a, to in TRANSITIONS.items() for b in to if b is not ShareState.SUBMITTED}
-
+def test_documented_transition_table_matches_code() -> None:
     text = (Path(__file__).parents[3] / "docs" / "state_machine.md").read_text()
     transitions = {
         (old_state, new_state)
@@ -149,9 +135,3 @@ def test_documented_transition_table_matches_schema() -> None:
     codes = dict(re.findall(r"^\| `(\w+)` \((\d)\) \|", text, re.MULTILINE))
     assert transitions == {(a.name.lower(), b.name.lower()) for a, to in TRANSITIONS.items() for b in to}
     assert codes == {state.name.lower(): str(state.value) for state in ShareState}
-
-
-async def test_schema_refuses_unknown_action_channel(store: SqliteStore, path: Path) -> None:
-    await store.close()
-    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError):
-        conn.execute("INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')")
