@@ -39,7 +39,7 @@ from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, run_helper
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
 from tests.support.process import find_free_port
 
 TMPFS_SIZE = "24m"
@@ -110,15 +110,11 @@ async def run(setting: CampaignRun) -> Findings:
         return findings
     disk = setting.directory / "disk"
     with _mount_tmpfs(disk):
-        async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
-            await chain.start()
-            try:
-                settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
-                async with run_helper(setting.directory, http, chain, helper=settings) as helper:
-                    await _run_failures(setting, findings, http, chain, helper)
-            finally:
-                await chain.kill()
+        settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
+        async with run_chain_and_helper(
+            setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, helper=settings
+        ) as (chain, helper):
+            await _run_failures(setting, findings, chain, helper)
     return findings
 
 
@@ -138,16 +134,14 @@ def _mount_tmpfs(disk: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-async def _run_failures(
-    setting: CampaignRun, findings: Findings, http: httpx.AsyncClient, chain: DevChain, helper: HelperProcess
-) -> None:
+async def _run_failures(setting: CampaignRun, findings: Findings, chain: DevChain, helper: HelperProcess) -> None:
     wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("crowd"))
     round_id = await chain.open_round()
     votes = await wallets.cast_votes(round_id, setting.scale(60, 8))
     own_votes = await wallets.cast_votes(round_id, setting.scale(120, 14))
     await helper.wait_for_leaf(round_id, max(position for _, position in votes + own_votes))
     wallet = SequentialWallet(
-        helper, http, wallets.ledger, iter([(v, s.index, p) for v, p in own_votes for s in v.shares])
+        helper, chain.http, wallets.ledger, iter([(v, s.index, p) for v, p in own_votes for s in v.shares])
     )
     rng, start, window = setting.seeded_random("times"), time.time(), setting.scale(120, 12)
     clients = [

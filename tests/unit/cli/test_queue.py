@@ -18,10 +18,7 @@ from helper.server import operator_json
 from tests.support.service_state import partial_state
 from tests.unit.cli.live_daemon import SilentHandler, run_server
 from tests.unit.cli.test_main import read_json, run_command
-from tests.unit.ingest.admission_fixtures import (
-    END,
-    ROUND_ID,
-)
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.test_operator_routes import STORY, make_entry
 
 

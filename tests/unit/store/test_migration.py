@@ -23,13 +23,7 @@ from helper.store.db_copy.migration import Migration, MigrationResult
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.db_copy.source_cleanup import erase_source, read_moved_mark, undo_migration
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.db_copy.tables import (
-    TABLES,
-    Table,
-    compare,
-    last_common_key,
-    rows_up_to,
-)
+from helper.store.db_copy.tables import TABLES, Table, compare, last_common_key, rows_up_to
 from helper.store.keyring import Keyring
 from helper.store.meta import UNFINISHED_KEY, MigrationMark
 from helper.store.models import QueueFilter
