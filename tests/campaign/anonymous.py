@@ -51,7 +51,6 @@ MAX_DELAY_SECONDS = 2.0
 MIN_BYTES_PER_SECOND, MAX_BYTES_PER_SECOND = 20_000, 100_000
 SEGMENT_BYTES = 1400
 WALLETS_PER_SECOND = 200
-HOSTILE_FRACTION = 0.01
 MAX_REFUSED_FRACTION = 0.1
 """Fraction of shares refused at first. The attack opens 2,200 connections per second at its start, more than a full
 server can replace: none is closed in its first four seconds."""

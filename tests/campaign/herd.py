@@ -85,6 +85,7 @@ async def _check_herd(
 ) -> None:
     await promise_check.wait_until_drained(chain, herd, 60)
     await promise_check.check_promises(findings, chain, herd)
+    await promise_check.check_one_broadcast_per_height(findings, chain, herd)
     sent = await promise_check.find_broadcasts(chain, herd)
     start = (await helper.service_stats())["lateness_start"]["min_ms"]
     findings.require_at_most("ms from the due time to the first proof's start", start, 100)

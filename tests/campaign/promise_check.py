@@ -19,8 +19,6 @@ from tests.campaign.campaign import Findings
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
 
-BROADCAST_ROUTE = "reveal-share"
-
 
 @dataclass(frozen=True, slots=True)
 class PostedShare:

@@ -125,10 +125,6 @@ def exchange_bundles(bucket: MemoryBucket, round_id: bytes) -> None:
     bucket.objects[names[0]] = bucket.objects[names[1]]
 
 
-def shift_time(lines: list[bytes]) -> list[bytes]:
-    return [line.replace(b'"reveals":[{', b'"reveals":[{"x":1,', 1) for line in lines]
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
