@@ -24,7 +24,7 @@ SECRET = "c2VjcmV0"
 
 
 @contextmanager
-def configured_log(level: str, form: str, *options: Any, **named: Any) -> Iterator[io.StringIO]:
+def configured_log(level: Any, form: Any, *options: Any, **named: Any) -> Iterator[io.StringIO]:
     """A log with this configuration; restores the one before."""
     root = logging.getLogger()
     handlers, root_level = root.handlers[:], root.level
