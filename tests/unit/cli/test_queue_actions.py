@@ -255,12 +255,17 @@ def test_export_copy_is_importable_and_source_keeps_shares(
     assert sorted(entry["reason"] for entry in result["left"]) == ["failed", "failed", "queued", "queued"]
     assert {entry["number"] for entry in result["left"]} == {1, 2, 3, 4}
     assert {entry["round"] for entry in result["left"]} == {ROUND_ID.hex()}
-    assert {entry["ref"] for entry in result["left"]} == read_refs(capsys, "--db", target_machine, *use_other_machine())
-    assert (
-        read_states(capsys)
-        == read_states(capsys, "--db", target_machine, *use_other_machine())
-        == {"received": 2, "failed": 2}
-    )
+    refs = read_refs(capsys, "--db", target_machine, *use_other_machine())
+    assert {entry["ref"] for entry in result["left"]} == refs
+    expected = {"received": 2, "failed": 2}
+    assert read_states(capsys) == read_states(capsys, "--db", target_machine, *use_other_machine()) == expected
+
+    assert run_command("queue", "import", "x.age", "--yes", *options) == 3
+    printed = capsys.readouterr()
+    assert "0 shares are imported" in printed.out
+    assert "2 not imported: already queued here" in printed.err
+    for ref in refs:
+        assert f"share {ref} of round {ROUND_ID.hex()[:12]} (number " in printed.err
 
 
 def use_other_machine() -> tuple[str, str]:
@@ -295,41 +300,6 @@ def test_export_move_idles_shares_until_retried(
     assert read_states(capsys) == {"failed": 4}
     assert run_command("queue", "retry", "--stage", "moved", "--yes") == 0
     assert read_states(capsys) == {"received": 4}
-
-
-def test_import_of_returned_moved_shares_requeues_them(
-    source: str, target_machine: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = ("--db", target_machine, *use_other_machine())
-    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 0
-    assert run_command("queue", "import", "x.age", "--yes", *other) == 0
-    assert run_command("queue", "export", "--output", "y.age", "--move", "--yes", *other) == 0
-    assert read_states(capsys) == read_states(capsys, *other) == {"failed": 4}
-
-    assert run_command("queue", "import", "y.age", "--dry-run", "--json") == 0
-    dry_result = read_json(capsys)
-    assert read_states(capsys) == {"failed": 4}
-    assert run_command("queue", "import", "y.age", "--yes", "--json") == 0
-    result = read_json(capsys)
-
-    assert (result["source"], result["taken"]) == (source, 4)
-    assert_conforms("queue-import", result)
-    assert (result["revived"], result["left"]) == (4, [])
-    assert dry_result == {**result, "dry_run": True}
-    assert read_states(capsys) == {"received": 4}, "all attempts are restored, also for failed shares"
-    assert read_states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
-    assert run_command("queue", "audit", "--json") == 0
-    (action, *_) = read_json(capsys)["actions"]
-    assert (action["what"], action["outcome"]) == ("import", {"taken": 4, "revived": 4})
-
-    names = read_refs(capsys)
-    assert run_command("queue", "import", "y.age", "--yes") == 3
-    printed = capsys.readouterr()
-    assert "0 shares are imported" in printed.out
-    assert "4 not imported: already queued here" in printed.err
-    assert len(names) == 4
-    for ref in names:
-        assert f"share {ref} of round {ROUND_ID.hex()[:12]} (number " in printed.err
 
 
 def test_export_move_is_stored_before_file_is_renamed(
