@@ -39,7 +39,7 @@ from tests.campaign.process_monitor import open_files, peak_memory_mb, reset_pea
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.shared_address_attack import CONNECTIONS_PER_SLOW_CLIENT
 from tests.campaign.wallet_clients import WalletGroup
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
+from tests.support.harness import HelperProcess, unix_time_in
 
 ROUND_SECONDS = 3600
 DUE_SECONDS = 20
@@ -139,9 +139,7 @@ class LinkedWallets:
 
 async def run(setting: CampaignRun) -> Findings:
     findings = Findings()
-    async with run_chain_and_helper(
-        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=setting.cluster
-    ) as (chain, helper):
+    async with setting.run_helper() as (chain, helper):
         round_id = await chain.open_round(seconds=ROUND_SECONDS)
         group = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("wallets"))
         votes = await group.cast_votes(round_id, setting.scale(625, 64))

@@ -32,7 +32,7 @@ from tests.campaign.promise_check import ShareLedger
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import run_command
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
+from tests.support.harness import HelperProcess
 from tests.support.process import find_free_port
 
 PASSPHRASE = "correct horse battery staple"
@@ -56,9 +56,7 @@ class RestoreLosses:
 async def run(setting: CampaignRun) -> Findings:
     findings, losses = Findings(), RestoreLosses()
     ledger = ShareLedger()
-    async with run_chain_and_helper(
-        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, helper={"port": find_free_port()}
-    ) as (chain, helper):
+    async with setting.run_helper(helper={"port": find_free_port()}) as (chain, helper):
         for cycle in range(setting.scale(3, 1)):
             wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
             wallets.ledger = ledger

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from helper.observability.stats import percentile
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
 from tests.support.postgres import Cluster
 
 T = TypeVar("T")
@@ -34,6 +37,12 @@ class CampaignRun:
     def scale(self, full: T, quick: T) -> T:
         """Return the value for the full campaign or for its short form."""
         return quick if self.is_quick else full
+
+    def run_helper(self, **sections: Any) -> AbstractAsyncContextManager[tuple[DevChain, HelperProcess]]:
+        """Run a chain and a helper with fake proofs, both ready; kill them at the end."""
+        return run_chain_and_helper(
+            self.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=self.cluster, **sections
+        )
 
     def seeded_random(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed} {purpose}")

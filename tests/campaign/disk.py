@@ -39,7 +39,7 @@ from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
+from tests.support.harness import HelperProcess
 from tests.support.process import find_free_port
 
 TMPFS_SIZE = "24m"
@@ -111,9 +111,7 @@ async def run(setting: CampaignRun) -> Findings:
     disk = setting.directory / "disk"
     with _mount_tmpfs(disk):
         settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
-        async with run_chain_and_helper(
-            setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, helper=settings
-        ) as (chain, helper):
+        async with setting.run_helper(helper=settings) as (chain, helper):
             await _run_failures(setting, findings, chain, helper)
     return findings
 
