@@ -232,7 +232,7 @@ class Pipeline:
     async def count_on_chain(self, *positions: int) -> list[int]:
         """Apply the newest block with these shares' nullifiers. Returns the confirmed ids."""
         spent = [(ROUND, nullifier_of(create_share(position).primary_blind)) for position in positions]
-        return await self.store.apply_block(self.height, spent, now=self.clock.now())
+        return await self.store.apply_blocks([(self.height, self.height)], spent, now=self.clock.now())
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Query the database file over a separate connection, which sees only committed data."""

@@ -23,13 +23,7 @@ from helper.store.db_copy.migration import Migration, MigrationResult
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.db_copy.source_cleanup import erase_source, read_moved_mark, undo_migration
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.db_copy.tables import (
-    TABLES,
-    Table,
-    compare,
-    last_common_key,
-    rows_up_to,
-)
+from helper.store.db_copy.tables import TABLES, Table, compare, last_common_key, rows_up_to
 from helper.store.keyring import Keyring
 from helper.store.meta import UNFINISHED_KEY, MigrationMark
 from helper.store.models import QueueFilter
@@ -49,6 +43,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_claim,
     enqueue_and_prepare,
     enqueue_shares,
@@ -58,6 +53,8 @@ from tests.unit.store.fixtures import (
 
 LEAVES = bytes(range(32)) * 3
 SUBTREE_BYTES = b"n" * 32_736
+BackendPair = tuple[StoreBackend, StoreBackend]
+EndpointPair = tuple[MigrationEndpoint, MigrationEndpoint]
 OpenStore = Callable[[StoreBackend], Awaitable[Store]]
 MIXED_KINDS = [(kind, BACKEND_KINDS[number - 1]) for number, kind in enumerate(BACKEND_KINDS)]
 """Each kind once as source and once as target."""
@@ -71,7 +68,7 @@ def create_backend(kind: str, name: str, request: pytest.FixtureRequest, directo
     return SqliteBackend(directory / name, is_encrypted=kind == "encrypted sqlite")
 
 
-def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> tuple[StoreBackend, StoreBackend]:
+def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> BackendPair:
     first, second = (
         create_backend(kind, name, request, directory)
         for kind, name in zip(request.param, ("here", "there"), strict=True)
@@ -80,13 +77,13 @@ def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> tupl
 
 
 @pytest.fixture(params=MIXED_KINDS, ids=["-".join(kinds) for kinds in MIXED_KINDS])
-def backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
+def backends(request: pytest.FixtureRequest, tmp_path: Path) -> BackendPair:
     """Source and target of different kinds."""
     return create_backend_pair(request, tmp_path)
 
 
 @pytest.fixture(params=ALL_KINDS, ids=["-".join(kinds) for kinds in ALL_KINDS])
-def any_backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
+def any_backends(request: pytest.FixtureRequest, tmp_path: Path) -> BackendPair:
     """Source and target of any kinds, including the same."""
     return create_backend_pair(request, tmp_path)
 
@@ -119,21 +116,23 @@ def create_endpoint(backend: StoreBackend) -> MigrationEndpoint:
 
 
 @pytest.fixture
-def endpoints(backends: tuple[StoreBackend, StoreBackend]) -> Iterator[tuple[MigrationEndpoint, MigrationEndpoint]]:
+def endpoints(backends: BackendPair) -> Iterator[EndpointPair]:
     both = create_endpoint(backends[0]), create_endpoint(backends[1])
     yield both
     for end in both:
         end.close()
 
 
-async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> None:
-    """Create a queue that no helper uses."""
-    store = await open_store(backend)
+@pytest.fixture
+async def filled(backends: BackendPair, open_store: OpenStore) -> BackendPair:
+    """A queue that no helper uses, and an empty target."""
+    store = await open_store(backends[0])
     await fill_store(store)
     await store.close()
+    return backends
 
 
-def migrate_between(endpoints: tuple[MigrationEndpoint, MigrationEndpoint]) -> MigrationResult:
+def migrate_between(endpoints: EndpointPair) -> MigrationResult:
     """Run a migration, and close both databases."""
     try:
         return Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None).run()
@@ -143,12 +142,10 @@ def migrate_between(endpoints: tuple[MigrationEndpoint, MigrationEndpoint]) -> M
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
-    """Run a complete migration."""
     return migrate_between((create_endpoint(source), create_endpoint(target)))
 
 
 def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
-    """All rows that a migration copies."""
     endpoint = create_endpoint(backend)
     try:
         endpoint.connect_read_only()
@@ -174,7 +171,7 @@ async def fill_store(store: Store) -> None:
     await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.set_meta("chain_id", "chain-1")
     await enqueue_shares(store, 8)
-    assert await store.apply_block(90, [(ROUND, make_posted_share(8).nullifier), (ROUND, b"n" * 32)], now=NOW) != []
+    assert len(await confirm_shares(store, 8, 99, height=90)) == 1
     share_id = await enqueue_and_prepare(store, 1)  # may have been sent
     assert await store.mark_sending(share_id, height=110, endpoint="node:80")
     await fail_share(store, 2, note="refused")
@@ -191,9 +188,7 @@ async def list_refs(store: Store) -> list[tuple[str, ShareState]]:
     return sorted((entry.ref, entry.state) for entry in listed)
 
 
-async def test_migration_copies_all_rows_and_retires_source(
-    any_backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_copies_all_rows_and_retires_source(any_backends: BackendPair, open_store: OpenStore) -> None:
     source, target = any_backends
     source_store = await open_store(source)
     await fill_store(source_store)
@@ -216,9 +211,7 @@ async def test_migration_copies_all_rows_and_retires_source(
     assert await target_store.verify() == []
 
 
-async def test_migrated_claims_are_recovered_as_after_crash(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     source_store = await open_store(source)
     await fill_store(source_store)
@@ -252,15 +245,11 @@ async def test_migrated_claims_are_recovered_as_after_crash(
     assert fresh.id > max(queued.id for queued in claimed)
 
 
-async def test_round_trip_migration_restores_no_erased_rows(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_round_trip_migration_restores_no_erased_rows(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     migrate(source, target)
     target_store = await open_store(target)
-    spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 3, 4)]
-    assert len(await target_store.apply_block(120, spent, now=NOW + 70)) == 3
+    assert len(await confirm_shares(target_store, 1, 3, 4, height=120)) == 3
     await enqueue_shares(target_store, 40, 41)
     await target_store.mark_closed(OTHER_ROUND, NOW)
     await target_store.purge(OTHER_ROUND)
@@ -285,7 +274,7 @@ async def test_round_trip_migration_restores_no_erased_rows(
         await open_store(target)
 
 
-def interrupt_after(endpoints: tuple[MigrationEndpoint, MigrationEndpoint], steps: int) -> None:
+def interrupt_after(endpoints: EndpointPair, steps: int) -> None:
     """Interrupt a migration after this many transactions have begun or pages were read."""
     left = itertools.count(steps, -1)
     for end in endpoints:
@@ -310,11 +299,8 @@ async def open_once_unlocked(open_store: OpenStore, backend: StoreBackend) -> St
                 await asyncio.sleep(0.02)
 
 
-async def test_interrupted_migration_resumes_without_duplicates(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_interrupted_migration_resumes_without_duplicates(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     before = read_all_rows(source)
     cuts, is_finished = 0, False
     while not is_finished:
@@ -332,10 +318,9 @@ async def test_interrupted_migration_resumes_without_duplicates(
 
 
 async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+    source, target = filled
     ends = create_endpoint(source), create_endpoint(target)
     set_mark = ends[1].set_mark
 
@@ -347,7 +332,7 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
     monkeypatch.setattr(ends[1], "set_mark", cut)
     with pytest.raises(KeyboardInterrupt):
         migrate_between(ends)
-    for backend in backends:
+    for backend in filled:
         with pytest.raises(StoreMoved):
             await open_store(backend)
 
@@ -383,10 +368,9 @@ def tamper_with_witness(backend: StoreBackend) -> str:
 
 
 async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+    source, target = filled
     for what in [*TAMPERING_STATEMENTS, "a witness"]:
         ends = create_endpoint(source), create_endpoint(target)
         end_copy = ends[1].end_copy
@@ -408,9 +392,7 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
     assert read_all_rows(target) == read_all_rows(source)
 
 
-async def test_migration_reports_and_skips_damaged_rows(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_reports_and_skips_damaged_rows(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     source_store = await open_store(source)
     await fill_store(source_store)
@@ -430,9 +412,7 @@ async def test_migration_reports_and_skips_damaged_rows(
     assert await target_store.list_damaged() == []
 
 
-async def test_migration_into_other_queue_is_refused(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_into_other_queue_is_refused(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     for backend in backends:
         store = await open_store(backend)
@@ -449,28 +429,24 @@ async def test_migration_into_other_queue_is_refused(
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["source", "target"])
-async def test_migration_of_database_in_use_is_refused(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore, place: int
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
-    in_use = await open_once_unlocked(open_store, backends[place])
+async def test_migration_of_database_in_use_is_refused(filled: BackendPair, open_store: OpenStore, place: int) -> None:
+    source, target = filled
+    in_use = await open_once_unlocked(open_store, filled[place])
     with pytest.raises(StoreLocked):
         migrate(source, target)
     await in_use.close()
-    for backend in backends:
+    for backend in filled:
         await (await open_once_unlocked(open_store, backend)).close()
 
 
 async def test_migration_continued_after_another_has_moved_the_queue_is_refused(
-    backends: tuple[StoreBackend, StoreBackend],
-    endpoints: tuple[MigrationEndpoint, MigrationEndpoint],
+    filled: BackendPair,
+    endpoints: EndpointPair,
     open_store: OpenStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+    source, target = filled
     monkeypatch.setattr(endpoints[1], "end_copy", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         migrate_between(endpoints)
@@ -484,9 +460,7 @@ async def test_migration_continued_after_another_has_moved_the_queue_is_refused(
         await open_once_unlocked(open_store, target)
 
 
-async def test_migration_survey_writes_nothing(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_survey_writes_nothing(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     await fill_store(await open_store(source))
     estimates = []
@@ -500,11 +474,8 @@ async def test_migration_survey_writes_nothing(
         create_endpoint(target).connect_read_only()
 
 
-async def test_erase_migrated_source_allows_migration_back(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_erase_migrated_source_allows_migration_back(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     endpoint = create_endpoint(source)
     with pytest.raises(StoreForeign, match="not marked"):
         erase_source(endpoint, on_progress=lambda _: None)
@@ -529,11 +500,8 @@ async def test_erase_migrated_source_allows_migration_back(
     await open_store(source)
 
 
-async def test_undo_removes_mark_when_copy_is_lost(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_undo_removes_mark_when_copy_is_lost(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     migrate(source, target)
     with pytest.raises(StoreMoved):
         migrate(source, target)
@@ -546,11 +514,8 @@ async def test_undo_removes_mark_when_copy_is_lost(
     await open_store(source)
 
 
-async def test_migration_sanitizes_text_only_sqlite_accepts(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_migration_sanitizes_text_only_sqlite_accepts(filled: BackendPair) -> None:
+    source, target = filled
     if not isinstance(source, SqliteBackend):
         return
     key = bytes.fromhex(source.query_rows("SELECT value FROM meta WHERE key = 'key.rows'")[0][0])
