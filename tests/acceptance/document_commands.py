@@ -27,8 +27,6 @@ class DocumentedCommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandBlock:
-    """A block of commands with its mark."""
-
     kind: str
     name: str
     commands: tuple[DocumentedCommand, ...]
@@ -99,7 +97,6 @@ class DocumentShell:
         return self._variable_names.sub(lambda match: self._path_mapping[match[0]], text)
 
     def run_command(self, command: DocumentedCommand) -> CommandResult:
-        """Run one command and wait for its end."""
         out, variables = self._directory / ".out", self._inside / ".variables"
         script = (
             f"set -a; . {variables}; set +a; cd {self._inside}\n{self.localize(command.command_line)}\n"

@@ -59,7 +59,6 @@ class BrowserEnvironment:
 
     @property
     def url(self) -> str:
-        """The URL of the page."""
         return self.helper.url
 
     @property
@@ -74,7 +73,6 @@ class BrowserEnvironment:
         return await _cast_vote(self.chain, self.helper, self.open_round_id, times, proposal, decision, weight)
 
     async def pending_validators(self) -> dict[str, dict[str, Any]]:
-        """Return the pending validators by address."""
         response = await self.http.get(f"{self.url}/api/pending-validators")
         response.raise_for_status()
         return {entry["operator_address"]: entry for entry in response.json()}
@@ -87,7 +85,6 @@ class BrowserEnvironment:
         return entry
 
     async def bond_validator(self, account: str) -> None:
-        """Create a validator's staking record."""
         await self.chain.post(
             "/devnet/validators", {"operator_address": adr036.validator_address(account), "moniker": "bonded"}
         )

@@ -152,7 +152,6 @@ class BootedMachine:
         return self.run("sh", "-euc", script, check=check, timeout=timeout).stdout
 
     def read(self, path: str) -> str:
-        """Return the text of a file."""
         return self.run("cat", path).stdout
 
     def write(self, path: str, text: str) -> None:

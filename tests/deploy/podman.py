@@ -55,7 +55,6 @@ class Podman:
         }
 
     def output(self, *arguments: str | Path, stdin: str = "", timeout: float = COMMAND_SECONDS) -> str:
-        """Run podman and return its standard output."""
         return run(["podman", *arguments], self.environment, stdin=stdin, timeout=timeout)
 
     def exit_code(self, *arguments: str | Path) -> int:

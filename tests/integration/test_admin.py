@@ -27,7 +27,6 @@ TOKEN = "operators-only"
 async def read_state_events(
     http: httpx.AsyncClient, url: str, count: int, **headers: str
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Read this many events. Returns the name and state of each."""
     events: list[tuple[str, dict[str, Any]]] = []
     sent = {"Authorization": f"Bearer {TOKEN}", **headers}
     async with asyncio.timeout(30), http.stream("GET", f"{url}/shielded-vote/v1/events", headers=sent) as stream:

@@ -79,7 +79,6 @@ class FakeNode:
 
 @contextlib.asynccontextmanager
 async def run_node(write_response: ResponseWriter) -> AsyncIterator[FakeNode]:
-    """Run a fake node; yields it once it listens."""
     node = FakeNode(write_response)
     async with serve_connections(node.serve) as port:
         node.url = f"http://127.0.0.1:{port}"
@@ -169,7 +168,6 @@ async def test_gateway_one_failed_node_is_hidden_and_all_failed_is_503(
 
 
 async def write_large(writer: asyncio.StreamWriter) -> None:
-    """Write a JSON list of 50 MB in pieces."""
     length = CHUNK_COUNT * (len(RESPONSE_CHUNK) + 1) + 1
     writer.write(RESPONSE_HEAD + b"Content-Length: %d\r\n\r\n[" % length)
     for number in range(CHUNK_COUNT):
@@ -178,7 +176,6 @@ async def write_large(writer: asyncio.StreamWriter) -> None:
 
 
 async def write_endless(writer: asyncio.StreamWriter) -> None:
-    """Write chunks without end."""
     writer.write(RESPONSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     while True:
         writer.write(b"%x\r\n%b\r\n" % (len(RESPONSE_CHUNK), RESPONSE_CHUNK))
@@ -210,7 +207,6 @@ async def test_gateway_client_disconnect_cancels_node_request(http: httpx.AsyncC
 
 
 async def write_nothing(_: asyncio.StreamWriter) -> None:
-    """Write no response."""
     await asyncio.Event().wait()
 
 
@@ -363,7 +359,6 @@ async def test_gateway_unknown_paths_and_methods_reach_no_node(line: str) -> Non
 
 
 async def write_small(writer: asyncio.StreamWriter) -> None:
-    """Write two bytes of JSON."""
     writer.write(RESPONSE_HEAD + b"Content-Length: 2\r\n\r\n{}")
 
 
@@ -445,8 +440,6 @@ async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.Async
 
 
 def respond_with(head: bytes, rest: bytes) -> ResponseWriter:
-    """Return a writer of a response that starts with this status and headers, followed by `rest`."""
-
     async def write_response(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 " + head + b"\r\nContent-Type: application/json\r\n" + rest)
 

@@ -14,12 +14,10 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, ru
 
 
 async def refuse_connections(chain: DevChain) -> None:
-    """Make the node refuse every connection, on both ports."""
     await chain.set_faults(refuse=1)
 
 
 async def wait_until_noticed(helper: HelperProcess) -> None:
-    """Wait until the helper has detected the outage."""
     await helper.wait_until("sees the outage", lambda facts: all(endpoint["reason"] for endpoint in facts["endpoints"]))
 
 
@@ -51,7 +49,6 @@ async def test_short_outage_spends_no_attempt_and_accepts_shares(
 
 
 async def count_spent_attempts(helper: HelperProcess) -> int:
-    """Return the sum of spent attempts of all pending shares."""
     return sum(share["attempts"] for share in (await helper.operator_get("/queue"))["shares"])
 
 

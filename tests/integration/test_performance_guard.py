@@ -188,7 +188,6 @@ def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> Non
 
 
 def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> int:
-    """Return the number of statements of an operation."""
     conn = tx.conn
     with patch.object(tx, "conn", Mock(wraps=conn)) as counting:
         operation()
@@ -196,7 +195,6 @@ def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> 
 
 
 def count_steps(tx: SqliteTransaction, operation: Callable[[], object]) -> int:
-    """Return the number of SQLite VM steps of an operation."""
     steps = 0
 
     def step() -> None:

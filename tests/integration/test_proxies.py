@@ -80,7 +80,6 @@ class RecordingUpstream:
 
 
 def parse_headers(head: str) -> dict[str, str]:
-    """Return the headers of a request head."""
     return dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:] if line)
 
 
@@ -287,7 +286,6 @@ SMUGGLED_REQUESTS = (
 
 @contextlib.asynccontextmanager
 async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
-    """Serve the public application on a socket. Yields its port."""
     server, listener = create_server(wallets.app), bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -27,7 +27,6 @@ async def show_share(helper: HelperProcess, ref: str) -> tuple[dict[str, Any], s
 
 
 async def find_only_share(helper: HelperProcess) -> dict[str, Any]:
-    """Return the only share in the queue."""
     (share,) = (await helper.operator_get("/queue"))["shares"]
     only_share: dict[str, Any] = share
     return only_share

@@ -57,7 +57,6 @@ class Hosts:
             assert changed.rowcount == 1
 
     def create_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        """Create a host without starting it."""
         directory = self._directory / name
         directory.mkdir()
         host = HelperProcess(
@@ -74,7 +73,6 @@ class Hosts:
         return host
 
     async def start_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        """Start a host and wait until it is ready."""
         host = self.create_host(name, role, **sender)
         await host.start()
         await host.wait_until("is ready", lambda facts: facts["ready"])

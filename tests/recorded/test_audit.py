@@ -107,8 +107,6 @@ def flip_reveal(field: str) -> Change:
 
 
 def flip_transaction(tag: int, prefix: bytes, length: int) -> Change:
-    """Flip a bit in the bytes after a prefix."""
-
     def change(source: MemorySource, rng: random.Random) -> None:
         height, at, raw = source.find(tag)[-1]
         start = raw.index(prefix) + len(prefix)

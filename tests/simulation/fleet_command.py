@@ -31,7 +31,6 @@ K10_PROOF_SECONDS = 0.42
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the fleet."""
     fleet = parser.add_argument_group("fleet", "several helpers on one chain, instead of seeds")
     fleet.add_argument("--fleet", action="store_true", help="run a fleet; --seed selects its seed (default: 1)")
     fleet.add_argument("--helpers", type=int, default=10, help="number of helpers (default: 10)")

@@ -47,7 +47,6 @@ class FleetHelper:
     dies_at: float = math.inf
 
     def can_prove(self, at: float) -> bool:
-        """Return whether the helper proves shares at a time."""
         return max(self.starts_at, self.proves_from) <= at < self.dies_at
 
 
@@ -88,7 +87,6 @@ class FleetPlan:
 
     @property
     def share_count(self) -> int:
-        """Number of shares of all votes."""
         return sum(len(vote.posts) for vote in self.votes)
 
     @property

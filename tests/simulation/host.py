@@ -136,7 +136,6 @@ class ServiceHost:
         self._event_log.record("service starts")
 
     def _create_service_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Create a task owned by this service run."""
         return self._loop.create_owned_task(self._owner, coroutine)
 
     async def _run_service(self, service_run: ServiceRun) -> None:
@@ -202,7 +201,6 @@ class ServiceHost:
 
     @property
     def is_running(self) -> bool:
-        """Whether the service runs or is restarting."""
         return self._task is not None and not self._task.done()
 
     async def kill(self) -> None:

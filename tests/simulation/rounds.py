@@ -169,7 +169,6 @@ def create_plan(
 
 
 def p99(samples: list[float]) -> float:
-    """Return the 99th percentile."""
     value = percentile(samples, 0.99)
     assert value is not None
     return value

@@ -18,8 +18,6 @@ from tests.simulation.prover import ProverFault
 
 
 class ServiceFault(Enum):
-    """Faults of the service, its disk and its clock."""
-
     CRASH = "the service is killed"
     STOP = "the service is stopped"
     DISK_FULL = "the disk is full"
@@ -173,7 +171,6 @@ def draw_liar(seed: int) -> LiarPlan | None:
 
 
 def draw_scenario(seed: int, liar: LiarPlan | None = None) -> Scenario:
-    """Draw the scenario of a seed. If a node lies, no node has another fault."""
     rng = random.Random(f"plan {seed}")
     _, length, poll, interval = rng.choices(CHAIN_PACES, [pace[0] for pace in CHAIN_PACES])[0]
     nodes = rng.choices((1, 2, 3), (2, 5, 3))[0]
@@ -312,7 +309,6 @@ def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, 
 
 
 def _end_before_calm(episode: FaultEpisode, calm_spans: list[tuple[float, float]]) -> FaultEpisode:
-    """End the episode where a calm begins."""
     end = min([episode.end, *(start for start, over in calm_spans if episode.end > start and episode.start < over)])
     return replace(episode, end=end)
 

@@ -118,11 +118,9 @@ class SimDisk:
         self._transitions.clear()
 
     def query_rows(self, sql: str, *values: object) -> list[Row]:
-        """Return rows of the database."""
         return self.conn.execute(sql, values).fetchall()
 
     def close(self) -> None:
-        """Close the database."""
         self.conn.close()
 
 

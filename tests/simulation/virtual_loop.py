@@ -39,7 +39,6 @@ class Handle(list[Any]):
     __slots__ = ()
 
     def cancel(self) -> None:
-        """Cancel the callback."""
         self.clear()
 
 

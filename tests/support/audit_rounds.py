@@ -56,7 +56,6 @@ class MemorySource:
             raise DataMissing(self.missing)
 
     def replace_tx(self, height: int, at: int, raw: bytes, code: int | None = 0) -> None:
-        """Replace a transaction of a block."""
         index = next(i for i, block in enumerate(self.block_list) if block.height == height)
         txs = list(self.block_list[index].txs)
         txs[at] = AuditTx(raw, code)
@@ -73,7 +72,6 @@ class MemorySource:
 
 
 def read_lines(folder: str, name: str) -> list[dict[str, Any]]:
-    """Read a recorded .jsonl file."""
     return [json.loads(line) for line in (RECORDED / folder / name).read_text().splitlines()]
 
 
@@ -177,11 +175,9 @@ class RecordedNodes:
     requests: list[tuple[str, str]] = field(default_factory=list)
 
     def transport(self) -> httpx.MockTransport:
-        """The nodes as a transport."""
         return httpx.MockTransport(self.respond)
 
     def respond(self, request: httpx.Request) -> httpx.Response:
-        """Respond to one request."""
         host, path = request.url.host, request.url.path
         self.requests.append((host, path))
         if (host, path) in self.faults:

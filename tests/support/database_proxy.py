@@ -31,7 +31,6 @@ class _ProxiedConnection:
         self.bytes_left: int | None = None
 
     def forward(self, data: bytes, target: asyncio.StreamWriter) -> None:
-        """Forward data up to the limit."""
         if self.bytes_left is None:
             target.write(data)
             return

@@ -59,7 +59,6 @@ class OriginalHelper:
         self.stored: dict[tuple[object, ...], dict[str, Any]] = {}
 
     def app(self) -> Starlette:
-        """The application."""
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         return Starlette(routes=[Route("/{path:path}", self._serve, methods=methods)])
 

@@ -11,7 +11,6 @@ from proofs import ReadShare
 
 
 def share_body(share: Share) -> bytes:
-    """Return the body of a request that posts this share."""
     return json.dumps(share_to_payload(share)).encode()
 
 

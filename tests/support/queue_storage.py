@@ -19,12 +19,8 @@ ZERO_GAP = bytes(8)
 
 
 class QueueStorage(Protocol):
-    """Storage of one helper."""
-
     @property
-    def store_section(self) -> dict[str, Any]:
-        """The settings of section `[store]`."""
-        ...
+    def store_section(self) -> dict[str, Any]: ...
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Run a query while the helper runs. A ? stands for each value."""
@@ -34,9 +30,7 @@ class QueueStorage(Protocol):
         """Return table and name of every column that may contain a number."""
         ...
 
-    def bytes_on_disk(self) -> bytes:
-        """Return all bytes of the database's files."""
-        ...
+    def bytes_on_disk(self) -> bytes: ...
 
     def check_integrity(self) -> str:
         """Run the engine's integrity check after the helper has stopped. Returns "ok" or the problem."""
@@ -55,7 +49,6 @@ class SqliteFile:
 
     @property
     def store_section(self) -> dict[str, Any]:
-        """Empty: a file is the default."""
         return {}
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
@@ -71,7 +64,6 @@ class SqliteFile:
         )
 
     def bytes_on_disk(self) -> bytes:
-        """Return all bytes of the database's files."""
         return b"".join(path.read_bytes() for path in sorted(self._path.parent.glob(f"{self._path.name}*")))
 
     def check_integrity(self) -> str:
@@ -141,7 +133,6 @@ class PostgresSchema:
         return {Path("data") / path for (path,) in paths}
 
     def bytes_on_disk(self) -> bytes:
-        """Return the concatenated contents of all files."""
         return ZERO_GAP.join(self.read_files().values())
 
     def check_integrity(self) -> str:

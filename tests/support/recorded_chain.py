@@ -54,7 +54,6 @@ class RecordedRound:
         self._reveals = {raw for height in (106, 107, 117, 118) for raw in self._blocks.get(height, [])}
 
     async def advance(self, height: int) -> None:
-        """Produce blocks up to a height."""
         for next_height in range(self.devnet.chain.height + 1, height + 1):
             for raw in self._blocks.get(next_height, []):
                 self.devnet.admission.submit_message(raw)
@@ -63,12 +62,10 @@ class RecordedRound:
             await self.devnet.producer.mine(time_ns=_block_time_ns(next_height))
 
     async def close(self) -> None:
-        """Close the chain."""
         await self.devnet.close()
 
 
 def _transactions_by_height(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> dict[int, list[bytes]]:
-    """The recorded transactions by height."""
     closed = exchanges["round, finalized"]["round"]
     blocks: dict[int, list[bytes]] = {CREATED_HEIGHT: [encode(NewRound(_round_fields(closed, exchanges)))]}
     round_id = base64.b64decode(closed["vote_round_id"])
@@ -107,7 +104,6 @@ def _round_fields(round_json: dict[str, Any], exchanges: dict[str, Any]) -> dict
 
 
 def _block_time_ns(height: int) -> int:
-    """A block's time in Unix nanoseconds."""
     for (low, start), (high, end) in pairwise(_RECORDED_TIMES):
         if height <= high:
             return start + (end - start) * (height - low) // (high - low)

@@ -76,7 +76,6 @@ def use_real_clock_for_skew(store: Any) -> None:
 
 
 def main() -> None:
-    """Run the service."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path)
     parser.add_argument("--ready-file", type=Path)

@@ -75,7 +75,6 @@ class ShortConnectionPoster:
         self.session: ssl.SSLSession | None = None
 
     def run(self, bodies: Sequence[bytes], connections: int) -> LoadResult:
-        """Post all bodies."""
         result, poll, remaining = LoadResult(), select.epoll(), iter(bodies)
         open_exchanges: dict[int, _Exchange] = {}
         started_at, cpu_started_at = time.perf_counter(), time.process_time()
@@ -181,7 +180,6 @@ class _Exchange:
         return bool(end) and bool(length) and len(body) >= int(length)
 
     def record(self, result: LoadResult) -> None:
-        """Add the outcome to the result."""
         head, _, body = self._received.partition(b"\r\n\r\n")
         if self.error or not head:
             result.responses[self.error or "closed"] += 1
@@ -199,7 +197,6 @@ class _Exchange:
 
 
 def main() -> None:
-    """Post the lines of a file, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("bodies", type=Path)

@@ -53,7 +53,6 @@ class _Direction:
 
 
 async def _deliver(on_link: asyncio.Queue[tuple[float, bytes]], target: asyncio.StreamWriter) -> None:
-    """Write what arrives at the end of the link."""
     loop = asyncio.get_running_loop()
     while True:
         arrives_at, piece = await on_link.get()

@@ -59,7 +59,6 @@ class TcpGate:
         self._reserved.close()
 
     async def open_port(self) -> None:
-        """Accept connections."""
         self._reserved.close()
         self._server = await asyncio.start_server(self._serve, sock=_bind_socket(self._port))
 
@@ -136,6 +135,5 @@ def _bind_socket(port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def open_gates(*urls: str) -> AsyncIterator[list[TcpGate]]:
-    """Open a gate in front of each of these ports."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(TcpGate(url)) for url in urls]

@@ -126,7 +126,6 @@ class ChainVoter:
         return replies[-1] if len(outcomes) == 1 else ChainReply(ChainOutcome.UNKNOWN)
 
     async def _cast_vote(self, ballot: Ballot) -> int:
-        """Cast one vote. Returns the position of its commitment."""
         height = await self._newest_root_height(ballot.round_id)
         body = cast_vote_body(ballot.round_id, ballot.commitment, proposal_id=ballot.proposal_id, anchor_height=height)
         (position,) = await self._transact("cast-vote", body, [ballot.commitment], ballot.round_id)

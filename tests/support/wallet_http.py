@@ -45,7 +45,6 @@ class WalletHttp:
         self.attempts: list[Attempt] = []
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     async def get(self, url: str, path: str, seconds: float, limit: int = MAX_SHARE_RESPONSE_BYTES) -> WalletResponse:
@@ -53,7 +52,6 @@ class WalletHttp:
         return await self._exchange("GET", f"{url}{PREFIX}/{path}", seconds, limit)
 
     async def post(self, url: str, route: str, content: bytes, token: str, seconds: float) -> WalletResponse:
-        """Send a POST with JSON and the token of this attempt."""
         headers = {"Content-Type": "application/json", ATTEMPT_HEADER: token}
         target = f"{url}{PREFIX}/{route}"
         return await self._exchange("POST", target, seconds, MAX_SHARE_RESPONSE_BYTES, content=content, headers=headers)

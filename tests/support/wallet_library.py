@@ -95,7 +95,6 @@ class SentShare:
         return json.dumps({**fields, "share_index": self.share.index, "submit_at": submit_at}).encode()
 
     def with_state(self, state: HelperState) -> list[str]:
-        """The helpers in a state."""
         return [helper for helper, known in self.helpers.items() if known is state]
 
 

@@ -49,7 +49,6 @@ class WalletResponse:
             return None
 
     def json_object(self) -> dict[str, Any]:
-        """The object of a JSON response, empty if there is none."""
         value = self.json()
         return value if isinstance(value, dict) else {}
 
@@ -122,7 +121,6 @@ def is_receipt(response: WalletResponse, token: str) -> bool:
 
 
 def classify_share_response(response: WalletResponse, token: str) -> ShareOutcome:
-    """Classify the response to `POST shares` that was sent with this token."""
     status = response.status
     if status is None:
         return ShareOutcome.UNKNOWN if response.was_sent else ShareOutcome.REPEATABLE
@@ -165,7 +163,6 @@ def is_missing_route(response: WalletResponse) -> bool:
 
 
 def classify_tx_response(response: WalletResponse) -> TxReply:
-    """Classify the response to `GET tx/{hash}`."""
     fields = response.json_object()
     if response.status == 404 and fields == _TX_NOT_FOUND:
         return TxReply(TxState.ABSENT)

@@ -66,7 +66,6 @@ class HelperRanking:
         self._ranks[helper] = rank
 
     def record_success(self, helper: str) -> None:
-        """Record that a helper responded as expected."""
         self._failures[helper] = 0
 
     def record_failure(self, helper: str, now: float) -> None:

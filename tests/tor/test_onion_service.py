@@ -180,7 +180,6 @@ async def machine_and_chain() -> AsyncIterator[tuple[OnionMachine, TorNetwork, D
 
 
 async def kill_if_running(process: ChildProcess) -> None:
-    """Kill a process that was started and has not ended."""
     if process.process is not None and process.process.poll() is None:
         await process.kill()
 

@@ -80,12 +80,10 @@ class TorProcess:
         ]
 
     def start(self) -> None:
-        """Start the process without waiting for the network."""
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     async def stop(self) -> None:
-        """Stop the process and wait until it has ended."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -106,7 +104,6 @@ class TorProcess:
             await asyncio.sleep(POLL_SECONDS)
 
     def log_tail(self) -> str:
-        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-3000:]
 
 
@@ -162,11 +159,9 @@ class TorNetwork:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Stop all processes."""
         await asyncio.gather(*(process.stop() for process in self._processes))
 
     def describe(self) -> str:
-        """Return the ends of all logs."""
         return "\n".join(f"{process.directory.name}:\n{process.log_tail()}" for process in self._processes)
 
     def _add(self, name: str, options: str) -> TorProcess:
@@ -185,7 +180,6 @@ class _Authority:
         self._identity = self._fingerprint = ""
 
     def create_keys(self) -> None:
-        """Create the keys of the authority (tor-gencert) and of its relay."""
         keys = self._data / "keys"
         keys.mkdir(mode=0o700, parents=True)
         self._data.chmod(0o700)

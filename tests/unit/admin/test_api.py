@@ -224,7 +224,6 @@ def mutate(body: bytes, rng: random.Random) -> bytes:
 
 
 def flip_byte(changed: bytearray, rng: random.Random) -> None:
-    """Flip one bit of a random byte."""
     changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
 
 

@@ -42,17 +42,14 @@ PRAGMA user_version = 1;
 
 
 def registration_body(number: int) -> dict[str, Any]:
-    """The registration of the validator with this number."""
     return sign_registration((number + 1).to_bytes(32, "big"), moniker=f"node {number}")
 
 
 async def list_monikers(stack: AdminStack) -> set[str]:
-    """Monikers of the pending validators."""
     return {waiting["moniker"] for waiting in await stack.fetch_pending()}
 
 
 async def register_many(stack: AdminStack, count: int, *, moniker: str = "node", url: str = "") -> None:
-    """Insert registrations below the API."""
     rows = [(f"sv1{number:040d}", url, moniker, NOW + number, NOW + number + 10**6) for number in range(count)]
     assert stack.store._conn is not None
     await stack.store._conn.execute("BEGIN")
@@ -257,7 +254,6 @@ async def test_get_pending_with_invalid_page_is_refused(tmp_path: Path, page: st
 
 @asynccontextmanager
 async def run_registry(stack: AdminStack) -> AsyncIterator[None]:
-    """Run the registry's background work inside the block."""
     task = asyncio.create_task(stack.registry.run())
     try:
         yield
@@ -268,7 +264,6 @@ async def run_registry(stack: AdminStack) -> AsyncIterator[None]:
 
 
 async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition is met."""
     async with asyncio.timeout(20):
         while not await condition():
             await asyncio.sleep(0.01)

@@ -59,8 +59,6 @@ class _Hosts(httpx.AsyncBaseTransport):
 
 
 class _ChainClock(SystemClock):
-    """The clock of the chain."""
-
     def __init__(self, chain: ChainFixture) -> None:
         super().__init__()
         self._chain = chain
@@ -70,7 +68,6 @@ class _ChainClock(SystemClock):
 
 
 async def audit(chain: ChainFixture, round_id: bytes, *, rpc: bool = True) -> Audit:
-    """Audit a round over the nodes of the chain."""
     urls = [f"http://node{at}.test" for at in range(len(chain.nodes))]
     transport = _Hosts(chain)
     pool = NodePool(
@@ -86,7 +83,6 @@ async def audit(chain: ChainFixture, round_id: bytes, *, rpc: bool = True) -> Au
 
 
 def not_passed(result: Audit) -> dict[str, str]:
-    """The checks that did not pass, with their reasons."""
     return {
         f"{check.id} {check.verdict.value}": check.why
         for check in result.result.checks

@@ -248,7 +248,6 @@ async def test_requests_are_logged_with_their_content(tmp_path: Path) -> None:
 
 
 def request_endings(seed: int) -> list[str | None]:
-    """The outcomes of 50 requests under a seed."""
     faults = FaultRules()
     faults.apply_request(FaultRequest(seed=seed, drop_reply=0.5), 1)
     return [faults.decide("tx", 1, lambda _: 1).response_fault for _ in range(50)]

@@ -41,7 +41,6 @@ async def run_devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
 
 
 async def mine_block(http: httpx.AsyncClient, **options: Any) -> dict[str, Any]:
-    """Produce a block."""
     result: dict[str, Any] = (await http.post("/devnet/mine", json=options)).json()
     return result
 

@@ -301,8 +301,6 @@ async def test_validator_large_invalid_body_is_refused(posted: bytes, message: s
 
 
 class FailingBatches(FakeChecks):
-    """Fails for batches, and for one body."""
-
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         if len(bodies) > 1 or bodies[0] == b"fails":
             raise ProofsError("internal error")

@@ -48,7 +48,6 @@ class GatewayHarness:
 
 @contextlib.asynccontextmanager
 async def running_gateway(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, httpx.AsyncClient]]:
-    """A gateway with fresh nodes, and a client."""
     harness = GatewayHarness(**settings)
     await harness.endpoints.probe_all()
     harness.requested_paths()

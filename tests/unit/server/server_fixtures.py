@@ -86,7 +86,6 @@ async def run_server(
     endless: EndlessRoutes | None = None,
     proxies: Sequence[Network] = (),
 ) -> AsyncIterator[int]:
-    """Run a server with these limits; yields its port."""
     endless = endless or EndlessRoutes()
     app = add_middleware(
         [
@@ -114,8 +113,6 @@ async def run_server(
 
 
 class RawClient:
-    """One raw connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -127,14 +124,12 @@ class RawClient:
         return client
 
     async def request(self, request: bytes = HELLO_REQUEST) -> bytes:
-        """Send bytes and return the body of one response."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
         return await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def read_rest(self) -> bytes:
-        """All bytes until the server closes the connection."""
         try:
             data = await self.reader.read()
         except ConnectionError:
@@ -144,7 +139,6 @@ class RawClient:
 
 
 def parse_error(response: bytes) -> tuple[int, dict[str, Any]]:
-    """Return status and body of a JSON error."""
     head, _, body = response.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
     error = json.loads(body)

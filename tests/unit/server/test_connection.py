@@ -47,7 +47,6 @@ UPGRADES = [
 
 
 def build_post(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
-    """A request to `/echo` with an `Upgrade` header."""
     lines = [b"POST /echo HTTP/1.1", b"Host: x", b"Connection: " + upgrade[0], b"Upgrade: " + upgrade[1], *headers]
     return b"\r\n".join([*lines, b"", b""]) + body
 
@@ -62,7 +61,6 @@ def build_chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
 
 
 def split_at(data: bytes, *cuts: int) -> list[bytes]:
-    """The bytes in segments that end at these offsets."""
     offsets = [0, *cuts, len(data)]
     return [data[start:end] for start, end in itertools.pairwise(offsets) if start < end]
 
@@ -82,7 +80,6 @@ async def exchange(port: int, segments: Sequence[bytes]) -> bytes:
 
 
 def response_bodies(response: bytes) -> list[bytes]:
-    """The body of each 200 in a byte stream of responses."""
     return [part.partition(b"\r\n\r\n")[2] for part in response.split(b"HTTP/1.1 200 OK\r\n")[1:]]
 
 
@@ -213,7 +210,6 @@ async def test_bytes_after_last_request_of_connection_are_discarded(version: byt
 
 @pytest.fixture
 def pipeline_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The length of the pipeline after each request head."""
     lengths: list[int] = []
     on_headers_complete = BoundedProtocol.on_headers_complete
 
@@ -270,7 +266,6 @@ BODY_HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n%b\r\n"
 
 
 def count_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the length of each piece that is fed to the parser."""
     pieces: list[int] = []
     parse = BoundedProtocol.parse
 

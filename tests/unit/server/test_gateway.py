@@ -356,7 +356,6 @@ async def test_gateway_forwards_a_batch_of_785_kb() -> None:
 
 
 def delay_responses(node: FakeNode, seconds: float) -> None:
-    """Make a node respond late."""
     handle = node.handle
 
     async def handle_late(request: httpx.Request) -> httpx.Response:

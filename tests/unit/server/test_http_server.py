@@ -616,7 +616,6 @@ async def connect_stalled(port: int, requests: int = 1) -> socket.socket:
 
 
 async def count_bytes(connection: socket.socket) -> int:
-    """Number of bytes until the end of a connection."""
     count = 0
     while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
         count += len(data)

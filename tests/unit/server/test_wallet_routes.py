@@ -221,8 +221,6 @@ SUMMARY_PATH = "/shielded-vote/v1/queue-summary"
 
 
 class SummaryStore(FakeStore):
-    """A store with fixed counts of a round, which can fail."""
-
     reads = 0
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
@@ -239,8 +237,6 @@ class SummaryStore(FakeStore):
 
 
 class SummaryApp(WalletApp):
-    """A wallet application that serves queue summaries."""
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.summary_store = SummaryStore()

@@ -56,7 +56,6 @@ class WalletApp:
         self.app = create_app(self.view, **settings)
 
     def create_client(self) -> httpx.AsyncClient:
-        """Create a client of this application."""
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://helper")
 
 
