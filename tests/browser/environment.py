@@ -1,4 +1,4 @@
-"""Environment of browser tests and screenshots: a chain and a helper with real proofs and data for every view."""
+"""Environment of browser tests and screenshots: a chain and a helper with data for every view."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from admin.registration_request import RegistrationRequest
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, unix_time_in
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 from tests.support.process import find_free_port
 
 TOKEN = "operators-only"
@@ -96,13 +96,14 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
     with tempfile.TemporaryDirectory(prefix="svote-stage-") as name:
         directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(directory, http, "--block-seconds", "0.3")
+            chain = DevChain(directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
             await chain.start()
             try:
                 helper = HelperProcess(
                     directory,
                     http,
                     chain,
+                    program=STAND_IN_PROGRAM,
                     admin={
                         "db_path": str(directory / "admin.db"),
                         "config_url": f"{chain.url}/devnet/voting-config?wait=9",
