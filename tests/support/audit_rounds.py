@@ -21,6 +21,7 @@ from helper.audit.documents import digest_unbound_fields, parse_round_facts
 from helper.audit.source import AuditBlock, AuditTx, DataMissing
 from helper.audit.transactions import is_of_round
 from helper.chain.reveal_transaction import RevealMessage
+from tests.support.payloads import reveal_fields
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -138,15 +139,7 @@ def _single_key_round() -> MemorySource:
     blocks: dict[int, AuditBlock] = {}
     for row in read_lines("round", "reveals.jsonl"):
         request, height = row["request"], int(row["tx"]["height"])
-        message = RevealMessage(
-            nullifier=b64decode(request["share_nullifier"]),
-            enc_share=b64decode(request["enc_share"]),
-            proposal_id=request["proposal_id"],
-            vote_decision=request["vote_decision"],
-            proof=b64decode(request["proof"]),
-            round_id=b64decode(request["vote_round_id"]),
-            anchor_height=request["vote_comm_tree_anchor_height"],
-        )
+        message = RevealMessage(**reveal_fields(request))
         block = blocks.setdefault(height, AuditBlock(height, times.get(height, 1795268000.0), ()))
         blocks[height] = replace(block, txs=(*block.txs, AuditTx(message.to_tx(), row["tx"]["code"])))
     documents = {

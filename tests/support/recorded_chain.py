@@ -14,6 +14,7 @@ from typing import Any
 from devnet.network import DevNet, Options
 from devnet.tx import Cast, Delegation, NewRound, Reveal, encode
 from tests.conftest import read_recorded_lines
+from tests.support.payloads import reveal_fields
 
 CREATED_HEIGHT, ACTIVE_HEIGHT, ALL_REVEALED_HEIGHT, CLOSED_HEIGHT, NEWEST_HEIGHT = 55, 57, 118, 463, 1283
 # Heights with a recorded time; other times are interpolated.
@@ -25,20 +26,6 @@ _RECORDED_TIMES = (
     (463, 1795268515_104453803),
     (1283, 1795270528_636958766),
 )
-
-
-def decode_reveal(request: dict[str, Any]) -> Reveal:
-    """Decode the reveal in a recorded REST body."""
-    decode = base64.b64decode
-    return Reveal(
-        nullifier=decode(request["share_nullifier"]),
-        enc_share=decode(request["enc_share"]),
-        proposal_id=request["proposal_id"],
-        vote_decision=request["vote_decision"],
-        proof=decode(request["proof"]),
-        round_id=decode(request["vote_round_id"]),
-        anchor_height=request["vote_comm_tree_anchor_height"],
-    )
 
 
 class RecordedRound:
@@ -75,7 +62,7 @@ def _transactions_by_height(exchanges: dict[str, Any], reveals: list[dict[str, A
     blocks[delegated["height"]] = [encode(Delegation(round_id, (van,)))]
     blocks[voted["height"]] = [encode(Cast(round_id, note, (commitment,)))]
     for row in reveals:
-        blocks.setdefault(int(row["tx"]["height"]), []).append(encode(decode_reveal(row["request"])))
+        blocks.setdefault(int(row["tx"]["height"]), []).append(encode(Reveal(**reveal_fields(row["request"]))))
     return blocks
 
 
