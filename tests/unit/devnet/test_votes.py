@@ -17,7 +17,7 @@ async def test_proven_shares_are_counted_once_and_tallied_after_end() -> None:
         round_id = await chain.create_round(vote_end_time=START_TIME + 500)
         ballot, position = await chain.cast_vote(round_id, weight=4321)
         assert position == 1  # after the VAN of the same vote
-        reveals = [prove_reveal(chain, ballot, position, index) for index in range(16)]
+        reveals = [prove_reveal(chain, ballot, position, index) for index in range(2)]
         for reveal in reveals:
             response = await chain.send_reveal(reveal)
             assert response.status_code == 200
@@ -29,7 +29,7 @@ async def test_proven_shares_are_counted_once_and_tallied_after_end() -> None:
         assert shown["height"] == str(chain.devnet.chain.height)
 
         summary = await chain.get_json(f"{API_PREFIX}/vote-summary/{round_id.hex()}")
-        assert summary["proposals"][0]["options"][1] == {"index": 1, "label": "Oppose", "ballot_count": 16}
+        assert summary["proposals"][0]["options"][1] == {"index": 1, "label": "Oppose", "ballot_count": 2}
         assert await chain.get_json(f"{API_PREFIX}/tally-results/{round_id.hex()}") == {}
 
         await chain.mine(time=START_TIME + 499.9)
@@ -42,16 +42,16 @@ async def test_proven_shares_are_counted_once_and_tallied_after_end() -> None:
                 "vote_round_id": base64.b64encode(round_id).decode(),
                 "proposal_id": 1,
                 "vote_decision": 1,
-                "total_value": 4321,
+                "total_value": sum(share.value for share in ballot.shares[:2]),
             }
         ]
 
 
 async def test_round_end_control_starts_tally() -> None:
-    async with run_chain(stand_in=False) as chain:
+    async with run_chain() as chain:
         round_id = await chain.create_round(vote_end_time=START_TIME + 500)
-        ballot, position = await chain.cast_vote(round_id, weight=77)
-        reveals = [prove_reveal(chain, ballot, position, index) for index in range(16)]
+        ballot, _ = await chain.cast_vote(round_id, weight=77)
+        reveals = [chain.create_stand_in_reveal(ballot, index) for index in range(16)]
         for reveal in reveals[:-1]:
             await chain.send_reveal(reveal)
         await chain.mine()
