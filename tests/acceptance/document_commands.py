@@ -65,8 +65,6 @@ class DocumentShell:
     """One shell for all commands, so that variables are preserved between them.
 
     Args:
-        directory: working directory.
-        env: environment.
         places: replacements on this machine for names on the page.
         prefix: a command that runs the command appended to it, for example in a container.
         inside: path of the working directory for the commands, if it differs.
@@ -148,12 +146,7 @@ class DocumentShell:
 
 @dataclass(frozen=True)
 class DocumentedMachine:
-    """The machine that the page describes.
-
-    Attributes:
-        shell: shell for all commands.
-        read_journal: returns the log of the service, for failures.
-    """
+    """The machine that the page describes."""
 
     shell: DocumentShell
     read_journal: Callable[[], str]

@@ -55,12 +55,9 @@ class BrowserTab:
     """One tab.
 
     Attributes:
-        page: the tab as a Playwright page.
-        origin: origin of the service.
         allowed_urls: external addresses that the page may request.
         expected_messages: substrings of console messages that a test causes deliberately.
         console_messages: all other console messages and uncaught errors.
-        requested_urls: URL of every request.
     """
 
     page: Page

@@ -46,7 +46,6 @@ class BrowserEnvironment:
         past_round_id: a finalized round with a tally and a vote that was too late.
         open_round_id: an active round; the shares of one vote are due in a few minutes.
         support: votes for the first option of the past round's first proposal.
-        silent: a published vote server that does not exist.
     """
 
     chain: DevChain

@@ -36,8 +36,6 @@ class Installation:
     """The program of the page in a system that runs.
 
     Args:
-        machine: the system.
-        dist: directory of this machine with the output of `make wheel`.
         inside: its path in the system.
     """
 

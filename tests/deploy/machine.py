@@ -36,7 +36,6 @@ class BootedMachine:
         binds: directories of this machine by their paths in the system.
 
     Attributes:
-        name: its host name.
         upper: directory with the changes to the root.
     """
 

@@ -129,11 +129,7 @@ class Compose:
 def run(
     command: Sequence[str | Path], environment: Mapping[str, str], *, stdin: str = "", timeout: float = COMMAND_SECONDS
 ) -> str:
-    """Run a command and return its standard output.
-
-    Raises:
-        AssertionError: it failed; the message has the end of its output.
-    """
+    """Run a command and return its standard output."""
     completed = subprocess.run(
         [str(part) for part in command],
         env=environment,

@@ -39,13 +39,7 @@ ResponseWriter = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class FakeNode:
-    """A node with the same response to every request.
-
-    Attributes:
-        requests: heads of the received requests.
-        open_connections: open connections.
-        writers_by_path: different responses by path.
-    """
+    """A node with the same response to every request."""
 
     def __init__(self, write_response: ResponseWriter) -> None:
         self.write_response = write_response
@@ -286,11 +280,7 @@ async def write_small(writer: asyncio.StreamWriter) -> None:
 
 
 class EndlessAnswer:
-    """Writes chunks until the client stops reading.
-
-    Attributes:
-        stalled: number of responses that currently make no progress.
-    """
+    """Writes chunks until the client stops reading."""
 
     def __init__(self) -> None:
         self.stalled = 0

@@ -51,14 +51,7 @@ FORGED_HEADERS = {
 
 @dataclass
 class RecordingUpstream:
-    """Replaces the helper: records requests, and sends a response or closes the connection.
-
-    Attributes:
-        port: listening port.
-        received_heads: heads of the received requests, in lower case.
-        closes_connection: whether it closes the connection instead of sending a response.
-        body: body of its responses.
-    """
+    """Replaces the helper: records requests, and sends a response or closes the connection."""
 
     port: int = 0
     received_heads: list[str] = field(default_factory=list)

@@ -23,14 +23,7 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
 class Hosts:
-    """Hosts that share a queue, by name.
-
-    Args:
-        directory: directory of their files.
-        http: HTTP client for all hosts.
-        chain: the dev chain.
-        url: database URL.
-    """
+    """Hosts that share a queue, by name."""
 
     def __init__(self, directory: Path, http: httpx.AsyncClient, chain: DevChain, url: str) -> None:
         self._directory = directory

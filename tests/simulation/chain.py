@@ -95,7 +95,6 @@ class PendingTransaction:
     """A transaction in the mempool.
 
     Attributes:
-        not_before: loop time of the first block that may include it.
         code: result code in the block; None applies the chain's rules.
     """
 
@@ -111,9 +110,6 @@ class SimChain:
     Attributes:
         blocks: by height; index 0 is a placeholder.
         confirmed: height at which the chain counted each nullifier.
-        is_halted: whether block production is stopped.
-        max_mempool_delay: maximum seconds a transaction stays in the mempool.
-        max_block_reveals: maximum number of reveals in a block; None for no limit.
     """
 
     def __init__(self, rng: random.Random, event_log: EventLog, *, interval: tuple[float, float], circuit: str) -> None:

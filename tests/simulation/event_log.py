@@ -9,12 +9,7 @@ from tests.simulation.virtual_loop import SimLoop
 
 
 class EventLog:
-    """Ordered events and the promises that were broken.
-
-    Attributes:
-        violations: each broken promise, with its time.
-        broken: how often each promise was broken.
-    """
+    """Ordered events and the promises that were broken."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop

@@ -72,11 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def create_plan(options: argparse.Namespace) -> FleetPlan:
-    """Create the plan of the options.
-
-    Raises:
-        ValueError: the options contradict each other.
-    """
+    """Create the plan of the options."""
     if (options.overdue is None) == (options.voters is None):
         raise ValueError("a fleet needs either --overdue or --voters")
     for name in ("oldest_first", "dead", "late"):

@@ -75,16 +75,7 @@ class SimClock(Clock):
 
 
 class ServiceHost:
-    """Runs the service with its simulated dependencies.
-
-    Args:
-        name: distinguishes the hosts of one loop.
-        settings: more settings of the service, by section.
-
-    Attributes:
-        service: the running service, None if none runs.
-        on_attempt_spent: called for each attempt spent.
-    """
+    """Runs the service with its simulated dependencies."""
 
     def __init__(
         self,
@@ -181,11 +172,7 @@ class ServiceHost:
             self.service = None
 
     async def send_request(self, request_handler: Callable[[Service], Awaitable[T]]) -> T:
-        """Send a request to the service.
-
-        Raises:
-            UnreachableError: no service is running, or it ended before it responded.
-        """
+        """Send a request to the service."""
         service = self.service
         if service is None:
             await asyncio.sleep(0)

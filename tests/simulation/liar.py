@@ -60,11 +60,7 @@ SWALLOWING = frozenset({Lie.INVENTED_BLOCK, Lie.TWIN, Lie.SWALLOW})
 
 
 class Liar:
-    """The lies of one node, and the false chain that they make up.
-
-    Attributes:
-        lies: the active lies.
-    """
+    """The lies of one node, and the false chain that they make up."""
 
     def __init__(self, chain: SimChain) -> None:
         self._chain = chain

@@ -83,8 +83,6 @@ class SimNode:
     """A simulated node.
 
     Attributes:
-        fault: the active fault, or None.
-        liar: the node's lies; it has none at first.
         send_error_rate: fraction of reveals to which it responds 502 without processing them.
         on_broadcast: called with (message, node) for each reveal that arrives, before it is checked.
         on_false_refusal: called for each permanent refusal of a valid message.

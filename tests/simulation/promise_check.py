@@ -30,8 +30,6 @@ class TrackedShare:
     Attributes:
         posted_at: loop second of the first post, None before it.
         acknowledged_at: loop second of the first acknowledgment, None before it.
-        is_refused: whether the service has refused it for good.
-        is_queued: whether the service responded that the share is new.
         is_reposted: whether the wallet has posted it again without a due time, which then applies.
     """
 

@@ -27,11 +27,8 @@ class SimProvers:
     """The machine's provers, shared by all service runs.
 
     Attributes:
-        fault: the active fault, or None.
-        proof_seconds: duration of a proof.
         spread: minimum and maximum of a proof's duration, as multiples of `proof_seconds`.
         starts_at: loop second before which no worker has started.
-        on_proof_started: called when a proof begins.
         on_fault: called with (nullifier, fault) when a proof fails.
     """
 

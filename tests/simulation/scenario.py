@@ -34,9 +34,7 @@ class FaultEpisode:
     """A fault with its start and end.
 
     Attributes:
-        fault: the fault.
         node: index of the faulty node; None if the fault is not of a node.
-        clock_offset: seconds by which the clock is wrong.
     """
 
     start: float
@@ -62,7 +60,6 @@ class LiarPlan:
 
     Attributes:
         lies: told at once; empty for one or two drawn anew for each episode.
-        nodes: number of configured nodes.
     """
 
     lies: tuple[Lie, ...]
@@ -83,7 +80,6 @@ class PlannedPost:
     """One share of a vote: when it is posted and when it is due.
 
     Attributes:
-        index: share index.
         delay: seconds after the vote is on the chain.
         submit_at: loop second at which it is due; None for immediately.
         repost_delay: seconds after which the wallet posts it again without a due time; None for never.
@@ -111,9 +107,6 @@ class Scenario:
     """Everything drawn before the run.
 
     Attributes:
-        duration: seconds until the run ends.
-        poll_seconds: the service's poll interval.
-        block_interval: minimum and maximum seconds between blocks.
         healthy_node: index of the node without a fault in the calm.
         calm_seconds: seconds of calm before the end of a round that requires all shares.
         circuits: (loop second, circuit that the chain verifies from then on).

@@ -43,12 +43,7 @@ class _ProxiedConnection:
 class DatabaseProxy:
     """A local port that forwards to a server's socket, without encryption.
 
-    Args:
-        server: the server's socket.
-
     Attributes:
-        drops_notifications: whether notifications of other hosts are dropped.
-        dropped_notifications: number of dropped notifications.
         reports_own_id: whether clients get another process id than that of the server, as from a pooler.
     """
 

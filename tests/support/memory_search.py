@@ -21,9 +21,6 @@ def read_memory(pid: int) -> Iterator[bytes]:
     """Yield all readable memory of a process in overlapping chunks: code, heap, stacks and environment.
 
     Only root may read the memory of a hardened process. Regions that were unmapped in the meantime are omitted.
-
-    Raises:
-        PermissionError: this process may not read it.
     """
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for start, end in _readable_regions(Path(f"/proc/{pid}/maps").read_text()):

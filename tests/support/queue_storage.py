@@ -38,11 +38,7 @@ class QueueStorage(Protocol):
 
 
 class SqliteFile:
-    """A SQLite file.
-
-    Args:
-        path: path of the file.
-    """
+    """A SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,12 +69,7 @@ class SqliteFile:
 
 
 class PostgresSchema:
-    """A separate schema in a cluster, for one host.
-
-    Args:
-        cluster: a running server.
-        directory: directory of the host's key file.
-    """
+    """A separate schema in a cluster, for one host."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self._cluster = cluster

@@ -51,13 +51,7 @@ def write_sums(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class SignedRelease:
-    """A signed release.
-
-    Attributes:
-        manifest: its list of files.
-        signers: the allowed signers file.
-        key: the key that signed it.
-    """
+    """A signed release."""
 
     manifest: Path
     signers: Path

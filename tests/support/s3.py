@@ -153,7 +153,6 @@ class ObjectStoreProcess(ChildProcess):
     """A running store with one bucket.
 
     Args:
-        directory: directory of its log and data.
         program: command of a server of its own; "{port}" and "{data}" stand for its port on 127.0.0.1 and an empty
             directory. Empty for moto.
     """

@@ -37,7 +37,6 @@ class LoadResult:
         seconds: from the first connection to the last response.
         latencies: seconds from the connect call of each request to the end of its response, in order of completion.
         resumed: number of connections with a resumed TLS session.
-        cpu_seconds: CPU time of the poster.
     """
 
     responses: Counter[str] = field(default_factory=Counter)
@@ -51,10 +50,8 @@ class ShortConnectionPoster:
     """Posts bodies over new connections, a fixed number at once. Certificates are not verified.
 
     Args:
-        url: base URL, http or https.
         source: local address of the connections; None for the default.
         resumes: whether a connection offers the TLS session of an earlier one.
-        headers: additional lines of the request heads.
     """
 
     def __init__(

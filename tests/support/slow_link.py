@@ -17,7 +17,6 @@ class _Direction:
     """One direction of a link, shared by all of its connections.
 
     Args:
-        bytes_per_second: bandwidth.
         delay: seconds from the departure of a byte until its arrival.
     """
 
@@ -70,9 +69,7 @@ class SlowLink(TcpGate):
     A request takes at least twice the delay. The opening of a connection takes no time, because the kernel accepts it.
 
     Args:
-        url: the server behind the link.
         bytes_per_second: bandwidth of each direction, for all connections together.
-        delay: seconds that a byte takes in each direction.
     """
 
     def __init__(self, url: str, *, bytes_per_second: float, delay: float) -> None:

@@ -19,7 +19,6 @@ class SilentConnection:
     """A connection that was accepted and read without a response.
 
     Attributes:
-        received: the bytes received.
         seconds: how long it was open; None while it is.
     """
 
@@ -33,7 +32,6 @@ class TcpGate:
     Attributes:
         url: listening address; constant over its lifetime.
         is_silent: whether connections are accepted and read, but never get a response.
-        silent_connections: these connections.
     """
 
     def __init__(self, url: str) -> None:

@@ -20,11 +20,7 @@ from tests.support.process import TIMEOUT_SECONDS
 
 
 class Terminal:
-    """A screen of the given size with a process.
-
-    Attributes:
-        raw: every byte that the process wrote.
-    """
+    """A screen of the given size with a process."""
 
     def __init__(self, process: subprocess.Popen[bytes], master: int, columns: int, lines: int) -> None:
         self._process = process

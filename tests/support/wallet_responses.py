@@ -28,8 +28,6 @@ class WalletResponse:
     """The response to one HTTP attempt.
 
     Attributes:
-        status: HTTP status; None without a complete response.
-        content_type: value of the Content-Type header.
         body: the body; None if it is too long.
         was_sent: whether any byte of the request may have been sent.
     """

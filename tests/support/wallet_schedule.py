@@ -52,7 +52,6 @@ class HelperRanking:
 
     Args:
         helpers: base URLs, those that responded first before the others.
-        rng: draws the order of helpers that are equally good.
     """
 
     def __init__(self, helpers: Sequence[str], rng: random.Random) -> None:

@@ -95,9 +95,7 @@ class WrongHelper:
     """The proxy.
 
     Args:
-        target: base URL of the real service.
         chain_url: REST URL of a node, for the faults that talk to it.
-        fault: the planted fault.
     """
 
     def __init__(self, target: str, chain_url: str, fault: Fault = Fault.NONE) -> None:

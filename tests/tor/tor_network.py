@@ -56,9 +56,6 @@ class TorProcess:
     """One tor process.
 
     Args:
-        directory: its directory; created.
-        name: its nickname.
-        options: torrc; paths are absolute.
         defaults: file with options of lower priority, as with `--defaults-torrc`.
     """
 
@@ -126,11 +123,7 @@ class TorNetwork:
         self._processes: list[TorProcess] = []
 
     async def start(self, seconds: float) -> None:
-        """Start all processes, and wait until the client can build circuits.
-
-        Raises:
-            TimeoutError: the network did not start in time.
-        """
+        """Start all processes, and wait until the client can build circuits."""
         names = [f"authority{number}" for number in range(AUTHORITY_COUNT)]
         authorities = [_Authority(self._directory, name) for name in names]
         await asyncio.gather(*(asyncio.to_thread(authority.create_keys) for authority in authorities))

@@ -52,12 +52,8 @@ class Scenario:
     """A sequence of requests over one connection, and the application's configuration.
 
     Attributes:
-        name: test id.
         segments: the segments, each sent before the next one is created.
-        statuses: expected statuses, to verify that the scenario has the intended effect.
         prepare: changes the application before the first request.
-        disconnects: whether the client disconnects without waiting for a response.
-        settings: settings of the application.
     """
 
     name: str
@@ -74,12 +70,7 @@ class ScenarioResult:
 
     Attributes:
         responses: received responses, without the date and the request ids.
-        is_open: whether the connection was open at the end.
-        counts: outcomes of the posts.
-        refusals: number of responses with each status.
         logs: the log lines, without the request ids.
-        store_calls: the calls of the store, in order.
-        stored_count: number of stored shares.
         responses_sent: number of responses completed on the connection, with the probe's; 0 if the client disconnects.
     """
 

@@ -52,11 +52,7 @@ async def pause(request: Request) -> Response:
 
 
 class EndlessRoutes:
-    """Responds to `GET /endless` until the client disconnects, or never starts a response.
-
-    Attributes:
-        disconnects: number of disconnected clients detected.
-    """
+    """Responds to `GET /endless` until the client disconnects, or never starts a response."""
 
     def __init__(self) -> None:
         self.disconnects = 0

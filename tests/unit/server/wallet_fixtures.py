@@ -26,7 +26,6 @@ class WalletApp:
         queue: an open store, None for a fake one.
         leaves: leaves of the trees by round and position, None for the one that fake checks accept.
         native: native checks instead of fake ones.
-        settings: arguments of `create_app`.
     """
 
     def __init__(
