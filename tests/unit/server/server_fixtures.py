@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from helper.server.application import add_middleware
 from helper.server.client_address import Network
@@ -75,15 +76,8 @@ class EndlessRoutes:
             self.disconnects += 1
 
 
-@contextlib.asynccontextmanager
-async def run_server(
-    limits: ConnectionLimits,
-    refusals: Counter[int] | None = None,
-    endless: EndlessRoutes | None = None,
-    proxies: Sequence[Network] = (),
-) -> AsyncIterator[int]:
-    endless = endless or EndlessRoutes()
-    app = add_middleware(
+def create_test_app(endless: EndlessRoutes) -> ASGIApp:
+    return add_middleware(
         [
             Route("/endless/stream", endless.stream),
             Route("/endless/wait", endless.wait),
@@ -96,6 +90,16 @@ async def run_server(
             Route("/pause/{seconds}", pause),
         ]
     )
+
+
+@contextlib.asynccontextmanager
+async def run_server(
+    limits: ConnectionLimits,
+    refusals: Counter[int] | None = None,
+    endless: EndlessRoutes | None = None,
+    proxies: Sequence[Network] = (),
+) -> AsyncIterator[int]:
+    app = create_test_app(endless or EndlessRoutes())
     server: Server = create_server(app, limits, refusals=refusals, trusted_networks=proxies)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from starlette.routing import Route
 from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -29,7 +28,15 @@ from helper.server.connection_limits import MAX_BODY_PIECES, MAX_PIPELINED, READ
 from helper.server.http_server import create_server
 from helper.server.request_turns import STARTS_PER_ITERATION, RequestTurns
 from tests.simulation.virtual_loop import SimLoop
-from tests.unit.server.server_fixtures import HELLO_REQUEST, EndlessRoutes, RawClient, echo, parse_error, run_server
+from tests.support.fakes import wait_until
+from tests.unit.server.server_fixtures import (
+    HELLO_REQUEST,
+    EndlessRoutes,
+    RawClient,
+    create_test_app,
+    parse_error,
+    run_server,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -153,13 +160,10 @@ async def test_upgrade_request_answered_early_is_closed_after_its_body() -> None
 
 async def test_upgrade_request_that_expects_100_is_continued_and_served() -> None:
     async with run_server(LIMITS) as port:
-        head, body = (
-            build_post(b"", b"Content-Length: %d" % len(SMUGGLED_REQUEST), b"Expect: 100-continue"),
-            SMUGGLED_REQUEST,
-        )
+        head = build_post(b"", b"Content-Length: %d" % len(SMUGGLED_REQUEST), b"Expect: 100-continue")
         client = await RawClient.connect(port, head)
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        client.writer.write(body)
+        client.writer.write(SMUGGLED_REQUEST)
         assert response_bodies(await client.read_rest()) == [SMUGGLED_REQUEST]
 
 
@@ -176,18 +180,9 @@ FRAMINGS = {
 @pytest.mark.parametrize("name", FRAMINGS)
 async def test_upgrade_request_with_ambiguous_framing_is_not_served(name: str) -> None:
     async with run_server(LIMITS) as port:
-        assert (
-            response_bodies(
-                await exchange(port, [build_post(b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED_REQUEST, *FRAMINGS[name])])
-            )
-            == []
-        )
-        assert (
-            response_bodies(
-                await exchange(port, [build_post(b"", *FRAMINGS[name]), b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED_REQUEST])
-            )
-            == []
-        )
+        body = b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED_REQUEST
+        for segments in ([build_post(body, *FRAMINGS[name])], [build_post(b"", *FRAMINGS[name]), body]):
+            assert response_bodies(await exchange(port, segments)) == []
 
 
 @pytest.mark.parametrize("target", [b"/echo", b"example.org:443"])
@@ -301,23 +296,20 @@ async def test_line_ends_before_request_are_parsed_in_few_pieces(monkeypatch: py
 
 @pytest.mark.parametrize("upgrade", [b"", b"Connection: Upgrade\r\nUpgrade: x\r\n"])
 @pytest.mark.parametrize(
-    ("chunk", "status"),
-    [(b"1\r\n{\r\n", 400), (b"4\r\na\n\r\n\r\n", 400), (b"200\r\n" + b"a" * 512 + b"\r\n", 200)],
+    ("chunk", "count", "status"),
+    [
+        (b"1\r\n{\r\n", 200, 200),
+        (b"1\r\n{\r\n", MAX_BODY_PIECES + 1, 400),
+        (b"4\r\na\n\r\n\r\n", MAX_BODY_PIECES + 1, 400),
+        (b"200\r\n" + b"a" * 512 + b"\r\n", MAX_BODY_PIECES + 1, 200),
+    ],
 )
-async def test_body_of_many_small_chunks_is_refused(upgrade: bytes, chunk: bytes, status: int) -> None:
+async def test_body_of_many_small_chunks_is_refused(upgrade: bytes, chunk: bytes, count: int, status: int) -> None:
     head = BODY_HEAD % (upgrade + b"Transfer-Encoding: chunked\r\nConnection: close\r\n")
     async with run_server(LIMITS) as port:
-        client = await RawClient.connect(port, head + chunk * (MAX_BODY_PIECES + 1) + b"0\r\n\r\n")
+        client = await RawClient.connect(port, head + chunk * count + b"0\r\n\r\n")
         response = await client.read_rest()
     assert response.startswith(b"HTTP/1.1 %d " % status)
-
-
-async def test_body_of_some_small_chunks_is_read() -> None:
-    head = BODY_HEAD % b"Transfer-Encoding: chunked\r\n"
-    async with run_server(LIMITS) as port:
-        client = await RawClient.connect(port, head + b"1\r\n{\r\n" * 200 + b"0\r\n\r\n")
-        assert await client.request(b"") == b"{" * 200
-        client.writer.close()
 
 
 class FakeTransport(asyncio.Transport):
@@ -338,6 +330,9 @@ class FakeTransport(asyncio.Transport):
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def deliver(self, data: bytes) -> int:
         """Deliver until reading is paused; return the number of bytes delivered."""
@@ -454,27 +449,18 @@ def test_turns_are_taken_in_order_a_few_per_iteration_despite_exceptions() -> No
     asyncio.run(take_turns())
 
 
-async def test_body_behind_slow_request_may_arrive_after_the_head_timeout() -> None:
-    limits = ConnectionLimits(head_seconds=1, body_seconds=1)
-    async with run_server(limits) as port:
-        client = await RawClient.connect(port, b"GET /pause/2.5 HTTP/1.1\r\nHost: x\r\n\r\n")
-        client.writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n")
-        assert await client.request(b"") == b"paused"
-        assert await client.request(b"a share") == b"a share"
-        client.writer.close()
-
-
 def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
     """Send bytes after these pauses, with the default limits; return the response and whether the connection closed."""
 
     async def send() -> tuple[bytes, bool]:
-        server = create_server(add_middleware([Route("/echo", echo, methods=["POST"])]))
+        server = create_server(create_test_app(EndlessRoutes()))
         server.config.load()
         protocol_class: Any = server.config.http_protocol_class
         transport = FakeTransport(protocol_class(server.config, server.server_state, {}))
         for seconds, data in sent:
             await asyncio.sleep(seconds)
-            transport.deliver(data)
+            if not transport.is_closed:
+                transport.deliver(data)
         await asyncio.sleep(0.1)
         response = bytes(transport.written), bool(transport.is_closed)
         for connection in list(server.server_state.connections):
@@ -486,14 +472,46 @@ def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
     return result
 
 
-def test_head_and_body_each_have_their_own_time() -> None:
-    head, body = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n", b"a share"
-    response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.4, head[9:]), (64.0, body))
-    assert (response.endswith(b"\r\n\r\na share"), is_closed) == (True, False)
-    response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.4, head[9:]), (65.0, b""))
-    assert (response, is_closed) == (b"", True)
-    response, is_closed = exchange_in_virtual_time((0, head[:9]), (8.5, b""))
-    assert (response.startswith(b"HTTP/1.1 503 "), is_closed) == (True, True)
+POST_HEAD, POST_BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n", b"a share"
+UNREAD_BODY = b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+EARLY = b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
+SLOW: dict[str, tuple[list[tuple[float, bytes]], list[bytes], str]] = {
+    "no data": ([(8.5, b"")], [], "closed"),
+    "half a head": ([(0, POST_HEAD[:9]), (8.5, b"")], [], "refused"),
+    "slow lines": ([(0, b"GET /hello HTTP/1.1\r\n"), *[(1, b"X: y\r\n")] * 8, (0.5, b"")], [], "refused"),
+    "a head and a body": ([(0, POST_HEAD[:9]), (8.4, POST_HEAD[9:]), (64, POST_BODY)], [POST_BODY], "open"),
+    "a body": ([(0, POST_HEAD[:9]), (8.4, POST_HEAD[9:]), (65, b"")], [], "closed"),
+    "a line end after a request": ([(0, HELLO_REQUEST), (1, b"\r\n"), (8.5, b"")], [b"hello"], "refused"),
+    "a letter after a request": ([(0, HELLO_REQUEST), (1, b"G"), (8.5, b"")], [b"hello"], "refused"),
+    "half a second head": ([(0, HELLO_REQUEST), (1, HELLO_REQUEST[:-2]), (8.5, b"")], [b"hello"], "refused"),
+    "an unread body": ([(0, UNREAD_BODY), (1, b"1"), (7.5, b"")], [b"hello"], "closed"),
+    "idle": ([(0, HELLO_REQUEST), (29, b"")], [b"hello"], "open"),
+    "idle for too long": ([(0, HELLO_REQUEST), (30, b"")], [b"hello"], "closed"),
+    "idle before a body": ([(0, HELLO_REQUEST), (20, POST_HEAD), (20, POST_BODY)], [b"hello", POST_BODY], "open"),
+    "a body behind a slow request": (
+        [(0, PAUSE.replace(b"0.2", b"70") + POST_HEAD), (80, POST_BODY)],
+        [b"paused", POST_BODY],
+        "open",
+    ),
+    # The first response completes before its request, and so starts the idle timer.
+    "a pipeline behind an idle timer": (
+        [(0, EARLY + b"xx"), (1, b"xx" + PAUSE + PAUSE.replace(b"0.2", b"45")), (46, b"")],
+        [b"hello", b"paused", b"paused"],
+        "open",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_client_has_time_for_each_part_of_a_request(name: str) -> None:
+    sent, served, end = SLOW[name]
+    response, is_closed = exchange_in_virtual_time(*sent)
+    answers, status, refusal = response.partition(b"HTTP/1.1 503 ")
+    assert response_bodies(answers) == served
+    assert end == ("refused" if status else "closed" if is_closed else "open")
+    if status:
+        assert is_closed
+        assert parse_error(status + refusal)[1]["status"] == "error"
 
 
 BAD_HEAD = b"no HTTP\r\n\r\n"
@@ -529,8 +547,7 @@ async def test_refused_connection_is_closed_when_the_client_closes(earlier: byte
     async with run_server(ConnectionLimits(half_closed_seconds=3600)) as port:
         client = await RawClient.connect(port, earlier + BAD_HEAD)
         assert (await client.read_rest()).count(b"HTTP/1.1 400") == 1
-        while count() > before:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: count() <= before)
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 67108864\r\n", b"Transfer-Encoding: chunked\r\n"])
@@ -635,8 +652,8 @@ async def test_body_with_framing_trailer_is_refused_as_incomplete(trailer: bytes
         segments = segments if is_late else [b"".join(segments)]
         response = await exchange(port, [*segments, b"\r\n\r\n"])
         assert parse_error(response)[0] == 400
-        while endless.disconnects < is_late:  # the application was called and notified that the request is incomplete
-            await asyncio.sleep(0.01)
+        # the application was called and notified that the request is incomplete
+        await wait_until(lambda: endless.disconnects >= is_late)
     assert endless.disconnects == is_late
 
 
@@ -673,21 +690,9 @@ def test_half_closed_client_gets_responses_to_complete_requests(loop: LoopFactor
     async def test() -> None:
         async with run_server(LIMITS) as port:
             assert response_bodies(await half_close(port, PAUSE + dropped)) == [b"paused"]
-            assert response_bodies(await half_close(port, PLAIN_POST + PAUSE + HELLO_REQUEST + dropped)) == [
-                b"a share",
-                b"paused",
-                b"hello",
-            ]
-
-    run(loop, test())
-
-
-@LOOPS
-def test_half_closed_client_with_partial_request_is_closed(loop: LoopFactory) -> None:
-    async def test() -> None:
-        async with run_server(LIMITS) as port:
-            for partial in (b"", b"GET /hel", PLAIN_POST[:-1]):
-                assert await half_close(port, partial) == b""
+            response = await half_close(port, PLAIN_POST + PAUSE + HELLO_REQUEST + dropped)
+            assert response_bodies(response) == [b"a share", b"paused", b"hello"]
+            assert await half_close(port, dropped) == b""
 
     run(loop, test())
 
@@ -700,8 +705,7 @@ def test_half_closed_connection_ends_at_its_deadline(loop: LoopFactory, kind: st
         async with run_server(ConnectionLimits(half_closed_seconds=0.3), endless=endless) as port:
             response = await half_close(port, f"GET /endless/{kind} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert (b"piece" in response) == (kind == "stream")
-            while endless.disconnects < 1:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: endless.disconnects > 0)
 
     run(loop, test())
 
@@ -714,13 +718,19 @@ def test_stream_ends_before_the_deadline_when_the_client_disconnects(loop: LoopF
             client = await RawClient.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
             await client.reader.readuntil(b"piece")
             client.writer.close()
-            while endless.disconnects < 1:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: endless.disconnects > 0)
 
     run(loop, test())
 
 
 # The log
+
+
+def assert_writes_no_log(loop: LoopFactory, test: Coroutine[Any, Any, None], caplog: pytest.LogCaptureFixture) -> None:
+    with capture_logs() as lines:
+        run(loop, test)
+    assert lines == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO] == []
 
 
 @LOOPS
@@ -735,10 +745,7 @@ def test_client_errors_write_no_log_lines(loop: LoopFactory, caplog: pytest.LogC
             ):
                 await exchange(port, [request])
 
-    with capture_logs() as lines:
-        run(loop, test())
-    assert lines == []
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO] == []
+    assert_writes_no_log(loop, test(), caplog)
 
 
 @LOOPS
@@ -754,7 +761,4 @@ def test_connection_closed_with_pipelined_requests_writes_no_log_lines(
             # Longer than the pauses of the connections above.
             assert response_bodies(await half_close(port, PAUSE * 4)) == [b"paused"] * 4
 
-    with capture_logs() as lines:
-        run(loop, test())
-    assert lines == []
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO] == []
+    assert_writes_no_log(loop, test(), caplog)
