@@ -176,9 +176,8 @@ async def test_ceremony_survives_a_restart(tmp_path: Any) -> None:
         assert await chain.get_json(f"{API_PREFIX}/round/{round_id.hex()}") == first
 
 
-async def test_round_with_too_few_decrypting_validators_is_refused() -> None:
-    async with run_chain() as chain:
-        body = {"validators": 3, "absent": [1, 2]}
-        response = await chain.rest.post("/devnet/rounds", json=body)
-        assert response.status_code == 400
-        assert "cannot reach threshold 2" in response.text
+async def test_round_with_too_few_decrypting_validators_is_refused(chain: ChainFixture) -> None:
+    body = {"validators": 3, "absent": [1, 2]}
+    response = await chain.rest.post("/devnet/rounds", json=body)
+    assert response.status_code == 400
+    assert "cannot reach threshold 2" in response.text
