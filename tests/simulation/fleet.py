@@ -76,7 +76,6 @@ class FleetResult:
     wall_seconds: float
 
     def as_json(self) -> dict[str, float]:
-        """Return the figures, rounded to three decimals."""
         return {name: round(value, 3) for name, value in asdict(self).items()}
 
 

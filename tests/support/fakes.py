@@ -110,7 +110,6 @@ class FakeProver(ProverPool):
 
     @property
     def positions(self) -> list[int]:
-        """The shares whose proofs were started, in order."""
         return [position for position, _ in self.started_proofs]
 
     def block(self, position: int) -> asyncio.Event:
@@ -155,8 +154,6 @@ class FakeProver(ProverPool):
 
 @dataclass
 class FakeTrees(CommitmentTreeSync):
-    """One tree per round, all equal."""
-
     newest: Anchor | None = ANCHOR
     known: dict[int, Anchor] = field(default_factory=lambda: {ANCHOR.height: ANCHOR})
 
@@ -178,8 +175,6 @@ class FakeTrees(CommitmentTreeSync):
 
 @dataclass
 class FakeRounds(RoundRegistry):
-    """Rounds that the test closes."""
-
     end: int = START_TIME + 24 * 3600
     closed: set[bytes] = field(default_factory=set)
     forgotten: list[bytes] = field(default_factory=list)
@@ -242,8 +237,6 @@ def reply_with(status: int, **reply: Any) -> NodeReply:
 
 
 def fail_with(error: type[httpx.TransportError]) -> NodeReply:
-    """Create a node with which every connection fails with this error."""
-
     async def respond(body: dict[str, Any]) -> httpx.Response:
         raise error("broken")
 
@@ -251,7 +244,6 @@ def fail_with(error: type[httpx.TransportError]) -> NodeReply:
 
 
 def refuse_with(log: str, code: int = 1) -> NodeReply:
-    """Create a node that refuses every reveal with this log and code."""
     return reply_with(422, tx_hash="", code=code, log=log)
 
 
@@ -290,5 +282,4 @@ class FakeNodeTransport(httpx.AsyncBaseTransport):
 
     @property
     def posted_to(self) -> list[str]:
-        """The nodes that received reveals, in order."""
         return [name for name, _ in self.posts]

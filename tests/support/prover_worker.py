@@ -82,7 +82,6 @@ class StandInEngine(CircuitEngine):
 
 
 def compute_root(leaf: bytes, position: int, path: bytes) -> bytes:
-    """Compute the root from a leaf and its authentication path."""
     node = leaf
     for level in range(proofs.TREE_DEPTH):
         sibling = path[32 * level : 32 * (level + 1)]

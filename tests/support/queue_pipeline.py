@@ -206,7 +206,6 @@ class Pipeline:
         await self.sender.reconcile()
 
     def set_replies(self, reply: NodeReply) -> None:
-        """Make every node send this response."""
         self.nodes.replies = {FIRST_NODE: reply, SECOND_NODE: reply}
 
     async def enqueue(self, *positions: int, submit_at: int = 0) -> None:
@@ -218,7 +217,6 @@ class Pipeline:
             self.dispatcher.wake_if_due(max(submit_at, now))
 
     async def claim_due_share(self) -> QueuedShare:
-        """Claim the only due share."""
         (queued,) = await self.store.claim_due(now=self.clock.now(), limit=2, rounds=[ROUND])
         return queued
 
@@ -251,7 +249,6 @@ class Pipeline:
         return row
 
     def share_states(self) -> dict[int, int]:
-        """Return the state of every live share by its position."""
         return dict(self.query_rows("SELECT tree_position, state FROM shares"))
 
     @contextlib.asynccontextmanager

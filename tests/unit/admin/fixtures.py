@@ -120,8 +120,6 @@ CONFIG_URL = "https://config.example.org/voting.json"
 
 
 class AdminStack:
-    """The admin service with fake dependencies, and a client."""
-
     def __init__(self, path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()) -> None:
         self.clock = FakeClock(float(NOW))
         self.store = AdminStore(path)
@@ -153,7 +151,6 @@ class AdminStack:
         return self.addresses[host]
 
     def create_client(self, address: str) -> httpx.AsyncClient:
-        """A client with this address."""
         return httpx.AsyncClient(
             transport=httpx.ASGITransport(self._app, client=(address, 1234)), base_url="http://helper"
         )
@@ -206,7 +203,6 @@ class AdminStack:
 async def open_admin_stack(
     path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()
 ) -> AsyncIterator[AdminStack]:
-    """An admin service on an open file."""
     stack = AdminStack(path, mode=mode, trusted=trusted)
     await stack.store.open()
     try:

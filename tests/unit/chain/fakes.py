@@ -59,6 +59,10 @@ def format_timestamp(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
 
 
+def tx_hash(tx: bytes) -> str:
+    return sha256(tx).hexdigest().upper()
+
+
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
@@ -119,7 +123,7 @@ class FakeNode:
     def add_transaction(self, height: int, tx: bytes, result: dict[str, Any]) -> None:
         """Add a transaction to a block, with the response of `GET /tx` (a recorded `tx`)."""
         self.txs.setdefault(height, []).append(tx)
-        self.results[sha256(tx).hexdigest().upper()] = result | {"height": str(height)}
+        self.results[tx_hash(tx)] = result | {"height": str(height)}
 
     def _time(self, height: int) -> float:
         return self.clock.now() - self.age - (self.height - height) * 5
@@ -162,7 +166,7 @@ class FakeNode:
         if height < self.lowest_height:
             error = {"code": -32603, "message": "Internal error", "data": self._pruned_message(height)}
             return json_response(500, {"error": error})
-        txs = [self.results[sha256(tx).hexdigest().upper()] for tx in self.txs.get(height, [])]
+        txs = [self.results[tx_hash(tx)] for tx in self.txs.get(height, [])]
         events = self.events.get(height)
         return json_response(
             200, {"result": {"height": str(height), "txs_results": txs or None, "finalize_block_events": events}}
@@ -183,10 +187,14 @@ class FakeNode:
         bounds = dict(re.findall(r"tx\.height(>=|<=)([0-9]+)", query["query"]))
         heights = range(int(bounds.get(">=", 0)), int(bounds.get("<=", self.height)) + 1)
         every = [
-            {"height": str(height), "tx_result": result}
+            {
+                "height": str(height),
+                "tx": b64encode(tx).decode(),
+                "tx_result": self.results[tx_hash(tx)],
+            }
             for height in sorted(self.txs)
             if height in heights
-            for result in (self.results[sha256(tx).hexdigest().upper()] for tx in self.txs[height])
+            for tx in self.txs[height]
         ]
         matches = every[(page - 1) * size : page * size]
         return json_response(200, {"result": {"txs": matches, "total_count": str(len(every))}})

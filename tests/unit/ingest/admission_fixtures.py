@@ -49,8 +49,6 @@ def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, ro
 
 
 class FakeClock(Clock):
-    """A clock that moves only when it is advanced."""
-
     def __init__(self) -> None:
         self.time = 1_795_268_000.0
 
@@ -86,12 +84,10 @@ class FakeChain:
 
     @property
     def registry(self) -> RoundRegistry:
-        """This object, typed as the round registry."""
         return cast(RoundRegistry, self)
 
     @property
     def trees(self) -> CommitmentTreeSync:
-        """This object, typed as the commitment-tree sync."""
         return cast(CommitmentTreeSync, self)
 
     def get(self, round_id: bytes) -> Round | None:
