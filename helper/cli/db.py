@@ -208,9 +208,9 @@ def migrate(
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         with acting_as_owner(database):
+            snapshot = take_snapshot(database, SystemClock(), encryption)  # refuses another program's file first
             if not dry_run:
                 refuse_locked(database)
-            snapshot = take_snapshot(database, SystemClock(), encryption)
         before, target = snapshot.contents, latest_version()
         is_needed = before.schema < target
         result: dict[str, Any] = {

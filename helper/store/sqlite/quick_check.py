@@ -39,11 +39,11 @@ def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
         StoreError: it cannot be read.
         OSError: it cannot be opened.
     """
+    uri = read_only_uri(path)
     with path.open("rb"):
         pass  # if it cannot be read, the system's error contains the reason
     deadline = clock.monotonic() + seconds
     try:
-        uri = read_only_uri(path)
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_WAIT_SECONDS)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.execute("PRAGMA query_only = ON")

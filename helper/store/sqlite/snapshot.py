@@ -82,12 +82,13 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption | None = N
         StoreDisplaced: it has a second name.
         StoreError: it cannot be read.
     """
+    uri = read_only_uri(path)
     with path.open("rb"):
         pass  # if it cannot be read, the system's error contains the reason
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             began = clock.monotonic()
-            _copy_database(path, copy)
+            _copy_database(uri, copy)
             seconds = clock.monotonic() - began
             read_identity(copy).check(str(path))
             # The write-ahead log next to the database does not belong to the copy, which is a different file.
@@ -99,8 +100,8 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption | None = N
     return Snapshot(bytes(image), check_image(image, str(path), encryption), seconds)
 
 
-def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
-    with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
+def _copy_database(uri: str, copy: sqlite3.Connection) -> None:
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
         conn.execute("PRAGMA query_only = ON")
         # In an explicit transaction, a busy database is an error after the timeout; backup() would retry forever.
         conn.execute("BEGIN")

@@ -9,6 +9,7 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
+from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.quick_check import quick_check
@@ -113,6 +114,18 @@ async def test_empty_file_is_a_new_database_for_the_helper_only(path: Path, oper
         await operation(path)
     await by_daemon(path)
     await operation(path)
+
+
+async def over_existing_path(path: Path) -> None:
+    restore_database(b"image", path, set_aside=True)
+
+
+@pytest.mark.parametrize("operation", [*(use for use in USES if use != by_restore), over_existing_path])
+async def test_directory_is_refused_and_nothing_is_created_beside_it(path: Path, operation: Use) -> None:
+    path.mkdir()
+    with pytest.raises(StoreForeign, match="is not a file"):
+        await operation(path)
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_examine_of_empty_image_is_refused() -> None:
