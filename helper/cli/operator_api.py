@@ -95,11 +95,16 @@ class OperatorApi:
                 advice="Start the helper, or specify its settings (--config) or its database (--db).",
             )
 
+    @property
+    def may_use_socket(self) -> bool:
+        """Whether the helper on the socket, if one runs, uses the database."""
+        return not self.is_named or is_locked(self.database)
+
     def _request(self, path: str, query: Mapping[str, str], body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
         parameters = urlencode({name: value for name, value in query.items() if value})
         target = f"{path}?{parameters}" if parameters else path
         timeout = QUERY_SECONDS if body is None else ACTION_SECONDS
-        if self.is_named and not is_locked(self.database):
+        if not self.may_use_socket:
             return self._request_file(target, body)
         try:
             status, content = request_control_socket(self.socket, target, body, timeout=timeout)
