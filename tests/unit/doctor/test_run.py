@@ -325,6 +325,9 @@ def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
     (line,) = evaluate_daemon(service_status(checks=noted), Path("helper.sock"))
     assert (line.subject, line.level) == ("helper: store", Level.WARN)
     assert "restart the helper" in str(line.advice)
+    unread = service_status(checks=[{"name": "blocks", "note": "7 older blocks"}], unread_blocks=7)
+    (line,) = evaluate_daemon(unread, Path("helper.sock"))
+    assert (line.subject, line.level, line.message) == ("helper: blocks", Level.WARN, "7 older blocks")
     no_prover = [{"name": "provers", "problem": "no prover is ready"}]
     for deaths, is_memory_suspected in (({}, False), ({"died": 1}, True)):
         status = service_status(checks=no_prover, provers={"deaths": deaths})
