@@ -17,7 +17,7 @@ import typer
 
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption
-from helper.cli.output import ExitCode, encode_json_line, fail, format_one_line, print_message
+from helper.cli.output import ExitCode, discard_output, encode_json_line, fail, format_one_line, print_message
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, stream_control_socket
 
 JsonLinesOption = Annotated[
@@ -49,8 +49,7 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
     except PermissionError:
         fail(f"no permission to use {api.socket}", ExitCode.NOT_AUTHORISED)
     except BrokenPipeError:
-        # the reader closed the pipe: do not write buffered output at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         raise typer.Exit(ExitCode.OK) from None
 
 
