@@ -158,6 +158,6 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     except (DaemonUnreachableError, ChainUnavailable, BucketError, StoreUnreachable) as error:
         fail(f"{error}\n{error.advice}", ExitCode.UNREACHABLE)
     except PermissionError as error:
-        fail(str(error), ExitCode.NOT_AUTHORISED)
+        fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
     except ValueError as error:
         fail(str(error), ExitCode.USAGE)

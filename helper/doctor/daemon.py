@@ -104,7 +104,7 @@ class DaemonReport:
     """State reported by the running helper.
 
     Attributes:
-        is_running: whether a helper responds, or at least listens.
+        is_running: whether a helper responds, or at least listens; True if this user lacks permission.
         problem: why it could not be queried, None if it could.
         is_forbidden: whether this user lacks permission.
         service: its state.
@@ -238,7 +238,7 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
             )
         ]
     if daemon.is_forbidden:
-        return [warn("helper", f"running, but {daemon.problem}", "Run doctor as the helper's user.")]
+        return [warn("helper", f"unknown whether it runs: {daemon.problem}", "Run doctor as the helper's user.")]
     if daemon.problem is not None:
         advice = (
             "See the check of the database: the helper does not respond while the database is unreachable."

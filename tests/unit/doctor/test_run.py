@@ -33,6 +33,7 @@ from helper.doctor.run import run_doctor
 from helper.doctor.settings import read_settings
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
+from tests.unit.cli.test_permissions import deny_status
 from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
 from tests.unit.store.fixtures import make_posted_share
 
@@ -226,6 +227,10 @@ async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypa
     monkeypatch.setattr("helper.doctor.database.os.access", lambda _path, _mode: False)
     finding = (await read_database(path, "", now=0.0)).finding
     assert (finding.level, finding.message) == (Level.WARN, f"no permission to read {path}")
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "stat", deny_status)
+    finding = (await run_checks(config_with_node('[helper]\ndb_path = "hidden/q.db"')))["database"]
+    assert (finding.level, finding.message) == (Level.WARN, "no permission to read hidden/q.db")
 
 
 async def test_examine_with_empty_database_file_is_ok(tmp_path: Path) -> None:
