@@ -112,7 +112,7 @@ def open_database(
     # SQLite names the write-ahead log after the resolved path.
     given, path = path, Path(os.path.realpath(path))
     try:
-        _refuse_other_file(path)
+        refuse_other_file(path)
         lock = FileLock(path)
         # Without a crash there is no WAL, unless the disk failed at the last close.
         clean = lock.acquire()
@@ -247,10 +247,20 @@ def _prepare_file(path: Path) -> None:
                 os.close(fd)
 
 
-def _refuse_other_file(path: Path) -> None:
-    """Refuse a file of another program before anything is created next to it, or its mode is changed."""
+def refuse_other_file(path: Path, *, may_be_damaged: bool = False) -> None:
+    """Refuse a file of another program before anything is created next to it, or its mode is changed.
+
+    Args:
+        path: the resolved path.
+        may_be_damaged: accept any content if there is a lock file, which shows that the file was a helper's.
+
+    Raises:
+        StoreForeign: it is not a file, or not a database of this helper, or was written by a newer version.
+        StoreCorrupt: its header is damaged.
+    """
     refuse_non_file(path)
-    if not file_size(path):
+    has_lock_file = Path(f"{path}.lock").exists()
+    if not file_size(path) or (may_be_damaged and has_lock_file):
         return
     with path.open("rb") as file:
         head = file.read(_APPLICATION_ID.stop)
@@ -258,7 +268,7 @@ def _refuse_other_file(path: Path) -> None:
         raise not_a_database(str(path))
     application_id, version = (int.from_bytes(head[field], "big") for field in (_APPLICATION_ID, _USER_VERSION))
     # After a crash, the id of a new database may be in the WAL only. There is a lock file then.
-    if application_id or not Path(f"{path}.lock").exists():
+    if application_id or not has_lock_file:
         FileIdentity(application_id, version, objects=1).check(str(path))
 
 

@@ -121,11 +121,16 @@ async def over_existing_path(path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", [*(use for use in USES if use != by_restore), over_existing_path])
-async def test_directory_is_refused_and_nothing_is_created_beside_it(path: Path, operation: Use) -> None:
-    path.mkdir()
-    with pytest.raises(StoreForeign, match="is not a file"):
+@pytest.mark.parametrize("make", [Path.mkdir, foreign, lambda path: path.write_text("a letter")])
+async def test_nothing_is_created_beside_or_instead_of_what_is_no_queue(
+    path: Path, operation: Use, make: Callable[[Path], object]
+) -> None:
+    make(path)
+    mode = path.stat().st_mode
+    with pytest.raises(StoreForeign, match=r"is not a file|is not a database|is a database of another program"):
         await operation(path)
     assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode == mode
 
 
 def test_examine_of_empty_image_is_refused() -> None:
