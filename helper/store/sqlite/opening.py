@@ -19,6 +19,7 @@ from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_inco
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
 from helper.store.sqlite.file_lock import FileLock, open_regular
+from helper.store.sqlite.reader import BUSY_SECONDS
 from helper.store.sqlite.row_format import open_row_format, record_keys, refuse_unencrypted, select_row_format
 from helper.store.sqlite.schema import FileIdentity, check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.second_name_check import refuse_non_file
@@ -28,7 +29,6 @@ from helper.store.transaction import DatabaseKeys, read_round_key
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption
 
-BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
 """Maximum size in bytes of a file that is checked before the start; this takes a few tenths of a second.
 

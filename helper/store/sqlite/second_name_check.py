@@ -1,4 +1,4 @@
-"""Refuses a path that is not a file, and a database that may have a second name.
+"""Refuses a path that is not a file, or a database that may have a second name.
 
 SQLite derives the path of the write-ahead log (WAL) from the opened name. After a crash, a database that is opened by
 another name lacks the commits in the WAL.
@@ -12,19 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from helper.errors import StoreDisplaced, StoreForeign
-
-
-def read_only_uri(database: Path) -> str:
-    """Return the URI that opens a database read-only.
-
-    Raises:
-        StoreForeign: the path is not one of a file.
-        StoreDisplaced: the file has a second name.
-    """
-    real = Path(os.path.realpath(database))
-    refuse_non_file(real)
-    refuse_second_name(real)
-    return f"{real.as_uri()}?mode=ro"
 
 
 def refuse_non_file(database: Path) -> None:
