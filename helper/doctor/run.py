@@ -182,11 +182,13 @@ class _Doctor:
             ]
         path, now = self.config.db_path, self.clock.now()
         if is_missing(path):
-            return [database.evaluate_missing_file(path, running=self.daemon.is_running)]
+            missing = database.evaluate_missing_file(path, running=self.daemon.is_running)
+            self.file_report = database.DatabaseReport(missing, outlook=())
+            return [missing]
         self.file_report = await self._call_in_thread(
             lambda: asyncio.run(database.read_database(path, self.config.store.key_file, now=now))
         )
-        outlook, damaged = self.file_report.outlook, len(self.file_report.damaged)
+        outlook, damaged = self.file_report.outlook or (), len(self.file_report.damaged)
         failed, in_ended = database.failed_shares(outlook), database.failed_in_ended_rounds(outlook, now)
         if self.daemon.failed is not None:
             failed, damaged, in_ended = self.daemon.failed, self.daemon.damaged, self.daemon.failed_in_ended
@@ -328,6 +330,8 @@ class _Doctor:
         waiting: Sequence[WaitingShares] | None = self.daemon.waiting
         retries: Sequence[RetryGroup] = self.daemon.retries
         if waiting is None:
+            if self.file_report.outlook is None:
+                return []  # the check of the database reports why
             waiting = database.waiting_shares_from_outlook(self.file_report.outlook)
             retries = self.file_report.retries
         blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]

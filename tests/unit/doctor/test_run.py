@@ -229,8 +229,10 @@ async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypa
     assert (finding.level, finding.message) == (Level.WARN, f"no permission to read {path}")
     monkeypatch.undo()
     monkeypatch.setattr(Path, "stat", deny_status)
-    finding = (await run_checks(config_with_node('[helper]\ndb_path = "hidden/q.db"')))["database"]
+    results = await run_checks(config_with_node('[helper]\ndb_path = "hidden/q.db"'))
+    finding = results["database"]
     assert (finding.level, finding.message) == (Level.WARN, "no permission to read hidden/q.db")
+    assert "backlog" not in results, "it is not known"
 
 
 async def test_examine_with_empty_database_file_is_ok(tmp_path: Path) -> None:
