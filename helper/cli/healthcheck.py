@@ -13,7 +13,7 @@ import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, print_message
-from helper.config import ListenAddresses, find_file, peek_listen_addresses
+from helper.config import ListenAddresses, find_file, is_missing, peek_listen_addresses
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
@@ -39,7 +39,7 @@ def healthcheck(
     """Check that shares are accepted and revealed. Exits with 0 if ready, 3 if degraded, 6 if unreachable."""
     # reads only the addresses, without full validation: this command runs every few seconds
     file = find_file(config, os.environ)
-    if file is not None and not file.exists() and not url:  # the default addresses can be those of another helper
+    if file is not None and is_missing(file) and not url:  # the default addresses can be those of another helper
         _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} does not exist"], json=json)
     addresses = peek_listen_addresses(file, os.environ)
     problems = []

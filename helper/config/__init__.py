@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from helper.config.discovery import ListenAddresses, find_file, peek_database_path, peek_listen_addresses
+from helper.config.discovery import ListenAddresses, find_file, is_missing, peek_database_path, peek_listen_addresses
 
 if TYPE_CHECKING:
     from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced, load_valid_settings
@@ -16,6 +16,7 @@ __all__ = [
     "Problem",
     "SettingsError",
     "find_file",
+    "is_missing",
     "load",
     "load_traced",
     "load_valid_settings",
