@@ -352,7 +352,8 @@ def test_closed_database_on_full_disk_can_be_backed_up(
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
             raise error
-        return original(name, *arguments, **options)
+        connection: sqlite3.Connection = original(name, *arguments, **options)
+        return connection
 
     monkeypatch.setattr(sqlite3, "connect", connect)
     assert take_snapshot(path, clock).contents.live == 0
