@@ -7,8 +7,6 @@ import pytest
 from tests.browser.browser_tab import ARTIFACTS, BrowserTab
 from tests.browser.view_states import VIEW_STATES, iterate_modes
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("scene", VIEW_STATES)
 async def test_view_is_accessible_and_fits_in_every_mode(tab: BrowserTab, scene: str) -> None:

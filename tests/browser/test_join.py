@@ -18,8 +18,6 @@ from playwright.async_api import expect
 from tests.browser.browser_tab import BrowserTab, create_private_key
 from tests.browser.environment import BrowserEnvironment
 
-pytestmark = pytest.mark.anyio
-
 
 async def fill_in_form(tab: BrowserTab, moniker: str, url: str = "https://helper.example.org") -> None:
     await tab.page.get_by_label("Name", exact=True).fill(moniker)

@@ -12,8 +12,6 @@ from tests.browser.browser_tab import BrowserTab
 from tests.browser.environment import TOKEN, BrowserEnvironment
 from tests.browser.view_states import VIEW_STATES
 
-pytestmark = pytest.mark.anyio
-
 KEYS_SCRIPT = (Path(__file__).parent / "keys.js").read_text()
 TABBED_VIEWS = (
     "join",

@@ -7,14 +7,11 @@ import json
 import re
 from typing import Any
 
-import pytest
 from playwright.async_api import Locator, expect
 
 from tests.browser.browser_tab import BrowserTab
 from tests.browser.environment import PROPOSALS, TOKEN, WAITING_MONIKERS, BrowserEnvironment, times_within
 from tests.support.secrets import collect_secrets, secrets_in_text
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_pending_validators_can_be_searched_sorted_and_copied(

@@ -42,7 +42,6 @@ async def post_until_killed(chain: DevChain, helper: HelperProcess, round_id: by
     return vote
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R9")
 @pytest.mark.parametrize("moment", KILL_MOMENTS)
 async def test_kill_loses_no_share_and_counts_none_twice(
@@ -72,7 +71,6 @@ async def test_kill_loses_no_share_and_counts_none_twice(
         await helper.kill()
 
 
-@pytest.mark.anyio
 async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -88,7 +86,6 @@ async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
         assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R9")
 async def test_restart_resends_sent_message_before_new_proof(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain

@@ -28,8 +28,6 @@ from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.fakes import wait_until
 from tests.support.servers import serve_connections
 
-pytestmark = pytest.mark.anyio
-
 API_PREFIX = "/shielded-vote/v1"
 RESPONSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 RESPONSE_CHUNK = b'"' + b"A" * 65_534 + b'"'

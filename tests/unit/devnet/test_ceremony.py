@@ -22,8 +22,6 @@ from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.clock import SystemClock
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, prove_reveal, run_chain
 
-pytestmark = pytest.mark.anyio
-
 CEREMONY = {"validators": 4, "threshold": 2, "removed": [2], "absent": [3]}
 
 

@@ -40,8 +40,6 @@ from tests.unit.ingest.admission_fixtures import (
     parse_share,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 class Harness:
     def __init__(self) -> None:
