@@ -25,7 +25,7 @@ from admin.store import AdminStore
 from admin.url_policy import MAX_URL_CHARS
 from tests.unit.admin.fixtures import NOW, AdminStack, open_admin_stack, sign_registration
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+pytestmark = pytest.mark.rule("R16")
 
 SCHEMA_OF_VERSION_1 = """
 CREATE TABLE registrations (
