@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from helper.cli.command_line import COMPLETION_VARIABLE, create_cli, create_completing_cli
-from helper.cli.early_lock_check import require_single_instance
 from helper.cli.output import ExitCode, print_message
 from helper.errors import HelperError
 
@@ -19,7 +18,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        require_single_instance(argv, os.environ)
         cli = create_completing_cli(os.environ) if COMPLETION_VARIABLE in os.environ else create_cli(argv)
         cli(args=argv, prog_name="svote-helper")
     except HelperError as error:
@@ -32,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _print_error(error: HelperError) -> None:
     """Print an error and its advice, in the journal with the priority of an error."""
-    import logging  # noqa: PLC0415 - see helper.cli.command_line
+    import logging  # noqa: PLC0415 - few commands fail
 
     from helper.runtime.systemd import is_journal, priority_prefix  # noqa: PLC0415
 
