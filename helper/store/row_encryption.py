@@ -124,7 +124,6 @@ class RowEncryption:
             "sent_reveal": self._decrypt_sent_reveal,
             "list_waiting": self._decrypt_list_entry,
             "list_in_progress": self._decrypt_list_entry,
-            "list_share": self._decrypt_list_entry,
             "shares_by_prefix": self._decrypt_list_entry,
             "reveal_facts": self._reveal_facts,
         }

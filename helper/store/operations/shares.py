@@ -171,16 +171,12 @@ def _read_known(tx: Transaction, taken: Mapping[int, TakenShare]) -> dict[int, S
 def _find_damaged(
     tx: Transaction, taken: Mapping[int, TakenShare], stored: Mapping[int, StoredShare]
 ) -> dict[int, int]:
-    """Return the rows of the known shares that are damaged, by index of the post.
-
-    Both indexes must name the row: an index entry can be damaged and refer to another share's row.
-    """
+    """Return the rows of the known shares that are damaged, by index of the post."""
     return {
         index: known.id_by_mac
         for index, known in taken.items()
         if not known.is_confirmed
         and known.id_by_mac is not None
-        and known.id_by_mac == known.id_by_nullifier
         and known.id_by_mac in stored
         and _is_damaged(tx, stored[known.id_by_mac])
     }
