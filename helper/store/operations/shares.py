@@ -255,6 +255,8 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
         share.c2,
         nullifier,
         received_ms,
+        share.kind,
+        share.extra,
         rank(tx.keys.rank, mac),
         _RECEIVED,
         due_at_ms,
@@ -263,8 +265,6 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
         proved_height=None,
         stage="accepted",
         note="",
-        kind=share.kind,
-        extra=share.extra,
     )
 
 

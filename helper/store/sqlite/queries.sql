@@ -60,8 +60,8 @@ LEFT JOIN round_keys k ON k.no = s.round_no;
 -- name: add_share
 INSERT INTO shares (
   id, round_no, mac, share_index, proposal_id, vote_decision, tree_position, submit_at, shares_hash, share_comms,
-  primary_blind, c1, c2, nullifier, received_ms, rank, state, due_ms, attempts, crashes, proved_height, stage, note,
-  row_check, kind, extra
+  primary_blind, c1, c2, nullifier, received_ms, kind, extra, rank, state, due_ms, attempts, crashes, proved_height,
+  stage, note, row_check
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- ---------------------------------------------------------------- shares: processing

@@ -51,8 +51,8 @@ def share_row() -> ShareRow:
     share = posted.share
     fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, posted.nullifier)
     return ShareRow(
-        ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), *fields, int(NOW) * 1000, 2**62, 0, int(NOW) * 1000,
-        2, 1, 99, "proof", text,
+        ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), *fields, int(NOW) * 1000, "", b"", 2**62, 0,
+        int(NOW) * 1000, 2, 1, 99, "proof", text,
     ).with_check(KEY)  # fmt: skip
 
 
