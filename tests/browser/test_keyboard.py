@@ -77,8 +77,6 @@ async def test_shift_tab_visits_same_stops_in_reverse(browser_tab: BrowserTab) -
 
 
 class KeyboardUser:
-    """A user with only a keyboard."""
-
     def __init__(self, page: Page) -> None:
         self._keys = page.keyboard
         self._page = page

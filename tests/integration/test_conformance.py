@@ -59,7 +59,6 @@ class Target:
         self.processes: list[HelperProcess | DevChain] = []
 
     async def start(self, http: httpx.AsyncClient) -> None:
-        """Start both, unless they run."""
         if self.processes:
             return
         path = Path(self.directory.name)
@@ -72,7 +71,6 @@ class Target:
         await helper.wait_until_ready()
 
     async def stop(self) -> None:
-        """Kill both."""
         for process in reversed(self.processes):
             await process.kill()
 
@@ -95,7 +93,6 @@ def shared_target() -> Iterator[Target]:
 
 @pytest.fixture
 async def target(shared_target: Target, http: httpx.AsyncClient) -> Target:
-    """The chain and the helper of this module."""
     await shared_target.start(http)
     return shared_target
 
@@ -127,7 +124,6 @@ class Planted:
 
 
 def numbered(topic: str, *numbers: int) -> set[str]:
-    """Return the ids of checks with these numbers."""
     return {f"{topic}-{number:0{4 if topic == 'FIELD' else 3}}" for number in numbers}
 
 

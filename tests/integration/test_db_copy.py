@@ -20,7 +20,6 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
 async def copy_after_kill(helper: HelperProcess, target: str) -> None:
-    """Kill the helper and move its queue."""
     await helper.kill()
     arguments = ("db", "copy", "--to", target, "--yes", "--json", "--config", str(helper.config))
     code, copied, messages = await run_command_line(helper.config.parent, *arguments)

@@ -36,7 +36,6 @@ POINTS = 10
 
 
 def run(command: str, path: Path, key_file: Path, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Run the command with strace to its end."""
     flags = ("--db", str(path), "--key-file", str(key_file), "--yes")
     process = subprocess.Popen([*prefix, sys.executable, "-m", "helper", "db", command, *flags], stderr=subprocess.PIPE)
     process.communicate(timeout=TIMEOUT_SECONDS)

@@ -38,7 +38,6 @@ def load_alert_rules() -> list[dict[str, Any]]:
 
 
 def load_queries() -> Iterator[str]:
-    """Return all expressions of the rules and the dashboard."""
     for file in ALERTS.parent.glob("*.yaml"):
         yield from (rule["expr"] for rule in yaml.safe_load(file.read_text())["groups"][0]["rules"])
     for panel in json.loads(DASHBOARD.read_text())["panels"]:

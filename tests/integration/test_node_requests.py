@@ -90,5 +90,4 @@ async def test_arrivals_cause_no_node_request(tmp_path: Path, era: str) -> None:
 
 
 def count_difference(kinds: Sequence[Counter[tuple[str, str, str]]], kind: tuple[str, str, str]) -> int:
-    """Return the difference of a kind's counts."""
     return abs(kinds[1][kind] - kinds[0][kind])

@@ -15,7 +15,6 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, ru
 
 
 async def rescan(helper: HelperProcess, first: int) -> Any:
-    """Run the command and return its output."""
     command = ("chain", "rescan", "--from", str(first), "--config", str(helper.config), "--json")
     return (await run_in_process(helper.config.parent, *command)).json()
 

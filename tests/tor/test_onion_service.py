@@ -61,13 +61,7 @@ LISTEN_STATE = "0A"
 
 
 class OnionMachine:
-    """The machine that the section describes, in a directory: its files, and what systemctl does.
-
-    Args:
-        directory: directory of the machine.
-        helper: the helper, running.
-        network: the Tor network, running.
-    """
+    """The machine that the section describes, in a directory: its files, and what systemctl does."""
 
     def __init__(self, directory: Path, helper: HelperProcess, network: TorNetwork) -> None:
         self.helper = helper
@@ -180,7 +174,6 @@ async def machine_and_chain() -> AsyncIterator[tuple[OnionMachine, TorNetwork, D
 
 
 async def kill_if_running(process: ChildProcess) -> None:
-    """Kill a process that was started and has not ended."""
     if process.process is not None and process.process.poll() is None:
         await process.kill()
 

@@ -12,7 +12,7 @@ from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import read_json, run_command
-from tests.unit.store.test_schema_upgrade import add_migration, fill, read_schema_version
+from tests.unit.store.test_schema import add_migration, fill, read_schema_version
 
 OLD = latest_version()
 NEW = OLD + 1

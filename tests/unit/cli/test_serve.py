@@ -81,14 +81,12 @@ def test_serve_on_a_network_file_system_is_refused(
 
 
 def damage_pages(path: Path) -> None:
-    """Overwrite every page after the first."""
     open_database(path, SystemClock()).close()
     content = path.read_bytes()
     path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
 
 
 def truncate_file(path: Path) -> None:
-    """Remove the second half."""
     open_database(path, SystemClock()).close()
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2 // 4096 * 4096])
@@ -102,7 +100,6 @@ def write_foreign_database(path: Path) -> None:
 
 
 def write_newer_version(path: Path) -> None:
-    """Set the version of a newer release."""
     open_database(path, SystemClock()).close()
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 9999")
@@ -110,7 +107,6 @@ def write_newer_version(path: Path) -> None:
 
 
 def write_text_file(path: Path) -> None:
-    """Write a text file."""
     path.write_text("buy milk\n" * 1000)
 
 

@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import TaskGroup
 from structlog.testing import capture_logs
 
-from helper.chain.models import Proposal, RoundStatus
+from helper.chain.chain_data import Proposal, RoundStatus
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import Share
@@ -44,8 +44,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Harness:
-    """An admission controller with fake dependencies."""
-
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.chain = FakeChain(self.clock)
@@ -102,7 +100,6 @@ def remove_leaf(harness: Harness) -> None:
 
 
 def leaf_added(harness: Harness) -> Callable[[], None]:
-    """A sync that adds the share's leaf."""
     return lambda: harness.chain.leaves.update({(ROUND_ID, POSITION): COMMITMENT})
 
 
@@ -490,8 +487,6 @@ async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.Monke
 
 
 class SyncGate:
-    """Blocks requests until it opens."""
-
     def __init__(self) -> None:
         self.opened = anyio.Event()
         self.waiting = 0

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.anyio
 
 
 def create_request(*parts: bytes) -> tuple[Scope, Receive]:
-    """A request whose body arrives in these chunks."""
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
 

@@ -46,7 +46,6 @@ async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
 
 
 async def open_listener(port: int) -> socket.socket:
-    """A connection that has requested the events."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -58,7 +57,6 @@ async def open_listener(port: int) -> socket.socket:
 
 
 async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
-    """Read until this is received, with a pause before each read."""
     received = b""
     while text not in received:
         await asyncio.sleep(pause)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest.schema import PayloadError
@@ -48,8 +48,6 @@ ATTEMPT = f"X-Vote-Ingress-Attempt-V1: {'0f' * 32}"
 
 
 def fail_check(error: Exception) -> Callable[[WalletApp], None]:
-    """Make validation return or raise this."""
-
     def change(wallets: WalletApp) -> None:
         wallets.checks.error = error
 
@@ -57,8 +55,6 @@ def fail_check(error: Exception) -> Callable[[WalletApp], None]:
 
 
 def check_returns(invalid: InvalidShare) -> Callable[[WalletApp], None]:
-    """Make validation return this."""
-
     def change(wallets: WalletApp) -> None:
         wallets.checks.invalid = invalid
 
@@ -66,8 +62,6 @@ def check_returns(invalid: InvalidShare) -> Callable[[WalletApp], None]:
 
 
 def fail_store(error: Exception) -> Callable[[WalletApp], None]:
-    """Make the store return or raise this."""
-
     def change(wallets: WalletApp) -> None:
         wallets.store.error = error
 
@@ -99,7 +93,6 @@ def close_on_other_host(wallets: WalletApp) -> None:
 
 
 def request_line(text: str, *headers: str) -> bytes:
-    """A valid share with another request line."""
     return build_post(create_body(), *headers, line=text)
 
 

@@ -40,7 +40,6 @@ SHARE_STATUS = "/shielded-vote/v1/share-status/{round_id}/{nullifier}"
 
 
 async def read_document(**settings: Any) -> dict[str, Any]:
-    """The document that an application serves."""
     async with WalletApp(**settings).create_client() as client:
         response = await client.get("/openapi.json")
     assert response.headers["content-type"] == "application/json"
@@ -54,7 +53,6 @@ def responses(document: dict[str, Any], path: str, method: str = "get") -> dict[
 
 
 def conforms(document: dict[str, Any], response: dict[str, Any], value: Any) -> bool:
-    """Whether a response matches the document."""
     schema = response["content"]["application/json"]["schema"]
     return jsonschema_rs.is_valid({**schema, "components": document["components"]}, value)
 

@@ -61,8 +61,6 @@ STORY = ShareDetails(
 
 
 class FakeQueue(QueueReader):
-    """A queue with one share; records its calls."""
-
     def __init__(self) -> None:
         self.query: tuple[QueueFilter, int] | None = None
 
@@ -97,8 +95,6 @@ SPENT = b"\x07" * 32
 
 
 class OperatorClient:
-    """The operator application with that queue."""
-
     def __init__(self) -> None:
         self.queue = FakeQueue()
         self.app = create_operator_app(

@@ -47,7 +47,6 @@ ROUTES = [
 
 
 async def request_path(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
-    """A response, and the log lines written for it."""
     transport = httpx.ASGITransport(add_middleware(ROUTES))
     with capture_logs() as logs:
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:

@@ -40,6 +40,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_claim,
     enqueue_and_prepare,
     enqueue_shares,
@@ -49,6 +50,8 @@ from tests.unit.store.fixtures import (
 
 LEAVES = bytes(range(32)) * 3
 SUBTREE_BYTES = b"n" * 32_736
+BackendPair = tuple[StoreBackend, StoreBackend]
+EndpointPair = tuple[CopyEndpoint, CopyEndpoint]
 OpenStore = Callable[[StoreBackend], Awaitable[Store]]
 MIXED_KINDS = [(kind, BACKEND_KINDS[number - 1]) for number, kind in enumerate(BACKEND_KINDS)]
 """Each kind once as source and once as target."""
@@ -62,7 +65,7 @@ def create_backend(kind: str, name: str, request: pytest.FixtureRequest, directo
     return SqliteBackend(directory / name, is_encrypted=kind == "encrypted sqlite")
 
 
-def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> tuple[StoreBackend, StoreBackend]:
+def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> BackendPair:
     first, second = (
         create_backend(kind, name, request, directory)
         for kind, name in zip(request.param, ("here", "there"), strict=True)
@@ -71,13 +74,13 @@ def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> tupl
 
 
 @pytest.fixture(params=MIXED_KINDS, ids=["-".join(kinds) for kinds in MIXED_KINDS])
-def backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
+def backends(request: pytest.FixtureRequest, tmp_path: Path) -> BackendPair:
     """Source and target of different kinds."""
     return create_backend_pair(request, tmp_path)
 
 
 @pytest.fixture(params=ALL_KINDS, ids=["-".join(kinds) for kinds in ALL_KINDS])
-def any_backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
+def any_backends(request: pytest.FixtureRequest, tmp_path: Path) -> BackendPair:
     """Source and target of any kinds, including the same."""
     return create_backend_pair(request, tmp_path)
 
@@ -110,21 +113,23 @@ def create_endpoint(backend: StoreBackend) -> CopyEndpoint:
 
 
 @pytest.fixture
-def endpoints(backends: tuple[StoreBackend, StoreBackend]) -> Iterator[tuple[CopyEndpoint, CopyEndpoint]]:
+def endpoints(backends: BackendPair) -> Iterator[EndpointPair]:
     both = create_endpoint(backends[0]), create_endpoint(backends[1])
     yield both
     for end in both:
         end.close()
 
 
-async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> None:
-    """Create a queue that no helper uses."""
-    store = await open_store(backend)
+@pytest.fixture
+async def filled(backends: BackendPair, open_store: OpenStore) -> BackendPair:
+    """A queue that no helper uses, and an empty target."""
+    store = await open_store(backends[0])
     await fill_store(store)
     await store.close()
+    return backends
 
 
-def migrate_between(endpoints: tuple[CopyEndpoint, CopyEndpoint]) -> CopyResult:
+def migrate_between(endpoints: EndpointPair) -> CopyResult:
     """Run a copy, and close both databases."""
     try:
         return QueueCopy(*endpoints, clock=FakeClock(), on_progress=lambda _: None).run()
@@ -134,12 +139,10 @@ def migrate_between(endpoints: tuple[CopyEndpoint, CopyEndpoint]) -> CopyResult:
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> CopyResult:
-    """Run a complete copy."""
     return migrate_between((create_endpoint(source), create_endpoint(target)))
 
 
 def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
-    """All rows that are copied."""
     endpoint = create_endpoint(backend)
     try:
         endpoint.connect_read_only()
@@ -158,7 +161,7 @@ async def fill_store(store: Store) -> None:
     await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.set_meta("chain_id", "chain-1")
     await enqueue_shares(store, 8)
-    assert await store.apply_block(90, [(ROUND, make_posted_share(8).nullifier), (ROUND, b"n" * 32)], now=NOW) != []
+    assert len(await confirm_shares(store, 8, 99, height=90)) == 1
     share_id = await enqueue_and_prepare(store, 1)  # may have been sent
     assert await store.mark_sending(share_id, height=110, endpoint="node:80")
     await fail_share(store, 2, note="refused")
@@ -175,9 +178,7 @@ async def list_refs(store: Store) -> list[tuple[str, ShareState]]:
     return sorted((entry.ref, entry.state) for entry in listed)
 
 
-async def test_migration_copies_all_rows_and_retires_source(
-    any_backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_copies_all_rows_and_retires_source(any_backends: BackendPair, open_store: OpenStore) -> None:
     source, target = any_backends
     source_store = await open_store(source)
     await fill_store(source_store)
@@ -200,9 +201,7 @@ async def test_migration_copies_all_rows_and_retires_source(
     assert await target_store.verify() == []
 
 
-async def test_migrated_claims_are_recovered_as_after_crash(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     source_store = await open_store(source)
     await fill_store(source_store)
@@ -236,15 +235,11 @@ async def test_migrated_claims_are_recovered_as_after_crash(
     assert fresh.id > max(queued.id for queued in claimed)
 
 
-async def test_round_trip_migration_restores_no_erased_rows(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_round_trip_migration_restores_no_erased_rows(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     migrate(source, target)
     target_store = await open_store(target)
-    spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 3, 4)]
-    assert len(await target_store.apply_block(120, spent, now=NOW + 70)) == 3
+    assert len(await confirm_shares(target_store, 1, 3, 4, height=120)) == 3
     await enqueue_shares(target_store, 40, 41)
     await target_store.mark_closed(OTHER_ROUND, NOW)
     await target_store.purge(OTHER_ROUND)
@@ -271,7 +266,7 @@ async def test_round_trip_migration_restores_no_erased_rows(
         await open_store(target)
 
 
-def interrupt_after(endpoints: tuple[CopyEndpoint, CopyEndpoint], steps: int) -> None:
+def interrupt_after(endpoints: EndpointPair, steps: int) -> None:
     """Interrupt a copy after this many transactions: nothing else changes a database."""
     left = itertools.count(steps, -1)
     for end in endpoints:
@@ -294,11 +289,8 @@ async def open_once_unlocked(open_store: OpenStore, backend: StoreBackend) -> St
                 await asyncio.sleep(0.02)
 
 
-async def test_interrupted_migration_is_repeated_without_duplicates(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_interrupted_migration_is_repeated_without_duplicates(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     before = read_all_rows(source)
     cuts, is_finished = 0, False
     while not is_finished:
@@ -316,10 +308,9 @@ async def test_interrupted_migration_is_repeated_without_duplicates(
 
 
 async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+    source, target = filled
     ends = create_endpoint(source), create_endpoint(target)
     set_mark = ends[1].set_mark
 
@@ -331,7 +322,7 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
     monkeypatch.setattr(ends[1], "set_mark", cut)
     with pytest.raises(KeyboardInterrupt):
         migrate_between(ends)
-    for backend in backends:
+    for backend in filled:
         with pytest.raises(StoreMoved):
             await open_store(backend)
 
@@ -367,10 +358,9 @@ def tamper_with_witness(backend: StoreBackend) -> str:
 
 
 async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+    source, target = filled
     for what in [*TAMPERING_STATEMENTS, "a witness"]:
         ends = create_endpoint(source), create_endpoint(target)
         end_copy = ends[1].end_copy
@@ -392,9 +382,7 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
     assert read_all_rows(target) == read_all_rows(source)
 
 
-async def test_migration_reports_and_skips_damaged_rows(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_reports_and_skips_damaged_rows(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     source_store = await open_store(source)
     await fill_store(source_store)
@@ -414,9 +402,7 @@ async def test_migration_reports_and_skips_damaged_rows(
     assert await target_store.list_damaged() == []
 
 
-async def test_migration_into_other_queue_is_refused(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_into_other_queue_is_refused(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     for backend in backends:
         store = await open_store(backend)
@@ -433,28 +419,24 @@ async def test_migration_into_other_queue_is_refused(
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["source", "target"])
-async def test_migration_of_database_in_use_is_refused(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore, place: int
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
-    in_use = await open_once_unlocked(open_store, backends[place])
+async def test_migration_of_database_in_use_is_refused(filled: BackendPair, open_store: OpenStore, place: int) -> None:
+    source, target = filled
+    in_use = await open_once_unlocked(open_store, filled[place])
     with pytest.raises(StoreLocked):
         migrate(source, target)
     await in_use.close()
-    for backend in backends:
+    for backend in filled:
         await (await open_once_unlocked(open_store, backend)).close()
 
 
 async def test_migration_continued_after_another_has_moved_the_queue_is_refused(
-    backends: tuple[StoreBackend, StoreBackend],
-    endpoints: tuple[CopyEndpoint, CopyEndpoint],
+    filled: BackendPair,
+    endpoints: EndpointPair,
     open_store: OpenStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+    source, target = filled
     monkeypatch.setattr(endpoints[1], "end_copy", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         migrate_between(endpoints)
@@ -468,9 +450,7 @@ async def test_migration_continued_after_another_has_moved_the_queue_is_refused(
         await open_once_unlocked(open_store, target)
 
 
-async def test_migration_survey_writes_nothing(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
+async def test_migration_survey_writes_nothing(backends: BackendPair, open_store: OpenStore) -> None:
     source, target = backends
     await fill_store(await open_store(source))
     estimates = []
@@ -484,11 +464,8 @@ async def test_migration_survey_writes_nothing(
         create_endpoint(target).connect_read_only()
 
 
-async def test_erase_migrated_source_allows_migration_back(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_erase_migrated_source_allows_migration_back(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     endpoint = create_endpoint(source)
     with pytest.raises(StoreForeign, match="not marked"):
         erase_source(endpoint)
@@ -513,11 +490,8 @@ async def test_erase_migrated_source_allows_migration_back(
     await open_store(source)
 
 
-async def test_undo_removes_mark_when_copy_is_lost(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_undo_removes_mark_when_copy_is_lost(filled: BackendPair, open_store: OpenStore) -> None:
+    source, target = filled
     migrate(source, target)
     with pytest.raises(StoreMoved):
         migrate(source, target)
@@ -530,11 +504,8 @@ async def test_undo_removes_mark_when_copy_is_lost(
     await open_store(source)
 
 
-async def test_migration_sanitizes_text_only_sqlite_accepts(
-    backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
-) -> None:
-    source, target = backends
-    await create_filled_queue(open_store, source)
+async def test_migration_sanitizes_text_only_sqlite_accepts(filled: BackendPair) -> None:
+    source, target = filled
     if not isinstance(source, SqliteBackend):
         return
     key = bytes.fromhex(source.query_rows("SELECT value FROM meta WHERE key = 'key.rows'")[0][0])

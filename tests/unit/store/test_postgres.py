@@ -210,6 +210,7 @@ def test_both_engines_define_every_statement() -> None:
     }  # fmt: skip
     assert set(sqlite_statements()) - set(postgres_statements()) == only_a_file_has
     assert [name for name, sql in postgres_statements().items() if b"--" in sql] == []
+    assert [name for name, sql in sqlite_statements().items() if "--" in sql] == []
 
 
 def test_sqlite_store_does_not_import_postgres() -> None:
