@@ -33,6 +33,8 @@ MAX_REGISTRATIONS: Final = 10_000
 MAX_REGISTRATIONS_PER_NETWORK: Final = 200
 """Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of `MAX_REGISTRATIONS`."""
 _HASH_BYTES: Final = 8
+_HEADER_BYTES: Final = 72
+"""Bytes of a file's header up to the application id."""
 
 
 class RegistryFullError(Exception):
@@ -119,10 +121,7 @@ class AdminStore:
             pragmas = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {SCHEMA_VERSION};"
             await conn.executescript(f"BEGIN;\n{schema}\n{pragmas}\nCOMMIT;")
         elif (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
-            raise StoreForeign(
-                f"{self._path} is not a registration database, or was written by a newer version",
-                advice="Set [admin] db_path to the registration database, or start the version that wrote it.",
-            )
+            raise _foreign_file(self._path)
         await conn.execute("INSERT OR IGNORE INTO network_key (one, value) VALUES (1, ?)", (secrets.token_bytes(32),))
         (self._network_key,) = await _fetch_one(conn, "SELECT value FROM network_key")
 
@@ -287,6 +286,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
+        if _is_of_other_program(os.pread(fd, _HEADER_BYTES, 0)):
+            raise _foreign_file(path)
         if status.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         uri = f"{path.absolute().as_uri()}?mode=rw"
@@ -298,6 +299,22 @@ def _connect(path: Path) -> sqlite3.Connection:
     finally:
         os.close(fd)  # before SQLite acquires its locks, because closing any descriptor of the file releases them
     return conn
+
+
+def _is_of_other_program(header: bytes) -> bool:
+    """Whether a file is another program's database, of which nothing may be changed.
+
+    After a crash, a new registration database has one page, and its id is in the write-ahead log only.
+    """
+    pages, application = (int.from_bytes(header[start : start + 4], "big") for start in (28, 68))
+    return header.startswith(b"SQLite format 3\0") and application != APPLICATION_ID and bool(application or pages > 1)
+
+
+def _foreign_file(path: Path) -> StoreForeign:
+    return StoreForeign(
+        f"{path} is not a registration database, or was written by a newer version",
+        advice="Set [admin] db_path to the registration database, or start the version that wrote it.",
+    )
 
 
 def _not_a_file(path: Path) -> StoreForeign:

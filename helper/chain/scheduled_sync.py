@@ -1,8 +1,9 @@
 """Synchronizes rounds and commitment trees with every new block.
 
 Each probe of a node may wake the loop. On a new block, rounds and trees are synchronized twice: immediately and one
-interval later, because a node reports a block shortly before it has executed it. A share never causes a request,
-because that would reveal its arrival to the node.
+interval later, because a node reports a block shortly before it has executed it. A block that only one node reports
+causes the same a little later: the other may be stuck, or false, and to read needs nobody else's word. A share never
+causes a request, because that would reveal its arrival to the node.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from helper.errors import ChainError, HelperError
 
 MAX_DUE_SECONDS: Final = 30.0
 """Seconds for which the sync of a route may fail before the service is not ready."""
+UNAGREED_INTERVALS: Final = 2
+"""Intervals after which a block is used that too few nodes report. Others usually report it in the meantime."""
 
 
 class ChainSync:
@@ -35,8 +38,9 @@ class ChainSync:
         self._trees = trees
         self._interval = interval
         self._log = structlog.get_logger("helper.chain")
-        self._synced_height = 0
+        self._synced_height = self._synced_greatest = 0
         self._synced_at = 0.0
+        self._unagreed_since: float | None = None  # monotonic time since when a node reports a newer block
         self._is_settled = False
         self._due_since: dict[str, float] = {}  # route whose sync is due: monotonic time since when
         self._has_failed = False
@@ -71,10 +75,20 @@ class ChainSync:
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Wake the loop after a probe, unless there is nothing to do."""
-        if head is not None and self._is_settled and head.height == self._synced_height:
+        if head is not None and self._is_settled and not self._has_new_block(head):
             self._trees.record_synced_height(head.height)
         else:
             self._wake.set()
+
+    def _has_new_block(self, head: BlockHead) -> bool:
+        """Whether a block is new since the last sync: the agreed one, or for some time that of any node."""
+        if self._node_pool.greatest_height == self._synced_greatest:
+            self._unagreed_since = None
+        elif self._unagreed_since is None:
+            self._unagreed_since = self._node_pool.clock.monotonic()
+        since, now = self._unagreed_since, self._node_pool.clock.monotonic()
+        is_reported = since is not None and now - since >= UNAGREED_INTERVALS * self._interval
+        return is_reported or head.height != self._synced_height
 
     async def sync_once(self) -> bool:
         """Synchronize if there is a new block. Returns False after an error; the next tick tries again."""
@@ -100,7 +114,7 @@ class ChainSync:
         if head is None:
             return False
         now = self._node_pool.clock.monotonic()
-        is_new = head.height != self._synced_height
+        is_new, greatest = self._has_new_block(head), self._node_pool.greatest_height
         if not is_new and (self._is_settled or now - self._synced_at < self._interval):
             self._trees.record_synced_height(head.height)
             return False
@@ -110,7 +124,8 @@ class ChainSync:
             await self._run_due("tree", self._trees.sync(head.height))
         finally:
             self._ready.set()  # a round whose tree is missing blocks no other, even if there is none
-        self._synced_height, self._synced_at, self._is_settled = head.height, now, not is_new
+        self._synced_height, self._synced_greatest, self._unagreed_since = head.height, greatest, None
+        self._synced_at, self._is_settled = now, not is_new
         return True
 
     async def _run_due(self, route: str, sync: Awaitable[None]) -> None:

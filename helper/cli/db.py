@@ -110,8 +110,6 @@ def restore(
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         image = _open_backup(file, identity, passphrase_file)
-        if not image.startswith(backups.DATABASE_HEADER):
-            fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
         contents = check_image(image, str(file), encryption)
         aside = backups.restore_database(image, database, set_aside=force)
     if encryption is not None and not contents.encrypted:
@@ -207,8 +205,8 @@ def migrate(
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         with acting_as_owner(database):
+            snapshot = take_snapshot(database, SystemClock(), encryption)  # refuses another program's file first
             refuse_locked(database)
-            snapshot = take_snapshot(database, SystemClock(), encryption)
         before, target = snapshot.contents, latest_version()
         is_needed = before.schema < target
         result: dict[str, Any] = {
@@ -249,16 +247,21 @@ def _summarize(contents: Contents) -> str:
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
-    from helper.store.backup import decrypt_backup, needs_passphrase, require_backup_header  # noqa: PLC0415
+    from helper.store import backup as backups  # noqa: PLC0415
 
     sealed = file.read_bytes()
-    require_backup_header(sealed, str(file))
-    if needs_passphrase(sealed):
-        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
-    if identity is None:
-        fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
-    lines = identity.read_text("utf-8").splitlines()
-    return decrypt_backup(sealed, identities=[line for line in lines if line.startswith(_IDENTITY_PREFIX)])
+    backups.require_backup_header(sealed, str(file))
+    if backups.needs_passphrase(sealed):
+        image = backups.decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
+    else:
+        if identity is None:
+            fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
+        lines = identity.read_text("utf-8").splitlines()
+        identities = [line for line in lines if line.startswith(_IDENTITY_PREFIX)]
+        image = backups.decrypt_backup(sealed, identities=identities)
+    if not image.startswith(backups.DATABASE_HEADER):
+        fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
+    return image
 
 
 def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, print_message
-from helper.config import find_file
+from helper.config import find_file, is_missing
 from helper.config.discovery import DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME, variable_name
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
@@ -40,7 +40,7 @@ def healthcheck(
 ) -> None:
     """Check that shares are accepted and revealed. Exits with 0 if ready, 3 if degraded, 6 if unreachable."""
     file = find_file(config, os.environ)
-    if file is not None and not file.exists() and not url:  # the default addresses can be those of another helper
+    if file is not None and is_missing(file) and not url:  # the default addresses can be those of another helper
         _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} does not exist"], json=json)
     problems = []
     for address in [url] if url else find_addresses(file, os.environ):

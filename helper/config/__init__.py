@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from helper.config.discovery import find_file
+from helper.config.discovery import find_file, is_missing
 
 if TYPE_CHECKING:
     from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced, load_valid_settings
@@ -15,6 +15,7 @@ __all__ = [
     "Problem",
     "SettingsError",
     "find_file",
+    "is_missing",
     "load",
     "load_traced",
     "load_valid_settings",

@@ -35,13 +35,22 @@ TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
 def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
     """Return the file to read: `explicit`, `$SVOTE_HELPER_CONFIG`, the first candidate that exists, or None.
 
-    An explicitly named file is returned even if it does not exist, so that loading it reports the error.
+    An explicitly named file is returned even if it does not exist, so that loading it reports the error. So is a
+    candidate in a directory that this user may not access.
     """
     if explicit is not None:
         return explicit
     if env.get(ENV_FILE):
         return Path(env[ENV_FILE])
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if not is_missing(path)), None)
+
+
+def is_missing(path: Path) -> bool:
+    """Return whether a path does not exist; False if this user may not know."""
+    try:
+        return not path.exists()
+    except PermissionError:
+        return False
 
 
 def variable_name(section: str, key: str) -> str:

@@ -156,8 +156,8 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
     for height in (process.agreed, head if is_old else 0):
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
-    # The recorded height was false, or waiting is of no use: the time alone decides.
-    if is_old and has_new_block and (head < first or outcome in _REFUSED_OUTCOMES):
+    # The recorded height was false, heights stand still, or waiting is of no use: the time alone decides.
+    if is_old and has_new_block and (head <= first or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 

@@ -448,17 +448,20 @@ class Sender:
     async def _find_result(self, reveal: SentReveal) -> tuple[Node | None, TxResult | None]:
         """The result of exactly this accepted message in a block, with the node that reports it, if there is one.
 
-        Some nodes check proofs only in blocks.
+        Some nodes check proofs only in blocks. A failure is preferred: a false node may report that the message was
+        counted, and to prove the share again does no harm.
         """
+        counted: tuple[Node | None, TxResult | None] = (None, None)
         for node in self._node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
             try:
                 result = await node.client.tx(reveal.prepared.tx_hash)
             except ChainError as error:
                 self._node_pool.record_error(node, error)
                 continue
-            if result is not None:
+            if result is not None and not shows_spent(result):
                 return node, result
-        return None, None
+            counted = counted if result is None else (node, result)
+        return counted
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)

@@ -15,10 +15,10 @@ from helper.runtime.privileges import acting_as_owner
 from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, CopyEndpoint, load_copy_statements
 from helper.store.db_copy.tables import replace_nul_in_row
 from helper.store.sqlite.errors import translate, translate_opening
-from helper.store.sqlite.opening import BUSY_SECONDS, OpenedDatabase, open_database
+from helper.store.sqlite.opening import OpenedDatabase, open_database
+from helper.store.sqlite.reader import connect_read_only
 from helper.store.sqlite.row_format import UNENCRYPTED, open_row_format
 from helper.store.sqlite.schema import read_identity
-from helper.store.sqlite.second_name_check import read_only_uri
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
@@ -72,9 +72,8 @@ class SqliteEndpoint(CopyEndpoint):
 
     def _connect(self) -> None:
         try:
-            conn = sqlite3.connect(read_only_uri(self._path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)
+            conn = connect_read_only(self._path)
             try:
-                conn.execute("PRAGMA query_only = ON")
                 read_identity(conn).check(str(self._path), latest_only=True)
                 self._row_format = open_row_format(conn, self._encryption, str(self._path))
             except BaseException:

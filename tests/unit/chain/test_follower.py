@@ -25,6 +25,7 @@ from tests.unit.chain.fakes import (
     ChainStore,
     FakeNetwork,
     FakeNode,
+    format_timestamp,
     json_response,
     recorded_round,
 )
@@ -212,6 +213,16 @@ async def test_chain_time_is_that_of_the_newest_block_read() -> None:
     env.clock.advance(1)
     await env.follow()
     assert env.rounds.chain_now() == pytest.approx(env.clock.now())
+    ten_years_ahead = format_timestamp(env.clock.now() + 315_360_000)
+    header = {"chain_id": CHAIN_ID, "height": "161", "time": ten_years_ahead}
+    env.node.faults = {
+        "/blocks/161": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
+        "/blocks/162": lambda _: httpx.Response(500),
+    }
+    env.node.height = 162
+    await env.follow()
+    assert env.follower.height == 161
+    assert env.rounds.chain_now() == pytest.approx(env.clock.now()), "a block is not newer than the head"
 
 
 @pytest.mark.rule("R14")
@@ -284,9 +295,18 @@ async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None
     assert env.unread == [(101, 899)], "only one node has the older blocks"
 
 
-async def test_history_block_with_invalid_response_is_not_skipped() -> None:
-    env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
+@both_transports
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(200, content=b"<html>"),
+        json_response(500, {"code": 13, "message": "height 101: database is closed", "details": []}),
+    ],
+)
+async def test_history_block_with_invalid_response_is_not_skipped(rpc: bool, response: httpx.Response) -> None:
+    env = Environment(rpc=rpc, height=1000, cursor=100)
+    rpc_error = json_response(500, {"error": {"message": "Internal error", "data": "height 101: database is closed"}})
+    env.node.faults |= {"/blocks/101": lambda _: response, "block_results": lambda _: rpc_error}
     await env.sync_rounds()
     for _ in range(11):
         await env.follow()

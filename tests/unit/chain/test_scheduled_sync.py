@@ -15,12 +15,13 @@ from tests.unit.chain.fakes import ROUND_ID, ChainStore, FakeNetwork, FakeNode
 
 
 class Environment:
-    """A chain follower with one node."""
+    """A chain follower with one node, or several."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: str) -> None:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=100)
-        self.endpoints = FakeNetwork(node=self.node).create_node_pool(self.clock)
+        self.network = FakeNetwork(node=self.node, **{name: FakeNode(self.clock, height=100) for name in others})
+        self.endpoints = self.network.create_node_pool(self.clock)
         self.store = ChainStore(self.clock)
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
@@ -51,6 +52,28 @@ async def test_follower_syncs_on_each_block_and_once_after() -> None:
     env.node.height += 1
     assert await env.poll()
     assert env.count_syncs() == 3
+
+
+@pytest.mark.parametrize("others", [("stuck",), ("stuck", "silent")])
+async def test_blocks_of_one_node_are_followed_while_the_agreed_height_stands_still(others: tuple[str, ...]) -> None:
+    """The other node reports one height with current times, so it is never stale."""
+    env = Environment(*others)
+    env.network.nodes.pop("silent", None)
+    for _ in range(3):
+        assert await env.poll()
+    before = env.count_syncs()
+    for number in range(1, 11):
+        env.node.height += 1
+        for _ in range(5):
+            assert await env.poll()
+        assert env.endpoints.agreed_height == 100
+        assert env.count_syncs() >= before + number, "it is asked in one of two syncs for each block"
+    for _ in range(5):
+        await env.poll()
+    settled = env.count_syncs()
+    for _ in range(5):
+        await env.poll()
+    assert env.count_syncs() == settled <= before + 2 * 10
 
 
 async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:

@@ -97,6 +97,7 @@ def write_foreign_database(path: Path) -> None:
     with sqlite3.connect(path) as file:
         file.execute("CREATE TABLE recipes (name TEXT)")
     file.close()
+    path.chmod(0o644)
 
 
 def write_newer_version(path: Path) -> None:
@@ -110,6 +111,13 @@ def write_text_file(path: Path) -> None:
     path.write_text("buy milk\n" * 1000)
 
 
+def read_directory(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Return mode and content of each entry."""
+    return {
+        path.name: (path.stat().st_mode, path.read_bytes() if path.is_file() else b"") for path in directory.iterdir()
+    }
+
+
 @pytest.mark.parametrize(
     ("damage_file", "error", "advises"),
     [
@@ -118,6 +126,7 @@ def write_text_file(path: Path) -> None:
         (write_foreign_database, "another program", "db_path"),
         (write_newer_version, "newer version", "version"),
         (write_text_file, "not a database", "db_path"),
+        (Path.mkdir, "not a file", "db_path"),
     ],
 )
 def test_serve_with_unusable_database_is_refused(
@@ -129,10 +138,11 @@ def test_serve_with_unusable_database_is_refused(
 ) -> None:
     database = tmp_path / "q.db"
     damage_file(database)
-    before = database.read_bytes()
-    assert run_command("serve", "--config", str(write_config(tmp_path))) == 1
+    config = write_config(tmp_path)
+    before = read_directory(tmp_path)
+    assert run_command("serve", "--config", str(config)) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert error in printed.err
     assert advises in printed.err.splitlines()[-1], "the last line is the advice"
-    assert database.read_bytes() == before, "the file is unchanged"
+    assert read_directory(tmp_path) == before, "nothing is changed or created"
