@@ -277,46 +277,43 @@ class ChainLookups:
         Args:
             round_ids: the rounds to search, in order.
             nullifier: 32 bytes; never sent to a node.
-            heights: search only these blocks. By default, search the index of a node, or without one all blocks since
-                the round was created.
+            heights: search only these blocks. By default, search the indexes of nodes, and if the reveal is in none,
+                all blocks since the round was created.
 
         Raises:
             ChainUnavailable: no node responded, every node has pruned the blocks, or the result of a reveal with this
                 nullifier is not known.
         """
+        rounds = list(round_ids)
         if heights is not None:
-            return await self._search_blocks(heights, set(round_ids), nullifier)
-        for round_id in round_ids:
-            indexed = await self._search_index(round_id, nullifier)
-            if indexed is None:
-                reveal = await self._search_blocks(await self._reveal_heights(round_id), {round_id}, nullifier)
-            else:
-                reveal = indexed[0] if indexed else None
+            return await self._search_blocks(heights, set(rounds), nullifier)
+        for round_id in rounds:
+            reveal = await self._search_index(round_id, nullifier)
+            if reveal is not None:
+                return reveal
+        for round_id in rounds:
+            reveal = await self._search_blocks(await self._reveal_heights(round_id), {round_id}, nullifier)
             if reveal is not None:
                 return reveal
         return None
 
-    async def _search_index(self, round_id: bytes, nullifier: bytes) -> list[CountedReveal] | None:
-        """Search the index of a node for a reveal.
+    async def _search_index(self, round_id: bytes, nullifier: bytes) -> CountedReveal | None:
+        """Search the indexes of nodes for a reveal.
 
-        Returns a list of at most one reveal, or None if the index is inconclusive. If a counted reveal was included
-        again, the index contains the later failure instead, so blocks must be read.
+        None says nothing: an index can have gaps or be late, and if a counted reveal was included again, it contains
+        the later failure instead.
         """
         for node in self._node_pool.usable_rpc_nodes:
             assert node.rpc is not None
             try:
-                is_hidden = False
                 async for result, raw in node.rpc.reveal_transactions(round_id):
                     message = parse_reveal(raw)
                     if message is None or (message.round_id, message.nullifier) != (round_id, nullifier):
                         continue
                     if is_counted(result, result.height):
-                        return [CountedReveal(result.height, raw, message)]
-                    is_hidden = True
+                        return CountedReveal(result.height, raw, message)
             except ChainError as error:
                 self._node_pool.record_error(node, error, rpc=True)
-            else:
-                return None if is_hidden else []
         return None
 
     async def _reveal_heights(self, round_id: bytes) -> range:

@@ -18,8 +18,6 @@ from tests.support.harness import REAL_PROGRAM, HelperProcess, cast_vote, run_he
 from tests.support.secrets import collect_secrets, secrets_in_text
 from tests.unit.admin.fixtures import sign_registration
 
-pytestmark = pytest.mark.anyio
-
 TOKEN = "operators-only"
 
 

@@ -26,7 +26,7 @@ from tests.unit.store.fixtures import enqueue_and_prepare, enqueue_shares
 from tests.unit.store.test_erasure import count_occurrences
 from tests.unit.store.test_file_encryption import secret_bytes
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not is_strace_installed(), reason="needs strace")]
+pytestmark = pytest.mark.skipif(not is_strace_installed(), reason="needs strace")
 
 KEY = b"k" * 32
 ENCRYPTION = make_file_encryption([KEY])

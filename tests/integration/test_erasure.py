@@ -21,7 +21,6 @@ FAR_POSITION = 70_000
 """Leaves before the vote, so that its position takes three bytes and can be searched for in a file."""
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R14")
 async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path, era: str) -> None:
     flags = ("--stand-in-proofs", *era_flags(era))

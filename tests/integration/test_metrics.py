@@ -22,8 +22,6 @@ from tests.support.s3 import CREDENTIALS_ENV
 from tests.support.secrets import collect_secrets, secrets_in_text
 from tests.unit.observability.test_metrics import parse_samples
 
-pytestmark = pytest.mark.anyio
-
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
 DASHBOARD = DEPLOY / "grafana" / "svote-helper.json"

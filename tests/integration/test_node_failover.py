@@ -13,7 +13,6 @@ from tests.support.devnet import DevChain
 from tests.support.harness import cast_vote, run_helper
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R11")
 async def test_one_faulty_node_costs_no_attempt(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
     await chain.set_faults(half_json=1)

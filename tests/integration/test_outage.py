@@ -20,7 +20,6 @@ async def wait_until_noticed(helper: HelperProcess) -> None:
     await helper.wait_until("sees the outage", lambda facts: all(endpoint["reason"] for endpoint in facts["endpoints"]))
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R11")
 async def test_short_outage_spends_no_attempt_and_accepts_shares(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
@@ -51,7 +50,6 @@ async def count_spent_attempts(helper: HelperProcess) -> int:
     return sum(share["attempts"] for share in (await helper.operator_get("/queue"))["shares"])
 
 
-@pytest.mark.anyio
 async def test_service_started_without_chain_waits_for_it(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

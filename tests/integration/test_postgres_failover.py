@@ -35,7 +35,7 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 WALLET_TIMEOUT_SECONDS = 5
 """Seconds after which a wallet that posts shares one by one gives up on a request."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", SERVERS)]
+pytestmark = pytest.mark.parametrize("database", SERVERS)
 
 
 class Servers:

@@ -30,7 +30,7 @@ NETWORKS = ["network"] if find_binaries() is not None else []
 LIFETIME_SECONDS = 20.0
 """Lifetime of the certificate that expires: longer than a helper takes to start."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", NETWORKS)]
+pytestmark = pytest.mark.parametrize("database", NETWORKS)
 
 
 @pytest.fixture(scope="module")

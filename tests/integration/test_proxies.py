@@ -32,8 +32,6 @@ from tests.support.servers import serve_connections
 from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 CLIENT_ADDRESS = "127.83.42.77"
 EXAMPLES = {"example.conf", "Caddyfile"}
 X25519_KEY_SHARE = bytes.fromhex("001d0020")

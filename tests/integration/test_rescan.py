@@ -19,7 +19,6 @@ async def rescan(helper: HelperProcess, first: int) -> Any:
     return (await run_in_process(helper.config.parent, *command)).json()
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R12")
 async def test_rescan_confirms_and_erases_shares_whose_blocks_were_served_empty(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain

@@ -14,7 +14,6 @@ from tests.support.harness import STAND_IN_PROGRAM, cast_vote, run_chain_and_hel
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R1", "R2", "R4", "R6")
 @BOTH_ERAS
 async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path, era: str) -> None:
@@ -56,7 +55,6 @@ async def read_tally(chain: DevChain, round_id: bytes) -> dict[tuple[int, int], 
     return {(row["proposal_id"], row.get("vote_decision", 0)): row["total_value"] for row in response["results"]}
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R10", "W6")
 async def test_repeated_share_is_duplicate_before_and_after_confirmation(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain

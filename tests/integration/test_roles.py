@@ -84,7 +84,7 @@ async def hosts(
             await host.kill()
 
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", CLUSTERS)]
+pytestmark = pytest.mark.parametrize("database", CLUSTERS)
 
 
 async def test_three_roles_reveal_vote_and_standby_sender_takes_over(

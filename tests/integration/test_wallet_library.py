@@ -29,8 +29,6 @@ from tests.support.wallet_http import Attempt
 from tests.support.wallet_library import HelperState, LibraryWallet, SentShare
 from tests.support.wallet_responses import ChainOutcome, ChainReply, ShareOutcome
 
-pytestmark = pytest.mark.anyio
-
 ERAS = ("0.5", "1.6")
 BYTES_PER_SECOND = 20_000
 DELAY_SECONDS = 1.0

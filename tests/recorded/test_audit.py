@@ -21,8 +21,6 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import AuditError, NotFound
 from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round, verify_each_once
 
-pytestmark = pytest.mark.anyio
-
 Change = Callable[[MemorySource, random.Random], None]
 
 

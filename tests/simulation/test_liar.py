@@ -32,6 +32,7 @@ CHANGED: dict[Lie, set[str]] = {
     Lie.AHEAD: {HEAD},
     Lie.AHEAD_BRIEFLY: {HEAD},
     Lie.AHEAD_GROWING: {HEAD},
+    Lie.ONE_HEIGHT: {HEAD},
     Lie.EMPTY_BLOCKS: {BLOCK},
     Lie.FUTURE_BLOCKS: {HEAD, FUTURE},
     Lie.FORGED_TIME: {HEAD, TIME},

@@ -37,7 +37,6 @@ from tests.support.wallet_library import MAX_POSTS
 from tests.tor.tor_network import TOR, TOR_GENCERT, TorNetwork, TorProcess
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (shutil.which(TOR) and shutil.which(TOR_GENCERT)), reason="needs tor (Debian: apt install tor)"

@@ -19,7 +19,7 @@ from admin.store import REGISTRATION_SECONDS, ConfigDocuments
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import CONFIG_URL, KEY, NOW, AdminStack, open_admin_stack, sign_registration
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+pytestmark = pytest.mark.rule("R16")
 
 DAY = 24 * 3600
 VALID_CONFIG = {

@@ -26,7 +26,7 @@ from admin.schemas import AuditResponse
 from tests.conftest import read_recorded_lines
 from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, open_admin_stack
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+pytestmark = pytest.mark.rule("R16")
 
 FINALIZED = 3
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))

@@ -17,7 +17,7 @@ from admin.config_fetch import FETCH_TIMEOUT_SECONDS, ConfigFetcher
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, FakeWeb, open_admin_stack
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+pytestmark = pytest.mark.rule("R16")
 
 PUBLISHED = RECORDED.parent / "voting-config"
 PRODUCTION = (PUBLISHED / "production.json").read_bytes()

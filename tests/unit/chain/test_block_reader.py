@@ -148,9 +148,11 @@ def search_result(height: int, code: int, log: str) -> dict[str, Any]:
     return {"txs": [{"height": str(height), "tx": b64encode(RAW).decode(), "tx_result": result}], "total_count": "1"}
 
 
-async def test_lookup_reads_blocks_if_index_has_only_later_failure() -> None:
+@pytest.mark.parametrize("is_missing", [False, True])
+async def test_lookup_reads_blocks_if_index_has_only_later_failure_or_a_gap(*, is_missing: bool) -> None:
     node = chain(FakeClock(), 1, SPENT)
-    node.faults["/tx_search"] = lambda _: json_response(200, {"result": search_result(SECOND, 1, SPENT)})
+    found = {"txs": [], "total_count": "0"} if is_missing else search_result(SECOND, 1, SPENT)
+    node.faults["/tx_search"] = lambda _: json_response(200, {"result": found})
     shown = {"round": node.rounds[0] | {"vote_round_id": b64encode(MESSAGE.round_id).decode()}}
     node.faults[f"/round/{MESSAGE.round_id.hex()}"] = lambda _: json_response(200, shown)
     result = await (await lookups(node, rpc=True)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier)

@@ -557,9 +557,11 @@ async def test_follower_run_continues_after_errors() -> None:
                 env.clock.advance(10)
                 await env.endpoints.probe_all()
             group.cancel_scope.cancel()
-    assert [log["reason"] for log in logs if log["event"] == "block_follow_failed"] == [
-        "no space",
-        "RuntimeError('unexpected')",
+    reported = [(log["event"], log.get("reason")) for log in logs if log["event"].startswith("block_follow")]
+    assert reported == [
+        ("block_follow_failed", "no space"),
+        ("block_follow_failed", "RuntimeError('unexpected')"),
+        ("block_follow_recovered", None),
     ]
 
 

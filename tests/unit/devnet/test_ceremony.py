@@ -21,8 +21,6 @@ from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
 from helper.clock import SystemClock
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, prove_reveal, run_chain
 
-pytestmark = pytest.mark.anyio
-
 CEREMONY = {"validators": 4, "threshold": 2, "removed": [2], "absent": [3]}
 
 

@@ -14,7 +14,6 @@ from devnet.faults import FaultRequest, FaultRules
 from devnet.node import rest_route_name, rpc_route_name
 from tests.unit.devnet.support import API_PREFIX, START_TIME, ChainFixture, replace_fields, run_chain
 
-pytestmark = pytest.mark.anyio
 SYNCING = "/cosmos/base/tendermint/v1beta1/syncing"
 LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"
 

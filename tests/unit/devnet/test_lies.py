@@ -13,8 +13,6 @@ import proofs
 from devnet.lies import LIES, Lie
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, create_client, run_chain
 
-pytestmark = pytest.mark.anyio
-
 BLOCKS = "/cosmos/base/tendermint/v1beta1/blocks"
 HEAD, BLOCK, TIME, FUTURE = "head", "block", "block time", "block above the head"
 ROUNDS, TREE, SPENT, RESULT, SEARCH, SEND = "rounds", "tree", "spent", "result", "search", "forwarded reveal"
@@ -22,6 +20,7 @@ CHANGED: dict[Lie, set[str]] = {
     "ahead": {HEAD},
     "ahead_briefly": {HEAD},
     "ahead_growing": {HEAD},
+    "one_height": {HEAD},
     "empty_blocks": {BLOCK},
     "future_blocks": {HEAD, FUTURE},
     "forged_time": {HEAD, TIME},

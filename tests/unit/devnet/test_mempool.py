@@ -11,8 +11,6 @@ from devnet.journal import JournalError
 from devnet.tx import Reveal
 from tests.unit.devnet.support import API_PREFIX, START_TIME, ChainFixture, replace_fields, run_chain
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_two_reveals_of_one_share_are_admitted_and_second_fails(chain: ChainFixture) -> None:
     round_id = await chain.create_round()

@@ -16,8 +16,6 @@ import pytest
 
 from tests.unit.devnet.support import API_PREFIX
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def run_devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:

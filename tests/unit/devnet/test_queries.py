@@ -10,8 +10,6 @@ import pytest
 import proofs
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, run_chain
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_block_has_one_root_over_all_leaves(chain: ChainFixture) -> None:
     round_id = await chain.create_round()

@@ -15,8 +15,6 @@ from devnet.wallet import WalletError
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, run_chain
 from tests.unit.devnet.test_wallet import FakeHelper, create_wallet
 
-pytestmark = pytest.mark.anyio
-
 
 async def mine_continuously(chain: ChainFixture) -> None:
     """Produce blocks until cancelled."""

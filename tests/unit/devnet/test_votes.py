@@ -9,8 +9,6 @@ import pytest
 from devnet.tx import Reveal, encode, tx_hash
 from tests.unit.devnet.support import API_PREFIX, START_TIME, ChainFixture, prove_reveal, replace_fields, run_chain
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_proven_shares_are_counted_once_and_tallied_after_end() -> None:
     async with run_chain(stand_in=False) as chain:

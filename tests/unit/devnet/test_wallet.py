@@ -22,8 +22,6 @@ from devnet.tx import Reveal
 from devnet.wallet import Wallet, WalletError
 from tests.unit.devnet.support import START_TIME, ChainFixture
 
-pytestmark = pytest.mark.anyio
-
 
 class FakeHelper:
     """A helper that sends configured responses and stores what it receives."""

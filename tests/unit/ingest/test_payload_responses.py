@@ -11,14 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
-import pytest
 
 import proofs
 from tests.unit.ingest.admission_fixtures import POSITION, ROUND_ID, create_body
 from tests.unit.ingest.payload_bodies import all_bodies
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
-
-pytestmark = pytest.mark.anyio
 
 RECORDED = Path(__file__).with_name("payload_responses.json")
 

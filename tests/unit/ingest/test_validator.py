@@ -33,7 +33,6 @@ from tests.unit.ingest.admission_fixtures import (
     parse_share,
 )
 
-pytestmark = pytest.mark.anyio
 MUTATED = 30_000
 
 

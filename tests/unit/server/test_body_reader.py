@@ -22,8 +22,6 @@ from tests.simulation.virtual_loop import SimLoop
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
 
-pytestmark = pytest.mark.anyio
-
 
 def create_request(*parts: bytes) -> tuple[Scope, Receive]:
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]

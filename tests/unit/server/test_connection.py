@@ -38,8 +38,6 @@ from tests.unit.server.server_fixtures import (
     run_server,
 )
 
-pytestmark = pytest.mark.anyio
-
 LIMITS = ConnectionLimits(head_seconds=60, body_seconds=60)
 MAX_HEADERS = LIMITS.max_headers
 PAUSE = b"GET /pause/0.2 HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -16,8 +16,6 @@ from helper.server.http_server import bind_tcp, create_server
 from helper.server.routes.events import PATH, events_route
 from tests.support.clock import FakeClock
 
-pytestmark = pytest.mark.anyio
-
 SECONDS = 0.4
 LARGE_EVENT = b"x" * (1 << 18)
 """A state larger than the buffers."""

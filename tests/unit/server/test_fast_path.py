@@ -35,8 +35,6 @@ from tests.unit.server.fast_path_fixtures import (
 )
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 VALID_POST, INVALID_POST = build_post(create_body()), build_post(b"{")
 OTHER = build_post(create_body(submit_at=END - 5))
 TOKEN = "tøken of a closed set-up"

@@ -17,8 +17,6 @@ from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recor
 from tests.unit.server.gateway_fixtures import GatewayHarness, running_gateway
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, error_text, no_route_text
 
-pytestmark = pytest.mark.anyio
-
 API = "/shielded-vote/v1"
 ROUND = f"{API}/round/{ROUND_ID.hex()}"
 LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"

@@ -48,8 +48,6 @@ from tests.unit.server.server_fixtures import (
     run_server,
 )
 
-pytestmark = pytest.mark.anyio
-
 SHORT_TIMEOUTS = ConnectionLimits(head_seconds=0.2, max_head_bytes=4096, max_connections=3)
 PATIENT_WITH_ROOM = ConnectionLimits(head_seconds=60)
 PATIENT = ConnectionLimits(head_seconds=60, max_head_bytes=4096, max_connections=3)

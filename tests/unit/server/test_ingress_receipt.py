@@ -20,8 +20,6 @@ from tests.unit.server.gateway_fixtures import running_gateway
 from tests.unit.server.server_fixtures import RawClient
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp, error_text
 
-pytestmark = pytest.mark.anyio
-
 HEADER = "X-Vote-Ingress-Attempt-V1"
 TOKEN = "0123456789abcdef" * 4
 RECEIPT = (

@@ -33,8 +33,6 @@ from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import NULLIFIER, PAYLOADS, ROUND_ID, create_body, create_payload
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SHARE_STATUS = "/shielded-vote/v1/share-status/{round_id}/{nullifier}"
 

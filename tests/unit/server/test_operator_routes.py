@@ -28,8 +28,6 @@ from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import error_text
 
-pytestmark = pytest.mark.anyio
-
 
 def make_entry(**changes: Any) -> QueueEntry:
     values: dict[str, Any] = {

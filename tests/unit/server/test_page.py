@@ -16,7 +16,7 @@ from helper.server.application import add_middleware
 from helper.server.routes.page import RESERVED, Page
 from tests.unit.server.wallet_fixtures import WalletApp
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R17")]
+pytestmark = pytest.mark.rule("R17")
 
 
 async def status(_request: Request) -> Response:

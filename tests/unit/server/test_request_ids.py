@@ -16,8 +16,6 @@ from helper.server.application import add_middleware
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 INCOMING_ID = "proxy-0123.4567:89_a"
 
 

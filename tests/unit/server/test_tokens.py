@@ -17,8 +17,6 @@ from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.test_events import fail_snapshot
 from tests.unit.server.wallet_fixtures import WalletApp, error_text
 
-pytestmark = pytest.mark.anyio
-
 TOKEN = "a tøken of some length"
 
 

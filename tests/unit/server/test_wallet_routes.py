@@ -42,8 +42,6 @@ from tests.unit.server.wallet_fixtures import (
 )
 from tests.unit.store.fixtures import open_closed_database
 
-pytestmark = pytest.mark.anyio
-
 SHARE_STATUS = f"/shielded-vote/v1/share-status/{ROUND_ID.hex()}/{NULLIFIER.hex()}"
 TOKEN = "tøken of a closed set-up"
 
