@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 
 # System programs that tests and campaigns use: command=package.
-SYSTEM := strace=strace faketime=faketime
+SYSTEM := strace=strace
 # Programs for the examples in deploy/ and for PostgreSQL. If systemd is running, installing a proxy or a database would
 # start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)

@@ -13,9 +13,9 @@ import anyio
 import httpx
 import pytest
 
+from conformance.runner import CHECKS
+from conformance.shares import encode, seal, shares_of
 from devnet.postgres import find_binaries
-from helper.conformance.catalog import CHECKS
-from helper.conformance.shares import encode, seal, shares_of
 from tests.support.conformance import describe_failures, failed_ids, open_kit_chain, restart_on_request, run_kit
 from tests.support.devnet import NEW_ERA, DevChain, era_flags
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import uvloop
 
+from helper.chain.chain_data import BlockHead
 from helper.chain.gateway_proxy import GatewayProxy
-from helper.chain.models import BlockHead
 from helper.chain.node_http import STREAM_LIMIT_BYTES
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.clock import SystemClock

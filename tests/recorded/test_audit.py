@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import proofs
-from helper.audit.auditor import Audit, Progress, audit_round
-from helper.audit.documents import parse_round_facts
-from helper.audit.source import AuditTx
-from helper.audit.tally_checks import check_contributions
-from helper.audit.transactions import Contribution, decode
-from helper.audit.verdicts import CHECKS, Findings, Verdict
+from audit.auditor import Audit, Progress, audit_round
+from audit.check_results import CHECKS, Findings, Verdict
+from audit.documents import parse_round_facts
+from audit.source import AuditTx
+from audit.tally_checks import check_contributions
+from audit.transactions import Contribution, decode
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import AuditError, NotFound
 from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round, verify_each_once

@@ -6,12 +6,12 @@ from hashlib import sha256
 
 import pytest
 
-from helper.chain.lookups import ChainLookups
-from helper.chain.models import TreeState
+from helper.chain.block_reader import ChainLookups
+from helper.chain.chain_data import TreeState
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainUnavailable
 from tests.conftest import read_recorded_lines
-from tests.recorded.test_models import ROUND_ID, create_client, message_from_request
+from tests.recorded.test_chain_data import ROUND_ID, create_client, message_from_request
 from tests.recorded.test_proof_bundle import RECORDED_ROOT
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import FakeNetwork, FakeNode, json_response, read_recorded

@@ -31,7 +31,7 @@ from helper.operations.proof_bundle import (
 )
 from proofs import CIRCUITS, verify
 from tests.conftest import read_recorded_lines
-from tests.recorded.test_models import message_from_request
+from tests.recorded.test_chain_data import message_from_request
 
 RECORDED_ROOT = b64decode("6seWJ65Nj5gUfTvYPqNkC+gEWXQv8jGEYt94JCfHXRk=")
 

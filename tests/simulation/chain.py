@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 import proofs
-from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
+from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimTree, is_valid_proof

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from helper.chain.models import (
+from helper.chain.chain_data import (
     MAX_LEAVES,
     Block,
     BlockHead,

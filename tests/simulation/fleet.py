@@ -11,7 +11,7 @@ import time
 import warnings
 from dataclasses import asdict, dataclass, replace
 
-from helper.chain.models import Proposal
+from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.core.refusals import TemporaryRefusal

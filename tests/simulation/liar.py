@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
+from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.chain import SimBlock, SimChain, SimRound
 from tests.simulation.fakes import SimTree
@@ -29,6 +29,7 @@ class Lie(Enum):
     AHEAD = "reports a height that is 60 too high"
     AHEAD_BRIEFLY = "reports a height that is 90 too high for some seconds"
     AHEAD_GROWING = "reports a height that rises by one each second"
+    ONE_HEIGHT = "reports one height, with the current time"
     EMPTY_BLOCKS = "serves blocks without transactions"
     FUTURE_BLOCKS = "serves 50 empty blocks above its newest one"
     FORGED_TIME = "reports heads two minutes and blocks ten years ahead"
@@ -100,6 +101,7 @@ class Liar:
     def false_height(self, height: int) -> int:
         """The height that the node reports instead of `height`."""
         seconds = asyncio.get_running_loop().time() - self._started_at
+        height = self._fork_height if self.tells(Lie.ONE_HEIGHT) else height
         return height + max((FALSE_HEIGHTS[lie](seconds) for lie in self.lies & FALSE_HEIGHTS.keys()), default=0)
 
     def head(self, head: BlockHead) -> BlockHead:

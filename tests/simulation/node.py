@@ -11,7 +11,7 @@ from enum import Enum
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from helper.chain.models import BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.node_http import SEND_TIMEOUT_SECONDS, NodeResponse, NoResponse
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable

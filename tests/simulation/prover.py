@@ -75,10 +75,10 @@ class SimWorker(WorkerProcess):
         if frame["op"] == "start":
             start_seconds = provers.rng.uniform(0.5, 3)
             await asyncio.sleep(max(start_seconds, provers.starts_at - asyncio.get_running_loop().time()))
-            return {"fingerprints": {}, "self_test_seconds": provers.proof_seconds}
+            return {"self_test_seconds": provers.proof_seconds}
         if frame["op"] == "load":
             await asyncio.sleep(provers.proof_seconds)
-            return {"fingerprints": {}}
+            return {}
         if frame["op"] == "verify":
             return await self._verify(frame)
         return await self._prove(frame, timeout)

@@ -8,7 +8,7 @@ import sqlite3
 from functools import partial
 
 from helper.app.service import Service
-from helper.chain.models import Proposal
+from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.refusals import TemporaryRefusal
 from helper.errors import HelperError, ShareRefused

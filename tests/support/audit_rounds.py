@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 
 import proofs
-from helper.audit.documents import digest_unbound_fields, parse_round_facts
-from helper.audit.source import AuditBlock, AuditTx, DataMissing
-from helper.audit.transactions import is_of_round
+from audit.documents import digest_unbound_fields, parse_round_facts
+from audit.source import AuditBlock, AuditTx, DataMissing
+from audit.transactions import is_of_round
 from helper.chain.reveal_transaction import RevealMessage
 from tests.support.payloads import reveal_fields
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
-from helper.chain.models import Round, RoundStatus
-from helper.chain.round_registry import RoundRegistry
+from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason
 from helper.core.share import Share
@@ -207,8 +207,9 @@ class FakeRounds(RoundRegistry):
     def open_rounds(self) -> list[Round]:
         return self.active_rounds()
 
-    def latest_end(self, known: Round) -> int:
-        return known.vote_end_time
+    def view(self, round_id: bytes) -> RoundView:
+        known = self.get(round_id)
+        return RoundView(known, True, True, True, latest_end=0 if known is None else known.vote_end_time)
 
     async def is_closed(self, round_id: bytes) -> bool:
         if self.closing_blocked is not None:

@@ -167,18 +167,27 @@ async def cast_vote(
 
 
 @contextlib.asynccontextmanager
+async def run_chain(directory: Path, *flags: str) -> AsyncIterator[DevChain]:
+    """Run a chain for one test. Yields when it is ready; kills it at the end."""
+    async with httpx.AsyncClient(timeout=30) as http:
+        chain = DevChain(directory, http, *flags)
+        await chain.start()
+        try:
+            yield chain
+        finally:
+            await chain.kill()
+
+
+@contextlib.asynccontextmanager
 async def run_chain_and_helper(
     directory: Path, *flags: str, program: Sequence[str] = REAL_PROGRAM, cluster: Cluster | None = None, **sections: Any
 ) -> AsyncIterator[tuple[DevChain, HelperProcess]]:
     """Run a chain and a helper for one test. Yields when both are ready; kills them at the end."""
-    async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(directory, http, "--block-seconds", "0.3", *flags)
-        await chain.start()
-        try:
-            async with run_helper(directory, http, chain, program=program, cluster=cluster, **sections) as helper:
-                yield chain, helper
-        finally:
-            await chain.kill()
+    async with (
+        run_chain(directory, "--block-seconds", "0.3", *flags) as chain,
+        run_helper(directory, chain.http, chain, program=program, cluster=cluster, **sections) as helper,
+    ):
+        yield chain, helper
 
 
 @contextlib.asynccontextmanager

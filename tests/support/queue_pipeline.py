@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from helper.app.gates import Gates
+from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
-from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.round_and_tree_sync import ChainSync
+from helper.chain.scheduled_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits
 from helper.errors import StoreError
 from helper.observability.stats import Stats
@@ -230,7 +230,7 @@ class Pipeline:
     async def count_on_chain(self, *positions: int) -> list[int]:
         """Apply the newest block with these shares' nullifiers. Returns the confirmed ids."""
         spent = [(ROUND, nullifier_of(create_share(position).primary_blind)) for position in positions]
-        return await self.store.apply_block(self.height, spent, now=self.clock.now())
+        return await self.store.apply_blocks([(self.height, self.height)], spent, now=self.clock.now())
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Query the database file over a separate connection, which sees only committed data."""

@@ -22,9 +22,8 @@ from admin.rounds import RoundsView
 from admin.schemas import AuditResponse, ChainFacts, UiConfig
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
-from helper.chain.models import Round, parse_round
+from helper.chain.chain_data import ListedRound, OptionTotal, Round, parse_listing, parse_round, parse_totals
 from helper.chain.rest_client import ChainClient
-from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
 from helper.errors import ChainResponseError, ChainUnavailable
 from helper.server.client_address import Network
 from tests.support.clock import FakeClock

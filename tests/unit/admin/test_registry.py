@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import resources
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Never
@@ -27,19 +26,6 @@ from tests.unit.admin.fixtures import NOW, AdminStack, open_admin_stack, sign_re
 
 pytestmark = pytest.mark.rule("R16")
 
-SCHEMA_OF_VERSION_1 = """
-CREATE TABLE registrations (
-  operator_address TEXT PRIMARY KEY, url TEXT NOT NULL, moniker TEXT NOT NULL, signed_at INTEGER NOT NULL,
-  requested_at INTEGER NOT NULL, expires_at INTEGER NOT NULL CHECK (expires_at > requested_at)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX registrations_expiring ON registrations (expires_at);
-CREATE TABLE voting_config (
-  one INTEGER PRIMARY KEY CHECK (one = 1), source TEXT NOT NULL, body BLOB NOT NULL, fetched_at INTEGER NOT NULL
-) STRICT;
-PRAGMA application_id = 1937129796;
-PRAGMA user_version = 1;
-"""
-
 
 def registration_body(number: int) -> dict[str, Any]:
     return sign_registration((number + 1).to_bytes(32, "big"), moniker=f"node {number}")
@@ -54,8 +40,8 @@ async def register_many(stack: AdminStack, count: int, *, moniker: str = "node",
     assert stack.store._conn is not None
     await stack.store._conn.execute("BEGIN")
     await stack.store._conn.executemany(
-        "INSERT INTO registrations (operator_address, url, moniker, signed_at, requested_at, expires_at)"
-        " VALUES (?1, ?2, ?3, ?4, ?4, ?5)",
+        "INSERT INTO registrations (operator_address, url, moniker, signed_at, requested_at, expires_at, network)"
+        " VALUES (?1, ?2, ?3, ?4, ?4, ?5, x'')",
         rows,
     )
     await stack.store._conn.execute("COMMIT")
@@ -161,35 +147,6 @@ async def test_store_keeps_no_client_address(tmp_path: Path) -> None:
         assert bytes([198, 51, 100]) not in written
     assert [len(hashed) for hashed in hashes] == [8, 8]
     assert hashes[0] != hashes[1], "the hash is keyed by a secret of each file"
-
-
-async def test_store_of_version_1_is_migrated(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "old.db") as conn:
-        conn.executescript(SCHEMA_OF_VERSION_1)
-        address = registration_body(1)["operator_address"]
-        conn.execute("INSERT INTO registrations VALUES (?, '', 'old', 1, 1, 2000000000)", (address,))
-    conn.close()
-    for expected in ({"old"}, {"old", "node 0"}):
-        async with open_admin_stack(tmp_path / "old.db") as stack:
-            assert await list_monikers(stack) == expected
-            await stack.register_from("198.51.100.77", registration_body(0))
-    migrated, fresh = schema_of(tmp_path / "old.db"), sqlite3.connect(":memory:")
-    fresh.executescript((resources.files("admin") / "schema.sql").read_text("utf-8"))
-    fresh.execute("PRAGMA user_version = 3")
-    assert migrated == columns_of(fresh)
-
-
-def schema_of(path: Path) -> list[Any]:
-    return columns_of(sqlite3.connect(path))
-
-
-def columns_of(conn: sqlite3.Connection) -> list[Any]:
-    """Return version, tables with columns, and indexes; close the connection."""
-    columns: list[Any] = conn.execute("PRAGMA user_version").fetchall()
-    for kind, name in conn.execute("SELECT type, name FROM sqlite_schema ORDER BY type, name").fetchall():
-        columns.append((kind, name, conn.execute(f"PRAGMA {kind}_info({name})").fetchall()))
-    conn.close()
-    return columns
 
 
 # The published list

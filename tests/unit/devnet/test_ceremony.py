@@ -11,14 +11,13 @@ import httpx
 import pytest
 
 import proofs
+from audit.auditor import Audit, audit_round
+from audit.check_results import CHECKS, Verdict
+from audit.node_source import NodeSource
 from devnet.ceremony import Ceremony, default_threshold
 from devnet.eras import ERAS
 from devnet.frauds import Fraud
-from helper.audit.auditor import Audit, audit_round
-from helper.audit.nodes import NodeSource
-from helper.audit.verdicts import CHECKS, Verdict
-from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
 from helper.clock import SystemClock
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, prove_reveal, run_chain
 

@@ -20,6 +20,7 @@ CHANGED: dict[Lie, set[str]] = {
     "ahead": {HEAD},
     "ahead_briefly": {HEAD},
     "ahead_growing": {HEAD},
+    "one_height": {HEAD},
     "empty_blocks": {BLOCK},
     "future_blocks": {HEAD, FUTURE},
     "forged_time": {HEAD, TIME},

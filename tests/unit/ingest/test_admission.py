@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import TaskGroup
 from structlog.testing import capture_logs
 
-from helper.chain.models import Proposal, RoundStatus
+from helper.chain.chain_data import Proposal, RoundStatus
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import Share
@@ -327,11 +327,14 @@ async def test_admission_leaf_that_one_node_serves_is_accepted(harness: Harness)
 
 
 @pytest.mark.rule("W13")
-async def test_admission_hold_ends_at_limit(harness: Harness) -> None:
+@pytest.mark.parametrize(("names_attempt", "seconds"), [(False, 3.5), (True, 15.0)])
+async def test_admission_hold_ends_at_limit(harness: Harness, names_attempt: bool, seconds: float) -> None:
     remove_leaf(harness)
     started_at = harness.clock.monotonic()
-    assert await harness.expect_temporary(make_share()) is Situation.VOTE_NOT_SYNCED
-    assert harness.clock.monotonic() - started_at <= intake_module.MAX_WAIT_SECONDS
+    with pytest.raises(TemporaryRefusal) as caught:
+        await harness.intake.admit(share_body(make_share()), names_attempt=names_attempt)
+    assert caught.value.situation is Situation.VOTE_NOT_SYNCED
+    assert harness.clock.monotonic() - started_at == seconds
 
 
 @pytest.mark.rule("W13")

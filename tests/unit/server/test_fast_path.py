@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest.schema import PayloadError

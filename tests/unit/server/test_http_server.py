@@ -169,11 +169,13 @@ async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeyp
         client.close()
 
 
-async def test_connection_refused_before_request_is_counted() -> None:
+async def test_connection_refused_before_request_is_counted_and_readable_in_browsers() -> None:
     refusals = Counter[int]()
     async with run_server(SHORT_TIMEOUTS, refusals) as port:
         for prefix in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
-            parse_error(await (await RawClient.connect(port, prefix)).read_rest())
+            refused = await (await RawClient.connect(port, prefix)).read_rest()
+            parse_error(refused)
+            assert b"\r\naccess-control-allow-origin: *\r\n" in refused
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
         assert refusals == {503: 2, 400: 1, 431: 1}, "each one is counted"

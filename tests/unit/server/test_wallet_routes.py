@@ -12,7 +12,7 @@ import anyio
 import httpx
 import pytest
 
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.core.pause import PauseCause
 from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import ShareState
