@@ -483,6 +483,11 @@ SLOW: dict[str, tuple[list[tuple[float, bytes]], list[bytes], str]] = {
     "an unread body": ([(0, UNREAD_BODY), (1, b"1"), (7.5, b"")], [b"hello"], "closed"),
     "idle": ([(0, HELLO_REQUEST), (29, b"")], [b"hello"], "open"),
     "idle for too long": ([(0, HELLO_REQUEST), (30, b"")], [b"hello"], "closed"),
+    "idle before half a head": (
+        [(0, HELLO_REQUEST), (29, HELLO_REQUEST[:9]), (2, HELLO_REQUEST[9:])],
+        [b"hello"] * 2,
+        "open",
+    ),
     "idle before a body": ([(0, HELLO_REQUEST), (20, POST_HEAD), (20, POST_BODY)], [b"hello", POST_BODY], "open"),
     "a body behind a slow request": (
         [(0, PAUSE.replace(b"0.2", b"70") + POST_HEAD), (80, POST_BODY)],
