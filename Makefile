@@ -60,7 +60,7 @@ test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run the tests that a ch
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(BOOT) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(LONG) $(ALONE) tests/browser tests/deploy)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/browser
 	@sh scripts/page.sh
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -127,11 +127,14 @@ class BrowserTab:
         calls: list[dict[str, Any]] = await self.page.evaluate("wallet.calls")
         return [call["with"] for call in calls if call["method"] == method]
 
-    async def find_accessibility_violations(self) -> list[str]:
-        """Return the accessibility violations that axe-core finds on the current page, with all rules enabled."""
+    async def find_accessibility_violations(self, mode: str = "light") -> list[str]:
+        """Return the violations that axe-core finds on the current page. Only colors differ in a dark mode."""
         if not await self.page.evaluate("'axe' in globalThis"):
             await self.page.evaluate(AXE_SCRIPT.read_text())
-        results = await self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        rules = ["color-contrast"] if "dark" in mode else None
+        results = await self.page.evaluate(
+            "(rules) => axe.run(document, { resultTypes: ['violations'], ...(rules && { runOnly: rules }) })", rules
+        )
         return [
             f"{rule['id']}: {node['html']} {node['failureSummary']}"
             for rule in results["violations"]

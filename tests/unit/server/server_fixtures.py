@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -16,6 +18,7 @@ from starlette.types import ASGIApp
 
 from helper.server.application import add_middleware
 from helper.server.client_address import Network
+from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.uvicorn_adapter import Server
@@ -110,6 +113,19 @@ async def run_server(
         finally:
             server.should_exit = True
             await task
+
+
+def track_protocols(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[BoundedProtocol]:
+    """Return the connections opened from now on that are not freed yet."""
+    protocols = weakref.WeakSet[BoundedProtocol]()
+    connection_made = BoundedProtocol.connection_made
+
+    def record(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+        protocols.add(self)
+        connection_made(self, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", record)
+    return protocols
 
 
 class RawClient:

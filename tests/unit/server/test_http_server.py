@@ -46,6 +46,7 @@ from tests.unit.server.server_fixtures import (
     hello,
     parse_error,
     run_server,
+    track_protocols,
 )
 
 SHORT_TIMEOUTS = ConnectionLimits(head_seconds=0.2, max_head_bytes=4096, max_connections=3)
@@ -199,21 +200,18 @@ async def test_connection_sends_no_100_response_to_http_1_0() -> None:
     assert response.startswith(b"HTTP/1.1 200 OK\r\n"), "it would be taken for the final one"
 
 
-async def test_connection_closed_is_freed_immediately() -> None:
-    def count_protocols() -> int:
-        return sum(isinstance(item, BoundedProtocol) for item in gc.get_objects())
-
+async def test_connection_closed_is_freed_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocols = track_protocols(monkeypatch)
     async with run_server(PATIENT) as port:
-        before = count_protocols()
         gc.disable()
         try:
             for _ in range(5):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(HELLO_REQUEST)
                 await reader.readuntil(b"\r\n\r\nhello")
-                assert count_protocols() == before + 1
+                assert len(protocols) == 1
                 writer.close()
-                await wait_until(lambda: count_protocols() <= before)
+                await wait_until(lambda: not protocols)
         finally:
             gc.enable()
 

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from helper.chain.chain_data import RoundStatus
 from helper.core.pause import PauseCause
@@ -402,17 +403,18 @@ async def test_wrong_method_is_405_in_json(client: httpx.AsyncClient, method: st
 
 
 async def test_unexpected_error_is_500_without_details(
-    client: httpx.AsyncClient, wallets: WalletApp, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: httpx.AsyncClient, wallets: WalletApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> bool:
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(wallets.store, "is_spent", broken)
-    response = await client.get(SHARE_STATUS)
+    with capture_logs() as logs:
+        response = await client.get(SHARE_STATUS)
     assert response.status_code == 500
     assert error_text(response) == "internal error"
     assert response.headers["access-control-allow-origin"] == "*"
-    assert "request_failed" in capsys.readouterr().out
+    assert [entry["event"] for entry in logs] == ["request_failed"]
 
 
 async def test_shares_refusal_without_field_is_plain_text(
