@@ -94,7 +94,7 @@ def translate(error: BaseException) -> BaseException:
             f"the schema rejected the change: {_server_message(error)}",
             advice="This is a bug in the helper; please report it.",
         )
-    return StoreError(f"database error: {_server_message(error)} ({state})")
+    return StoreError(f"database error: {_server_message(error)} ({state})", advice="Check the log of the server.")
 
 
 def _server_message(error: psycopg.Error) -> str:

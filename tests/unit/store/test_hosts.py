@@ -796,6 +796,8 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
     backend.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
     backend.execute(f"ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'")
     backend.execute(f"ALTER ROLE {role} SET synchronous_commit = off")
+    for name in ("statement_timeout", "lock_timeout", "idle_session_timeout"):
+        backend.execute(f"ALTER ROLE {role} SET {name} = 1")
     host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
     await host.open()
     try:
