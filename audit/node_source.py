@@ -19,13 +19,12 @@ from audit import source as sources
 from audit.documents import digest_unbound_fields, parse_round_facts
 from audit.source import AuditBlock, AuditTx, DataMissing
 from audit.transactions import decode_partial_entry, is_of_round
-from helper.chain.counted_reveals import is_counted
+from helper.chain.chain_data import Block, LeafBlock
 from helper.chain.json_fields import Fields
-from helper.chain.limited_gather import gather_limited
-from helper.chain.models import Block, LeafBlock
 from helper.chain.node import Node
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import is_counted
 from helper.chain.rpc_client import RpcClient
 from helper.errors import AuditError, ChainError, ChainUnavailable
 

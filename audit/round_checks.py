@@ -14,7 +14,7 @@ import proofs
 from audit.check_results import Findings
 from audit.documents import Option, RoundFacts
 from audit.transactions import Cast, Delegation
-from helper.chain.models import LeafBlock
+from helper.chain.chain_data import LeafBlock
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.registry import circuit_infos, get_generation
 from proofs import CommitmentTree, EncodingError, ProofsError, Statement

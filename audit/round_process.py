@@ -17,8 +17,7 @@ import orjson
 from audit.archive_source import archive_documents, open_archived_round
 from audit.auditor import audit_round
 from audit.node_source import NodeSource
-from helper.chain.node_pool import create_node_pool
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
 from helper.circuits.registry import circuit_infos
 from helper.clock import Clock, SystemClock
 from helper.errors import HelperError

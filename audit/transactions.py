@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.transaction_tags import (
+from helper.chain.reveal_transaction import (
     CAST,
     CAST_BATCH,
     CONTRIBUTION,
@@ -17,6 +16,7 @@ from helper.chain.transaction_tags import (
     REVEAL,
     ROUND_TAGS,
     TALLY,
+    RevealMessage,
 )
 from helper.errors import AuditError, ChainResponseError
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from audit.auditor import Audit, Progress
     from audit.live_round import BlockCache
     from audit.source import AuditSource
-    from helper.chain.node_pool import NodePool
-    from helper.chain.read_only_pool import ReadOnlyNodePool
+    from helper.chain.node_pool import NodePool, ReadOnlyNodePool
     from helper.object_store.bucket import Bucket
 
 app = typer.Typer()
@@ -238,7 +237,7 @@ def _open_archive(config: Path | None) -> Bucket:
 @asynccontextmanager
 async def _monitored(nodes: NodePool) -> AsyncIterator[ReadOnlyNodePool]:
     """Probe the nodes in the background: a node whose newest block is old is not used. Yields their readers."""
-    from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415
+    from helper.chain.node_pool import ReadOnlyNodePool  # noqa: PLC0415
 
     readers = ReadOnlyNodePool(nodes)
     monitoring = asyncio.create_task(nodes.monitor(PROBE_SECONDS))

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from helper.chain.broadcast_outcome import MESSAGE_REFUSALS, BroadcastOutcome, Verdict
 from helper.chain.node import NO_PENALTY, Penalty
 from helper.chain.node_pool import RESEND_SECONDS
-from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict
 from helper.store.models import SentReveal
 
 INCLUSION_WAIT_BLOCKS: Final = 3

@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
+from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.chain import SimBlock, SimChain, SimRound
 from tests.simulation.fakes import SimTree
@@ -61,11 +61,7 @@ SWALLOWING = frozenset({Lie.INVENTED_BLOCK, Lie.TWIN, Lie.SWALLOW})
 
 
 class Liar:
-    """The lies of one node, and the false chain that they make up.
-
-    Attributes:
-        lies: the active lies.
-    """
+    """The lies of one node, and the false chain that they make up."""
 
     def __init__(self, chain: SimChain) -> None:
         self._chain = chain
@@ -140,7 +136,6 @@ class Liar:
         return self._disputed[height]
 
     def find_transaction(self, tx_hash: bytes, true: TxResult | None, newest: int) -> TxResult | None:
-        """The result of a transaction as the node serves it."""
         if self.tells(Lie.FALSE_SPENT):
             return TxResult(0, newest, "")
         if tx_hash in self._own_results:
@@ -170,7 +165,6 @@ class Liar:
     # Rounds and trees
 
     def rounds(self, rounds: list[Round]) -> list[Round]:
-        """The rounds that the node lists."""
         changes: dict[Lie, Callable[[Round], Round]] = {
             Lie.FALSE_END: lambda known: replace(known, vote_end_time=self._change_end(known.vote_end_time)),
             Lie.FALSE_PROPOSALS: lambda known: replace(known, proposals=(Proposal(9, (0,)),)),
@@ -188,7 +182,6 @@ class Liar:
         return rounds
 
     def tree(self, round_: SimRound) -> SimRound:
-        """A round with the tree that the node serves."""
         if not self.tells(Lie.FALSE_TREE, Lie.TWIN):
             return round_
         key = (round_.round_id, len(round_.tree_sizes))

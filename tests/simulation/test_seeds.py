@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.node import Node
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core import schedule
 from helper.reveal import send_policy
 from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, Step

@@ -100,12 +100,10 @@ async def serve_app(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def failed_ids(results: Sequence[CheckResult], level: str) -> set[str]:
-    """Return the failed checks of a level."""
     return {result.check.id for result in results if result.verdict == "failed" and result.check.level == level}
 
 
 def describe_failures(results: Sequence[CheckResult]) -> str:
-    """Return what was seen of the failed checks."""
     return "\n".join(
         f"{result.check.id} ({result.check.level}) {result.check.name}: {result.seen}"
         for result in results

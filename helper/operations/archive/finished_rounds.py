@@ -18,9 +18,8 @@ import orjson
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
-from helper.chain.models import RoundStatus
-from helper.chain.node_pool import NodePool
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.chain_data import RoundStatus
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.clock import Clock
 from helper.config import Config
 from helper.config.sections import HelperSection

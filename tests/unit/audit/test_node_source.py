@@ -17,8 +17,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> NodeSource:
-    """A node with the blocks up to 20."""
-
     async def probe_all() -> None:
         pass
 

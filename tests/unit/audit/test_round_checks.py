@@ -15,8 +15,7 @@ from audit.check_results import CHECKS, Findings
 from audit.documents import parse_round_facts
 from audit.round_checks import RevealChecks
 from audit.source import AuditBlock
-from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.transaction_tags import REVEAL
+from helper.chain.reveal_transaction import REVEAL, RevealMessage
 from helper.errors import ChainUnavailable
 from tests.support.audit_rounds import MemorySource, threshold_round
 from tests.support.process import TIMEOUT_SECONDS

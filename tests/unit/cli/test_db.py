@@ -20,14 +20,7 @@ PASSPHRASE = "correct horse battery"
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "queue.db"
-
-    async def fill() -> None:
-        store = SqliteStore(path)
-        await store.open()
-        await enqueue_shares(store, 1, 2)
-        await store.close()
-
-    anyio.run(fill)
+    anyio.run(create_database, path, 1, 2)
     return path
 
 
@@ -36,6 +29,13 @@ def key(tmp_path: Path) -> Path:
     file = tmp_path / "passphrase"
     file.write_text(f"{PASSPHRASE}\n")
     return file
+
+
+async def create_database(path: Path, *numbers: int) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    await enqueue_shares(store, *numbers)
+    await store.close()
 
 
 def file_names() -> set[str]:
@@ -90,6 +90,7 @@ def test_restore_counts_moved_shares_apart(
     for command, other in (
         ("queue import b.age --yes", "db restore"),
         ("db restore moved.age --force", "queue import"),
+        ("db check --backup moved.age", "queue import"),
     ):
         assert run_command(*command.split(), *flags) == 1
         assert f"`svote-helper {other}`" in capsys.readouterr().err

@@ -130,7 +130,6 @@ class StrictHelper:
     stored: set[bytes] = field(default_factory=set)
 
     def app(self) -> Starlette:
-        """The application."""
         return Starlette(routes=[Route("/shielded-vote/v1/shares", self._post, methods=["POST"])])
 
     async def _post(self, request: Request) -> Response:

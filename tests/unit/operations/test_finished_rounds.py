@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from audit.round_process import run_job
-from helper.chain.models import BlockHead, Round, RoundList, RoundStatus
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.config import Config
 from helper.config.sections import ArchiveSection, ChainSection, OperatorSection
 from helper.errors import AuditError, BucketError, ChainUnavailable, ProofBundleError

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.node import NO_PENALTY, Penalty
 from helper.chain.node_pool import RESEND_SECONDS
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.reveal.send_policy import (
     AVOIDANCE_SECONDS,
     INCLUSION_WAIT_BLOCKS,

@@ -14,13 +14,13 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.models import BlockHead
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.errors import ChainUnavailable
 from helper.reveal import sender

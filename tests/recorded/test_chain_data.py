@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.models import LeafBlock, RoundStatus, TreeState
+from helper.chain.broadcast_outcome import Verdict
+from helper.chain.chain_data import LeafBlock, RoundStatus, TreeState
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
-from helper.chain.verdicts import Verdict
 from helper.errors import ChainResponseError
 from tests.conftest import RECORDED, read_recorded_lines
+from tests.support.payloads import reveal_fields
 
 ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
 
@@ -91,15 +92,7 @@ async def test_validator_is_parsed() -> None:
 
 
 def message_from_request(request: dict[str, Any]) -> RevealMessage:
-    return RevealMessage(
-        nullifier=b64decode(request["share_nullifier"]),
-        enc_share=b64decode(request["enc_share"]),
-        proposal_id=request["proposal_id"],
-        vote_decision=request["vote_decision"],
-        proof=b64decode(request["proof"]),
-        round_id=b64decode(request["vote_round_id"]),
-        anchor_height=request["vote_comm_tree_anchor_height"],
-    )
+    return RevealMessage(**reveal_fields(request))
 
 
 def test_reveal_message_encodes_recorded_bytes(recorded_reveals: list[dict[str, Any]]) -> None:

@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 
+from helper.chain.chain_data import BlockHead
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.log_limits import LoggedProblem

@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, MemoryStore
+from tests.unit.chain.fakes import ROUND_ID, ChainStore, FakeNetwork, FakeNode
 
 
 class Environment:
@@ -22,7 +22,7 @@ class Environment:
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node, **{name: FakeNode(self.clock, height=100) for name in others})
         self.endpoints = self.network.create_node_pool(self.clock)
-        self.store = MemoryStore()
+        self.store = ChainStore(self.clock)
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         self.follower = ChainSync(node_pool=self.endpoints, rounds=self.rounds, trees=self.trees)

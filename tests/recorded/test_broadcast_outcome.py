@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helper.chain.verdicts import MESSAGE_REFUSALS, REFUSALS, Verdict, classify_response
+from helper.chain.broadcast_outcome import MESSAGE_REFUSALS, REFUSALS, Verdict, classify_response
 from tests.conftest import read_recorded_lines
 
 VERDICT_BY_EXCHANGE = {

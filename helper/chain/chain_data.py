@@ -1,7 +1,8 @@
 """Typed values of chain data, and parsers of a node's JSON.
 
 Ids, roots and leaves are raw bytes; times are Unix seconds. Each parser takes the decoded JSON of one response and
-raises `ChainResponseError` with the name of the first invalid field.
+raises `ChainResponseError` with the name of the first invalid field. The `Listed…` types are rounds as people see them:
+with titles, labels and totals, and without conditions that a round must meet to be processed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from helper.chain.json_fields import Fields
 from helper.errors import ChainResponseError, InvalidResponse
 
 MAX_LEAVES = 2**24
+MAX_INT = 2**62
+"""Maximum of heights and times. Sums of them fit into the store's 64 bits."""
 
 
 class RoundStatus(IntEnum):
@@ -123,13 +126,9 @@ class NodeInfo:
 
 
 def find_same_nodes(nodes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Find nodes that report the id of an earlier one.
+    """The names of nodes that report the id of an earlier one, each with the name of that one.
 
-    Args:
-        nodes: name and reported id of each node, in the configured order; the id is "" if unknown.
-
-    Returns:
-        The name of each such node, and that of the earlier one.
+    Each node is given by its name and reported id, which is "" if unknown.
     """
     same, first = [], dict[str, str]()
     for name, node_id in nodes:
@@ -141,33 +140,18 @@ def find_same_nodes(nodes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownStatusRound:
-    """A round with a status that this version does not know.
-
-    Attributes:
-        status: the number that the chain reports; 0 if it reports none.
-        vote_end_time: Unix seconds.
-        created_at_height: no leaf of the round's tree is in an earlier block.
-    """
-
-    status: int
-    vote_end_time: int
-    created_at_height: int
-
-
-@dataclass(frozen=True, slots=True)
 class RoundList:
     """The chain's rounds.
 
     Attributes:
         rounds: the valid rounds.
         invalid: why each invalid round is invalid, by round id.
-        unknown_status: rounds that are valid except for a status that this version does not know, by round id.
+        unknown_status: which statuses this version does not know, by round id.
     """
 
     rounds: list[Round]
     invalid: dict[bytes, str]
-    unknown_status: dict[bytes, UnknownStatusRound] = field(default_factory=dict)
+    unknown_status: dict[bytes, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +175,7 @@ def parse_rounds(response: object) -> RoundList:
     """
     valid: dict[bytes, Round] = {}
     invalid: dict[bytes, str] = {}
-    unknown_status: dict[bytes, UnknownStatusRound] = {}
+    unknown_status: dict[bytes, str] = {}
     for fields in Fields(response, "response").children("rounds"):
         round_id = fields.base64_bytes("vote_round_id", 32)
         if round_id in valid or round_id in invalid or round_id in unknown_status:
@@ -202,9 +186,7 @@ def parse_rounds(response: object) -> RoundList:
             if status in _STATUSES:
                 valid[round_id] = _parse_round_fields(fields)
             else:
-                unknown_status[round_id] = UnknownStatusRound(
-                    status, _parse_end_time(fields), _parse_created_height(fields)
-                )
+                unknown_status[round_id] = f"status {status} is unknown to this version"
         except ChainResponseError as error:
             invalid[round_id] = str(error)
     return RoundList(
@@ -222,18 +204,10 @@ def _parse_round_fields(fields: Fields) -> Round:
     return Round(
         round_id=fields.base64_bytes("vote_round_id", 32),
         status=status,
-        vote_end_time=_parse_end_time(fields),
+        vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
         proposals=tuple(_parse_proposal(proposal) for proposal in fields.children("proposals")),
-        created_at_height=_parse_created_height(fields),
+        created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
     )
-
-
-def _parse_end_time(fields: Fields) -> int:
-    return fields.uint("vote_end_time", maximum=2**62)
-
-
-def _parse_created_height(fields: Fields) -> int:
-    return fields.uint("created_at_height", maximum=2**62)
 
 
 def _parse_proposal(fields: Fields) -> Proposal:
@@ -251,7 +225,7 @@ def parse_tree(response: object) -> TreeState | None:
     return TreeState(
         size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
         root=fields.base64_bytes("root", 32),
-        height=fields.uint("height", maximum=2**62),
+        height=fields.uint("height", maximum=MAX_INT),
     )
 
 
@@ -260,7 +234,7 @@ def parse_tree_at(response: object, height: int) -> TreeState | None:
     fields = Fields(response, "response").child("tree")
     if not fields.has("root"):
         return None
-    if fields.uint("height", maximum=2**62) != height:
+    if fields.uint("height", maximum=MAX_INT) != height:
         raise fields.invalid_field("height", f"{fields.uint('height')} was returned for {height}")
     return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32), height)
 
@@ -269,13 +243,13 @@ def parse_leaves(response: object) -> LeafPage:
     """Parse `GET commitment-tree/{id}/leaves`: one page."""
     fields = Fields(response, "response")
     blocks = [_parse_leaf_block(block) for block in fields.children("blocks")]
-    return LeafPage(blocks, fields.uint("next_from_height", maximum=2**62) or None)
+    return LeafPage(blocks, fields.uint("next_from_height", maximum=MAX_INT) or None)
 
 
 def _parse_leaf_block(fields: Fields) -> LeafBlock:
     leaves = [fields.decode(f"leaves[{i}]", leaf, 32) for i, leaf in enumerate(fields.items("leaves"))]
     return LeafBlock(
-        height=fields.uint("height", maximum=2**62),
+        height=fields.uint("height", maximum=MAX_INT),
         start_index=fields.uint("start_index", maximum=MAX_LEAVES),
         leaves=b"".join(leaves),
     )
@@ -284,7 +258,7 @@ def _parse_leaf_block(fields: Fields) -> LeafBlock:
 def parse_head(response: object) -> BlockHead:
     """Parse the header of `GET blocks/latest` or `blocks/{height}`."""
     header = Fields(response, "response").child("block").child("header")
-    return create_head(header.text("chain_id"), header.uint("height", maximum=2**62), header.timestamp("time"))
+    return create_head(header.text("chain_id"), header.uint("height", maximum=MAX_INT), header.timestamp("time"))
 
 
 def create_head(chain_id: str, height: int, time: float) -> BlockHead:
@@ -332,4 +306,95 @@ def parse_tx(response: object) -> TxResult:
     fields = Fields(response, "response")
     if not fields.has("height"):
         raise fields.invalid_field("height", "missing")
-    return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=2**62), fields.text("log"))
+    return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=MAX_INT), fields.text("log"))
+
+
+MAX_TEXT_LENGTH = 400
+"""Maximum length of a title or label in characters. Longer ones are truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedOption:
+    """An option of a proposal."""
+
+    index: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProposal:
+    """A proposal with its options."""
+
+    id: int
+    title: str
+    options: tuple[ListedOption, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRound:
+    """A round.
+
+    Attributes:
+        status: the chain's number.
+        vote_end_time: Unix seconds.
+        authority_key: public key of the election authority, 32 bytes; empty if there is no valid one.
+    """
+
+    round_id: bytes
+    status: int
+    vote_end_time: int
+    created_at_height: int
+    proposals: tuple[ListedProposal, ...]
+    authority_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTotal:
+    """Total of one option in a finalized round."""
+
+    proposal_id: int
+    option: int
+    value: int
+
+
+def parse_listing(response: object) -> list[ListedRound]:
+    """Parse `GET rounds`."""
+    return [_parse_listed_round(fields) for fields in Fields(response, "response").children("rounds")]
+
+
+def parse_totals(response: object) -> list[OptionTotal]:
+    """Parse `GET tally-results/{id}`: the options with votes."""
+    return [
+        OptionTotal(
+            proposal_id=fields.uint("proposal_id", maximum=2**31),
+            option=fields.uint("vote_decision", maximum=2**31),
+            value=fields.uint("total_value", maximum=2**63),
+        )
+        for fields in Fields(response, "response").children("results")
+    ]
+
+
+def _parse_listed_round(fields: Fields) -> ListedRound:
+    return ListedRound(
+        round_id=fields.base64_bytes("vote_round_id", 32),
+        status=fields.uint("status", maximum=255),
+        vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
+        created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
+        proposals=tuple(_parse_listed_proposal(proposal) for proposal in fields.children("proposals")),
+        authority_key=_parse_authority_key(fields),
+    )
+
+
+def _parse_authority_key(fields: Fields) -> bytes:
+    try:
+        return fields.base64_bytes("ea_pk", 32)
+    except InvalidResponse:  # it must not make the list of rounds unusable
+        return b""
+
+
+def _parse_listed_proposal(fields: Fields) -> ListedProposal:
+    options = tuple(
+        ListedOption(option.uint("index", maximum=2**31), option.text("label")[:MAX_TEXT_LENGTH])
+        for option in fields.children("options")
+    )
+    return ListedProposal(fields.uint("id", maximum=2**31), fields.text("title")[:MAX_TEXT_LENGTH], options)
