@@ -685,6 +685,19 @@ async def test_chain_time_needs_two_nodes() -> None:
     assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5), "one node alone moves no time"
 
 
+async def test_block_time_of_one_node_closes_no_round_with_unread_blocks() -> None:
+    env = NodePairEnvironment(rpc=True)
+    header = {"chain_id": CHAIN_ID, "height": "99", "time": format_timestamp(VOTE_END + 3600)}
+    env.node.faults = {
+        "block_results": lambda _: json_response(500, {"error": {"data": "unavailable"}}),
+        "/blocks/99": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
+        "/blocks/100": lambda _: httpx.Response(500),
+    }
+    env.clock.advance(VOTE_END + 60 - env.clock.now())
+    await env.follow()
+    assert (env.follower.height, env.rounds.chain_now()) == (99, None), "the newest block may precede the round's end"
+
+
 @both_transports
 async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
