@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 
 # System programs that tests and campaigns use: command=package.
-SYSTEM := strace=strace faketime=faketime
+SYSTEM := strace=strace
 # Programs for the examples in deploy/ and for PostgreSQL. If systemd is running, installing a proxy or a database would
 # start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
@@ -20,7 +20,7 @@ BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-
 # Tests of `make test-full`: campaigns and documents with real processes, killed databases, proxies, planted faults,
 # and the audit of a round with real proofs.
 LONG := tests/acceptance tests/campaign/test_quick.py tests/tor $(addprefix tests/integration/test_, \
-  client_address_memory.py conformance.py crash.py encryption_kill.py eras.py outage.py postgres_failover.py \
+  circuit_selection.py client_address_memory.py conformance.py crash.py encryption_kill.py outage.py postgres_failover.py \
   postgres_network.py proxies.py roles.py round_archive.py)
 # Of these, tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
 ALONE := tests/campaign/test_quick_alone.py $(addprefix tests/integration/test_,demo.py history.py known_shares.py \

@@ -23,9 +23,9 @@ from typing import Any
 
 import psycopg
 
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.node import NO_PENALTY
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.clock import SystemClock
 from helper.core.dispatch_order import BacklogLimits
 from helper.core.drain import MAX_REVEALS_PER_BLOCK
@@ -232,7 +232,8 @@ async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, b
     """Apply blocks with these reveals. Returns the number of confirmed shares."""
     confirmed = 0
     for height, at in enumerate(range(0, len(spent), MAX_REVEALS_PER_BLOCK), 101):
-        confirmed += len(await store.apply_block(height, spent[at : at + MAX_REVEALS_PER_BLOCK], now=time.time()))
+        block = spent[at : at + MAX_REVEALS_PER_BLOCK]
+        confirmed += len(await store.apply_blocks([(height, height)], block, now=time.time()))
     return confirmed
 
 

@@ -73,8 +73,3 @@ def recorded_reveals() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def recorded_exchanges() -> list[dict[str, Any]]:
     return read_recorded_lines("exchanges.jsonl")
-
-
-@pytest.fixture(scope="session")
-def recorded_blocks() -> list[dict[str, Any]]:
-    return read_recorded_lines("blocks.jsonl")

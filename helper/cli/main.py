@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from helper.cli.command_line import COMPLETION_VARIABLE, create_cli, create_completing_cli
-from helper.cli.early_lock_check import require_single_instance
 from helper.cli.output import ExitCode, discard_output, print_message
 from helper.errors import HelperError
 
@@ -24,7 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     _replace_closed_streams()
     try:
-        require_single_instance(argv, os.environ)
         cli = create_completing_cli(os.environ) if COMPLETION_VARIABLE in os.environ else create_cli(argv)
         try:
             cli(args=argv, prog_name="svote-helper")
@@ -56,7 +54,7 @@ def _replace_closed_streams() -> None:
 
 def _print_error(error: HelperError) -> None:
     """Print an error and its advice, in the journal with the priority of an error."""
-    import logging  # noqa: PLC0415 - see helper.cli.command_line
+    import logging  # noqa: PLC0415 - few commands fail
 
     from helper.runtime.systemd import is_journal, priority_prefix  # noqa: PLC0415
 

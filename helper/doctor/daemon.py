@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from helper.chain.models import ENDED_STATUSES
+from helper.chain.chain_data import ENDED_STATUSES
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.observability.readiness_text import Check

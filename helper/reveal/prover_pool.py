@@ -169,18 +169,13 @@ class ProverPool:
     Args:
         workers: number of concurrent proofs.
         circuits: generations that workers use. A worker is ready with the keys of the first, which its self-test uses.
-        clock: measures the duration of proofs.
         nice: added to the niceness of a worker (0 to 19), so that the API has priority.
         timeout: seconds after which a proof is cancelled and its worker killed; 0 means
             max(60, 50 × the slowest self-test).
-        command: the command line of a worker.
-        spawn: starts a worker.
         check_start: called in a thread before each start of a worker; raises HelperError to prevent it. None for no
             check.
 
     Attributes:
-        workers: number of concurrent proofs.
-        fingerprints: fingerprints of the loaded keys, by circuit.
         unexpected_exits: number of unexpected worker exits: `died` (exited) and `timeout` (killed after a timeout).
     """
 
@@ -212,7 +207,6 @@ class ProverPool:
         self._fatal_error: asyncio.Future[None] | None = None
         self._load_lock = asyncio.Lock()
         self._pids: dict[int, int] = {}
-        self.fingerprints: dict[str, str] = {}
         self.unexpected_exits: Counter[str] = Counter()
 
     def set_circuits(self, circuits: Sequence[str]) -> None:
@@ -293,8 +287,6 @@ class ProverPool:
         """Create one proof.
 
         Args:
-            circuit: the generation.
-            share: the witness and the public inputs.
             path: the 24 siblings of the share's leaf, leaf level first.
             on_start: called when a worker starts the job (not when it is queued).
             is_needed: called when a worker is free, immediately before it starts the job.
@@ -431,7 +423,6 @@ class ProverPool:
             return None
         if "error" in reply:
             raise ProverCrashed(f"could not create keys: {reply['message']}")
-        self.fingerprints |= reply["fingerprints"]
         return reply
 
     async def _run_task(self, process: WorkerProcess, task: _Task) -> None:

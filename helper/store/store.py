@@ -428,10 +428,6 @@ class Store(QueueReader, ABC):
         """
         return await self._run(blocks.apply_blocks, tuple(heights), tuple(spent), int(now * 1000))
 
-    async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
-        """Apply one block; see `apply_blocks`."""
-        return await self.apply_blocks([(height, height)], spent, now=now)
-
     async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
         """Like `apply_blocks`, without a block."""
         return await self._run(blocks.add_spent, tuple(spent), self._now_ms())

@@ -1,7 +1,8 @@
 """Run the campaigns: `python -m tests.campaign [--store NAME] [--only NAME …] [--quick] [--seed N] [--rest]`.
 
 Prints a table, and writes every result to `build/campaign.json`. The exit status is 1 if a promise was broken. All
-campaigns take hours: `--rest` continues an interrupted run, with the same store or another, and prints all results.
+campaigns take more than an hour: `--rest` continues an interrupted run, with the same store or another, and prints all
+results.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ def previous_seed_results(*, seed: int, quick: bool) -> Report:
     if not REPORT.exists():
         return {}
     results: list[dict[str, Any]] = json.loads(REPORT.read_text())
-    results = [{"store": STORE_NAMES[0], **result} for result in results]  # older reports do not contain a store
     is_held = [result for result in results if (result["seed"], result["quick"], result["held"]) == (seed, quick, True)]
     return {(result["store"], result["name"]): result for result in is_held}
 
@@ -90,13 +90,11 @@ def sort_report(report: Report) -> list[dict[str, Any]]:
 
 
 def write_report(report: Report) -> None:
-    """Write the results so far."""
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(sort_report(report), indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> int:
-    """Run the requested campaigns."""
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
     parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="store of the helpers' queues")
     parser.add_argument(

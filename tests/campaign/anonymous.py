@@ -39,7 +39,7 @@ from tests.campaign.process_monitor import open_files, peak_memory_mb, reset_pea
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.shared_address_attack import CONNECTIONS_PER_SLOW_CLIENT
 from tests.campaign.wallet_clients import WalletGroup
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
+from tests.support.harness import HelperProcess, unix_time_in
 
 ROUND_SECONDS = 3600
 DUE_SECONDS = 20
@@ -51,7 +51,6 @@ MAX_DELAY_SECONDS = 2.0
 MIN_BYTES_PER_SECOND, MAX_BYTES_PER_SECOND = 20_000, 100_000
 SEGMENT_BYTES = 1400
 WALLETS_PER_SECOND = 200
-HOSTILE_FRACTION = 0.01
 MAX_REFUSED_FRACTION = 0.1
 """Fraction of shares refused at first. The attack opens 2,200 connections per second at its start, more than a full
 server can replace: none is closed in its first four seconds."""
@@ -139,11 +138,8 @@ class LinkedWallets:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Let wallets and hostile clients post, and check the promises."""
     findings = Findings()
-    async with run_chain_and_helper(
-        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=setting.cluster
-    ) as (chain, helper):
+    async with setting.run_helper() as (chain, helper):
         round_id = await chain.open_round(seconds=ROUND_SECONDS)
         group = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("wallets"))
         votes = await group.cast_votes(round_id, setting.scale(625, 64))

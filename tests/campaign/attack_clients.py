@@ -76,7 +76,6 @@ class ReusedConnection:
         return response
 
     def close(self) -> None:
-        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None

@@ -24,8 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from devnet.ballot import Ballot
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
@@ -34,7 +32,7 @@ from tests.campaign.promise_check import ShareLedger
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import run_command
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, run_helper
+from tests.support.harness import HelperProcess
 from tests.support.process import find_free_port
 
 PASSPHRASE = "correct horse battery staple"
@@ -56,21 +54,14 @@ class RestoreLosses:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Back up, destroy and restore repeatedly, then check the promises."""
     findings, losses = Findings(), RestoreLosses()
     ledger = ShareLedger()
-    async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
-        await chain.start()
-        try:
-            async with run_helper(setting.directory, http, chain, helper={"port": find_free_port()}) as helper:
-                for cycle in range(setting.scale(3, 1)):
-                    wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
-                    wallets.ledger = ledger
-                    await _run_cycle(setting, findings, chain, helper, wallets, losses)
-                await _check_promises(setting, findings, chain, helper, ledger, losses)
-        finally:
-            await chain.kill()
+    async with setting.run_helper(helper={"port": find_free_port()}) as (chain, helper):
+        for cycle in range(setting.scale(3, 1)):
+            wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
+            wallets.ledger = ledger
+            await _run_cycle(setting, findings, chain, helper, wallets, losses)
+        await _check_promises(setting, findings, chain, helper, ledger, losses)
     return findings
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from helper.observability.stats import percentile
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
 from tests.support.postgres import Cluster
 
 T = TypeVar("T")
@@ -35,8 +38,13 @@ class CampaignRun:
         """Return the value for the full campaign or for its short form."""
         return quick if self.is_quick else full
 
+    def run_helper(self, **sections: Any) -> AbstractAsyncContextManager[tuple[DevChain, HelperProcess]]:
+        """Run a chain and a helper with fake proofs, both ready; kill them at the end."""
+        return run_chain_and_helper(
+            self.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=self.cluster, **sections
+        )
+
     def seeded_random(self, purpose: str) -> random.Random:
-        """Return an independent random generator for one purpose."""
         return random.Random(f"{self.seed} {purpose}")
 
 
@@ -57,15 +65,12 @@ class Findings:
     goals: dict[str, Goal] = field(default_factory=dict)
 
     def record_figure(self, name: str, value: FigureValue) -> None:
-        """Record a figure without a goal."""
         self.figures[name] = _round_figure(value)
 
     def require_at_most(self, name: str, value: float, bound: float) -> None:
-        """Require an upper bound."""
         self._record_goal(name, value, f"≤ {bound:g}", value <= bound)
 
     def require_at_least(self, name: str, value: float, bound: float) -> None:
-        """Require a lower bound."""
         self._record_goal(name, value, f"≥ {bound:g}", value >= bound)
 
     def require_percentile(self, name: str, seconds: list[float], rank: float, bound: float) -> None:
@@ -74,7 +79,6 @@ class Findings:
         self.record_figure(f"{name} p99 s", percentile(seconds, 0.99) or 60.0)
 
     def require_equal(self, name: str, value: FigureValue, expected: FigureValue) -> None:
-        """Require an exact value."""
         self._record_goal(name, value, f"= {expected}", value == expected)
 
     @property
@@ -84,7 +88,6 @@ class Findings:
 
     @property
     def broken_goals(self) -> list[str]:
-        """Describe the goals that were not met."""
         return [f"{name}: {goal.figure} ({goal.promise})" for name, goal in self.goals.items() if not goal.is_held]
 
     def merge(self, other: Findings, part: str) -> None:

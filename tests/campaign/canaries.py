@@ -35,7 +35,6 @@ def stored_secrets(votes: Votes) -> dict[str, bytes]:
 
 
 def collect_nullifiers(votes: Votes) -> dict[str, bytes]:
-    """Return the nullifiers of all shares of these votes."""
     return {
         f"nullifier {share.index} of {vote.commitment.hex()[:8]}": share.nullifier
         for vote, _ in votes

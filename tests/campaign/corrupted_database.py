@@ -41,7 +41,6 @@ CHAIN_HEIGHT: Final = 70
 
 
 def create_numbered_share(number: int) -> PostedShare:
-    """Return the share with this number and its due time."""
     times = {**dict.fromkeys(WAITING_NUMBERS, SOON_DUE_AT), **dict.fromkeys(LATER_NUMBERS, LATER_DUE_AT)}
     return make_posted_share(number, round_id=ROUND_ID, submit_at=times.get(number, 0))
 
@@ -69,7 +68,6 @@ class StoreEnvironment:
 
 
 async def create_database(path: Path) -> None:
-    """Create the database that is copied."""
     environment = StoreEnvironment(path)
     store = environment.store
     await store.open()
@@ -79,9 +77,8 @@ async def create_database(path: Path) -> None:
         await environment.trees.sync(100)
         shares = map(create_numbered_share, STORED_NUMBERS)
         await asyncio.gather(*(store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in shares))
-        await store.apply_block(
-            CHAIN_HEIGHT, [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS], now=NOW
-        )
+        confirmed = [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS]
+        await store.apply_blocks([(CHAIN_HEIGHT, CHAIN_HEIGHT)], confirmed, now=NOW)
         await store.add_spent([(ROUND_ID, bytes([number]) * 32) for number in range(40)])
         by_nullifier = {create_numbered_share(number).nullifier: number for number in STORED_NUMBERS}
         for queued in await store.claim_due(now=NOW, limit=LIST_LIMIT, rounds=[ROUND_ID]):
@@ -225,7 +222,6 @@ async def _process_due(result: RunResult, env: StoreEnvironment, now: float = SO
 
 
 async def _read_operator_views(result: RunResult, env: StoreEnvironment) -> None:
-    """Read what operators see."""
     entries = await result.run_step("list", env.store.list_shares(QueueFilter(), LIST_LIMIT)) or []
     result.listed = [entry.ref for entry in entries]
     result.failed = {entry.ref for entry in entries if entry.state is ShareState.FAILED}
@@ -263,12 +259,10 @@ async def _run_integrity_check(result: RunResult, env: StoreEnvironment) -> None
 
 
 async def _confirm_all(result: RunResult, env: StoreEnvironment, path: Path) -> None:
-    """Confirm every share on the chain."""
     result.damaged_rows = await _read_damaged_rows(path)
     block = [(ROUND_ID, create_numbered_share(number).nullifier) for number in (*STORED_NUMBERS, *NEW_NUMBERS)]
-    result.confirmed = len(
-        await result.run_step("apply block", env.store.apply_block(CHAIN_HEIGHT + 1, block, now=NOW)) or []
-    )
+    applying = env.store.apply_blocks([(CHAIN_HEIGHT + 1, CHAIN_HEIGHT + 1)], block, now=NOW)
+    result.confirmed = len(await result.run_step("apply block", applying) or [])
 
 
 async def _read_damaged_rows(path: Path) -> set[int]:

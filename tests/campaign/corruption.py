@@ -60,7 +60,6 @@ EXPECTED_SHARES = {
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Create the copies, run a helper on each, and compare."""
     findings, rng = Findings(), setting.seeded_random("bits")
     base = setting.directory / "base.db"
     kinds: Counter[str] = Counter()

@@ -57,7 +57,6 @@ class KillSeries:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run both series."""
     findings = Findings()
     stand_in = KillSeries(
         "stand-in",

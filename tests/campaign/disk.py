@@ -39,7 +39,7 @@ from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, run_helper
+from tests.support.harness import HelperProcess
 from tests.support.process import find_free_port
 
 TMPFS_SIZE = "24m"
@@ -104,22 +104,15 @@ class SequentialWallet:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Fill the disk, make its syncs fail, and check the promises."""
     findings, missing = Findings(), _missing_requirement()
     findings.require_equal("requirements are installed", missing, "yes")
     if missing != "yes":
         return findings
     disk = setting.directory / "disk"
     with _mount_tmpfs(disk):
-        async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
-            await chain.start()
-            try:
-                settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
-                async with run_helper(setting.directory, http, chain, helper=settings) as helper:
-                    await _run_failures(setting, findings, http, chain, helper)
-            finally:
-                await chain.kill()
+        settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
+        async with setting.run_helper(helper=settings) as (chain, helper):
+            await _run_failures(setting, findings, chain, helper)
     return findings
 
 
@@ -139,16 +132,14 @@ def _mount_tmpfs(disk: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-async def _run_failures(
-    setting: CampaignRun, findings: Findings, http: httpx.AsyncClient, chain: DevChain, helper: HelperProcess
-) -> None:
+async def _run_failures(setting: CampaignRun, findings: Findings, chain: DevChain, helper: HelperProcess) -> None:
     wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("crowd"))
     round_id = await chain.open_round()
     votes = await wallets.cast_votes(round_id, setting.scale(60, 8))
     own_votes = await wallets.cast_votes(round_id, setting.scale(120, 14))
     await helper.wait_for_leaf(round_id, max(position for _, position in votes + own_votes))
     wallet = SequentialWallet(
-        helper, http, wallets.ledger, iter([(v, s.index, p) for v, p in own_votes for s in v.shares])
+        helper, chain.http, wallets.ledger, iter([(v, s.index, p) for v, p in own_votes for s in v.shares])
     )
     rng, start, window = setting.seeded_random("times"), time.time(), setting.scale(120, 12)
     clients = [
@@ -194,7 +185,6 @@ async def _measure_failure(
     *,
     kill: bool,
 ) -> None:
-    """Measure one failure, from its start to the first 200 after it."""
     helper = wallet.helper
     async with helper.timeout("accepts shares before the failure"):
         await _wait_until(lambda: wallet.responses and wallet.responses[-1].code == 200)

@@ -44,7 +44,7 @@ from tests.campaign.rank_correlation import chance_bound, first_occurrences, ran
 from tests.campaign.summary_attack import Summaries, recovered_fraction
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
+from tests.support.harness import HelperProcess, unix_time_in
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 Votes = Sequence[tuple[Ballot, int]]
@@ -73,15 +73,8 @@ PAGE_SIZE = 1000
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Record both traffic phases and check them."""
     findings = Findings()
-    cluster = setting.cluster
-    async with run_chain_and_helper(
-        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
-    ) as (
-        chain,
-        helper,
-    ):
+    async with setting.run_helper() as (chain, helper):
         round_id = await chain.open_round()
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
         posters, voters = (

@@ -25,7 +25,7 @@ from tests.campaign.promise_check import ShareLedger
 from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
+from tests.support.harness import HelperProcess, unix_time_in
 
 SHARES_PER_VOTE = 16
 FAR_AHEAD_SECONDS = 1800
@@ -34,15 +34,8 @@ ROUND_SECONDS = 3600
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Post the herd, post others while it is processed, and check the promises."""
     findings = Findings()
-    cluster = setting.cluster
-    async with run_chain_and_helper(
-        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
-    ) as (
-        chain,
-        helper,
-    ):
+    async with setting.run_helper() as (chain, helper):
         round_id = await chain.open_round(seconds=ROUND_SECONDS)
         herd, others = (
             WalletGroup(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("herd", "others")
@@ -86,6 +79,7 @@ async def _check_herd(
 ) -> None:
     await promise_check.wait_until_drained(chain, herd, 60)
     await promise_check.check_promises(findings, chain, herd)
+    await promise_check.check_one_broadcast_per_height(findings, chain, herd)
     sent = await promise_check.find_broadcasts(chain, herd)
     start = (await helper.service_stats())["lateness_start"]["min_ms"]
     findings.require_at_most("ms from the due time to the first proof's start", start, 100)

@@ -42,8 +42,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
-
 import proofs
 from devnet import ballot
 from devnet.ballot import Ballot
@@ -72,7 +70,7 @@ from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory
 from tests.campaign.schemathesis_run import check_described_operations
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, run_helper
+from tests.support.harness import HelperProcess, run_chain, run_helper
 
 T = TypeVar("T")
 RECORDED_SHARES = Path(__file__).parents[1] / "recorded" / "round" / "shares.jsonl"
@@ -107,9 +105,8 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run the attacks and check the promises."""
     findings = Findings()
-    async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as env:
+    async with _create_environment(setting, findings) as env:
         port = _port_of(env.wallets_helper)
         described = check_described_operations(findings, setting, env.closed_helper.url, TOKEN)
         if setting.is_quick:
@@ -126,23 +123,19 @@ async def run(setting: CampaignRun) -> Findings:
         _parse_mutations(env)
         await _post_mutations(env, uncast)
         await _post_unknown_leaves(env, uncast, env.cast[0][1])
-        await attack_gateway(setting, findings, env.chain, env.round_id, http)
-        await attack_registration(setting, findings, env.chain, http)
+        await attack_gateway(setting, findings, env.chain, env.round_id, env.chain.http)
+        await attack_registration(setting, findings, env.chain, env.chain.http)
         await promise_check.wait_until_drained(env.chain, env.wallets.ledger, 60)
         await _check_promises(env)
     return findings
 
 
 @contextlib.asynccontextmanager
-async def _create_environment(
-    setting: CampaignRun, findings: Findings, http: httpx.AsyncClient
-) -> AsyncIterator[Environment]:
+async def _create_environment(setting: CampaignRun, findings: Findings) -> AsyncIterator[Environment]:
     directories = [setting.directory / name for name in ("usual", "closed")]
     for directory in directories:
         directory.mkdir()
-    chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
-    await chain.start()
-    try:
+    async with run_chain(setting.directory, "--block-seconds", "0.3", "--stand-in-proofs") as chain:
         round_id = await chain.open_round()
         await chain.post("/devnet/voting-config", {"version": 1, "vote_servers": []})
         async with contextlib.AsyncExitStack() as stack:
@@ -150,19 +143,17 @@ async def _create_environment(
                 {"helper": {"trusted_proxies": [PROXY_ADDRESS]}},
                 {"helper": {"api_token": TOKEN}, **_all_features_config(chain)},
             ]
-            default, closed = await asyncio.gather(
-                *(
-                    stack.enter_async_context(run_helper(directory, http, chain, cluster=setting.cluster, **sections))
-                    for directory, sections in zip(directories, kinds, strict=True)
+            default, closed = [
+                await stack.enter_async_context(
+                    run_helper(directory, chain.http, chain, cluster=setting.cluster, **sections)
                 )
-            )
+                for directory, sections in zip(directories, kinds, strict=True)
+            ]
             wallets = WalletGroup(chain, lambda: [default.url], setting.seeded_random("votes"))
             cast = await wallets.cast_votes(round_id, setting.scale(40, 6))
             for helper in (default, closed):
                 await helper.wait_for_leaf(round_id, max(position for _, position in cast))
             yield Environment(setting, findings, chain, round_id, default, closed, wallets, cast)
-    finally:
-        await chain.kill()
 
 
 def _all_features_config(chain: DevChain) -> dict[str, Any]:
@@ -223,8 +214,6 @@ async def _send_invalid_requests(env: Environment, port: int) -> None:
 
 
 async def _run_connection_flood(env: Environment, kind: str, port: int) -> None:
-    """Run a flood in a separate process."""
-
     async def run_process() -> bytes:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", connection_floods.__name__, kind, str(port), str(env.setting.scale(30.0, 3.0))),
@@ -304,7 +293,6 @@ async def _post_mutations(env: Environment, uncast_votes: Sequence[Ballot]) -> N
 
 
 async def _create_uncast_votes(env: Environment) -> list[Ballot]:
-    """Create votes that are never cast."""
     async with Wallet(env.chain.url, [], rng=env.setting.seeded_random("uncast")) as wallet:
         return [await wallet.seal_ballot(env.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
 

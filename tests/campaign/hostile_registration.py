@@ -181,7 +181,6 @@ async def _check_list(findings: Findings, helper: HelperProcess, http: httpx.Asy
 
 
 async def _read_pages(helper: HelperProcess, http: httpx.AsyncClient) -> tuple[list[int], set[str]]:
-    """Return the bytes of each page, and the monikers on all."""
     sizes, monikers, url = list[int](), set[str](), httpx.URL(f"{helper.url}{PENDING_PATH}")
     while True:
         response = await http.get(url)

@@ -24,15 +24,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from devnet.lies import Lie
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import StatusObservations
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, run_helper
+from tests.support.harness import HelperProcess, run_chain, run_helper
 
 SCENARIOS: tuple[tuple[Lie, ...], ...] = (
     ("ahead", "swallow"),
@@ -47,6 +45,7 @@ SCENARIOS: tuple[tuple[Lie, ...], ...] = (
     ("error_texts", "false_spent"),
     ("index_gaps", "swallow"),
     ("twin",),
+    ("one_height", "swallow"),
 )
 QUICK_SCENARIOS = SCENARIOS[:8]
 LANE_COUNT = 4
@@ -70,7 +69,6 @@ class Lane:
 
     @property
     def round_seconds(self) -> int:
-        """Length of each round."""
         return self.setting.scale(120, 30)
 
     async def run_scenario(self, lies: tuple[Lie, ...], *, from_first_listing: bool) -> None:
@@ -117,7 +115,6 @@ class Lane:
         self.findings.require_equal(f"{name}: not confirmed a minute after the lie", left, 0)
 
     async def wait_until_rounds_close(self) -> None:
-        """Wait until the helper has closed every round."""
         closed = "SELECT count(*) FROM rounds WHERE alerted_ms IS NOT NULL"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONFIRMATION_SECONDS + self.round_seconds):
@@ -126,19 +123,18 @@ class Lane:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run all scenarios and check the promises."""
     findings, lateness = Findings(), list[float]()
     scenarios = [*product(SCENARIOS, (2, 3), (True, False))]
     if setting.is_quick:  # each once, from the first listing, with two and three nodes in turn
         scenarios = [(lies, 2 + number % 2, True) for number, lies in enumerate(QUICK_SCENARIOS)]
     lanes = list[list[tuple[tuple[Lie, ...], bool]]]()
-    async with httpx.AsyncClient(timeout=30) as http, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for nodes, half in product((2, 3), range(LANE_COUNT // 2)):
             selected = [(lies, early) for lies, count, early in scenarios if count == nodes][half :: LANE_COUNT // 2]
             directory = setting.directory / f"nodes{nodes}-{half}"
             directory.mkdir()
             lanes.append(selected)
-            group.create_task(_run_lane(setting, findings, lateness, directory, http, nodes, selected))
+            group.create_task(_run_lane(setting, findings, lateness, directory, nodes, selected))
     bound = setting.scale(MAX_LATENESS_SECONDS, MAX_LATENESS_SECONDS_BUSY)
     findings.require_percentile("lateness while a node lies", lateness, 0.99, bound)
     return findings
@@ -149,17 +145,14 @@ async def _run_lane(
     findings: Findings,
     lateness: list[float],
     directory: Path,
-    http: httpx.AsyncClient,
     nodes: int,
     scenarios: list[tuple[tuple[Lie, ...], bool]],
 ) -> None:
     flags = ("--block-seconds", setting.scale("1", "0.5"), "--stand-in-proofs", "--extra-nodes", str(nodes))
-    full_chain = DevChain(directory, http, *flags)
-    await full_chain.start()
-    try:
+    async with run_chain(directory, *flags) as full_chain:
         chain = full_chain.at_node(nodes)  # the last node is used only by the checks
         sections: dict[str, Any] = {"chain": {"poll_seconds": setting.scale(0.5, 0.2)}}
-        async with run_helper(directory, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
+        async with run_helper(directory, chain.http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
             wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"votes {directory.name}"))
             lane = Lane(setting, findings, lateness, chain, helper, wallets)
             polling = asyncio.create_task(lane.observations.poll(helper, chain, wallets.ledger))
@@ -180,8 +173,6 @@ async def _run_lane(
             findings.require_equal("confirmed to a wallet and not counted", wrong, 0)
             honest = {node[port] for node in chain.nodes[1:nodes] for port in ("rest", "rpc")}
             findings.require_equal("times that an honest node was unusable", _count_unusable(helper.log, honest), 0)
-    finally:
-        await full_chain.kill()
 
 
 def _count_unusable(log: Path, nodes: set[str]) -> int:

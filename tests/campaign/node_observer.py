@@ -35,7 +35,6 @@ def count_request_groups(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
 
 
 def count_request_kinds(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
-    """Count the requests by kind."""
     return Counter((str(entry["port"]), str(entry["method"]), str(entry["route"])) for entry in log)
 
 

@@ -115,7 +115,6 @@ def find_secret_chunks(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]
 
 
 def _format_matches(matches: Iterable[tuple[str, Path]]) -> str:
-    """Return the first matches and their number."""
     descriptions = sorted(f"{name} in {path}" for name, path in matches)
     return f"{len(descriptions)}: {', '.join(descriptions[:3])}" if descriptions else "none"
 

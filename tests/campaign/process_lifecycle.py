@@ -11,13 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import check_promises, count_confirmed, wait_until_drained
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain
 from tests.support.process import find_free_port
 
 WORKER_COUNT = 2
@@ -63,7 +61,6 @@ class HelperLifecycle:
         return self.proof_log.stat().st_size if self.proof_log.exists() else 0
 
     def spawn(self) -> None:
-        """Start a run."""
         self.helper.spawn(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.proof_log))
 
     async def wait_until_listening(self) -> None:
@@ -167,12 +164,10 @@ async def create_lifecycle(
     directory = setting.directory / part
     directory.mkdir()
     flags = ("--stand-in-proofs",) if program is STAND_IN_PROGRAM else ()
-    async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(directory, http, "--block-seconds", "1", *flags)
-        await chain.start()
+    async with run_chain(directory, "--block-seconds", "1", *flags) as chain:
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": WORKER_COUNT}
-        helper = HelperProcess(directory, http, chain, program=program, cluster=setting.cluster, helper=settings)
+        helper = HelperProcess(directory, chain.http, chain, program=program, cluster=setting.cluster, helper=settings)
         try:
             yield HelperLifecycle(
                 helper=helper,
@@ -190,7 +185,6 @@ async def create_lifecycle(
         finally:
             if helper.process is not None:
                 await helper.kill()
-            await chain.kill()
 
 
 def count_attempts(log: Path) -> tuple[int, int]:

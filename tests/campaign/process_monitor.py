@@ -30,7 +30,6 @@ class OpenedFiles:
 
     @contextlib.asynccontextmanager
     async def watch(self, trace: Path) -> AsyncIterator[None]:
-        """Record while the block runs."""
         tracer = await self._attach_strace(trace)
         self.uses_strace = tracer is not None
         looking = asyncio.create_task(self._poll_open_files())

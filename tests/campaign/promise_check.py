@@ -19,8 +19,6 @@ from tests.campaign.campaign import Findings
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
 
-BROADCAST_ROUTE = "reveal-share"
-
 
 @dataclass(frozen=True, slots=True)
 class PostedShare:
@@ -48,7 +46,6 @@ class ShareLedger:
     response_seconds: list[float] = field(default_factory=list)
 
     def record_post(self, nullifier: bytes, round_id: bytes, submit_at: int, position: int) -> None:
-        """Record a share before it is posted."""
         self.posted.setdefault(nullifier.hex(), PostedShare(round_id, submit_at, position, len(self.posted)))
 
     def record_acknowledgment(self, nullifier: bytes, at: float, seconds: float) -> None:
@@ -58,7 +55,6 @@ class ShareLedger:
 
     @property
     def round_ids(self) -> set[bytes]:
-        """The rounds of all shares."""
         return {share.round_id for share in self.posted.values()}
 
 

@@ -12,32 +12,20 @@ CAMPAIGN_NAMES = (
     "restarts",
     "disk",
     "corruption",
-    "outage",
-    "replies",
-    "tarpit",
-    "stale",
     "liar",
-    "clock",
     "herd",
-    "fleet",
     "contention",
     "backup",
     "retention",
     "eavesdropper",
     "hostile",
     "anonymous",
-    "hosts",
     "roles",
-    "lease",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
 TIMING_SENSITIVE = (
     "disk",
-    "outage",
-    "tarpit",
-    "stale",
     "liar",
-    "clock",
     "herd",
     "contention",
     "eavesdropper",
@@ -50,21 +38,17 @@ SINGLE_STORE = {
     "disk": "the disk that it fills and breaks is the helper's own; on PostgreSQL it is the server's",
     "corruption": "it flips bits in the pages of a SQLite file",
     "backup": "it makes SQLite's online backups; PostgreSQL has its own",
-    "hosts": "it has PostgreSQL anyway, for three hosts of the store alone",
     "roles": "it has PostgreSQL anyway, for hosts of all roles",
-    "lease": "it has a lease in an object store, and no queue",
 }
 """Campaigns that apply to one store only, with the reason; they run with the default store."""
 STORE_NAMES = ("sqlite", "postgres")
 
 
 def campaign_names(store: str) -> tuple[str, ...]:
-    """Return the campaigns that run with this store, in order."""
     return tuple(name for name in CAMPAIGN_NAMES if store == "sqlite" or name not in SINGLE_STORE)
 
 
 def load_campaign(name: str) -> Campaign:
-    """Return the campaign of this name."""
     campaign = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
     assert isinstance(campaign, Campaign)
     return campaign

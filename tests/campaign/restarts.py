@@ -28,7 +28,6 @@ LIFE_SECONDS = 1.0
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run all restarts and check the promises."""
     findings = Findings()
     rng = setting.seeded_random("ends")
     number = setting.scale(500, 8)

@@ -45,7 +45,7 @@ from tests.campaign.postgres_remains import PostgresSearch
 from tests.campaign.sqlite_remains import SqliteSearch
 from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
+from tests.support.harness import HelperProcess, run_chain, run_helper, unix_time_in
 from tests.support.process import wait_until_gone
 from tests.support.queue_storage import PostgresSchema
 
@@ -58,24 +58,16 @@ RemainsSearch = SqliteSearch | PostgresSearch
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run a chain and a helper with a separate temporary directory, and search."""
     findings = Findings()
     state, temp = setting.directory / "state", setting.directory / "temp"
     state.mkdir()
     temp.mkdir()
-    async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.directory, http, "--stand-in-proofs", "--block-seconds", "0.3")
-        await chain.start()
-        try:
-            helper = HelperProcess(state, http, chain, program=STAND_IN_PROGRAM, cluster=setting.cluster)
-            await helper.start(TMPDIR=str(temp), SQLITE_TMPDIR=str(temp))
-            try:
-                await helper.wait_until_ready()
-                await _run_checks(findings, setting, chain, helper, temp)
-            finally:
-                await helper.kill()
-        finally:
-            await chain.kill()
+    environment = {"TMPDIR": str(temp), "SQLITE_TMPDIR": str(temp)}
+    async with (
+        run_chain(setting.directory, "--stand-in-proofs", "--block-seconds", "0.3") as chain,
+        run_helper(state, chain.http, chain, cluster=setting.cluster, env=environment) as helper,
+    ):
+        await _run_checks(findings, setting, chain, helper, temp)
     return findings
 
 
@@ -204,7 +196,6 @@ async def _public_values(chain: DevChain, votes: Votes) -> dict[str, bytes]:
 
 
 async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> None:
-    """Query all operator endpoints repeatedly."""
     while True:
         listed = await helper.operator_get("/queue?limit=10000")
         responses.append(json.dumps(listed))

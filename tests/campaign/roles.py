@@ -115,7 +115,6 @@ class Environment:
         return int(await self.query_value("SELECT count(*) FROM claims WHERE host = %s", name))
 
     async def count_sends(self) -> int:
-        """Return the number of recorded sends."""
         return int(await self.query_value("SELECT count(*) FROM campaign.sends"))
 
     async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
@@ -160,7 +159,6 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
     findings.require_equal(
         "requirements are installed", "yes" if find_binaries() is not None else "no PostgreSQL", "yes"
@@ -232,7 +230,6 @@ def _create_hosts(
 
 
 def _ports_by_host(hosts: dict[str, HelperProcess]) -> list[int]:
-    """Return the ports that wallets post to."""
     ports = []
     for name, host in hosts.items():
         if name.startswith("takes"):
@@ -276,7 +273,6 @@ async def _suspend_host(env: Environment, name: str) -> None:
 
 
 async def _disrupt_sender(env: Environment, fault: Callable[[Environment, str], Awaitable[None]]) -> None:
-    """Apply a fault to the host that sends."""
     while not (name := await env.current_sender()):
         await asyncio.sleep(0.05)
     await fault(env, name)

@@ -49,7 +49,6 @@ class Attack:
         self.counts: Counter[str] = Counter()
 
     async def run(self, clients: int) -> None:
-        """Run until the end."""
         kinds = [(self._hold_slow, self._send_garbage, self._flood)[number % 3] for number in range(clients)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(kind(number)) for number, kind in enumerate(kinds)]

@@ -55,16 +55,13 @@ class SimulatedQueue:
         self.shares = sorted((vote.cast_at, due) for vote in votes for due in vote.due_times)
 
     def arrived(self, now: float) -> list[tuple[float, float]]:
-        """The shares that have arrived."""
         return self.shares[: bisect.bisect_right(self.shares, (now, math.inf))]
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
-        """The confirmed shares."""
         now = self.clock.now()
         return {ROUND: {ShareState.SUBMITTED: sum(due <= now for _, due in self.arrived(now))}}
 
     async def count_by_due_bucket(self, _round: bytes, *, start: int, width: int, now: float) -> list[DueBucket]:
-        """The waiting shares."""
         buckets = Counter(int((due - start) // width) for _, due in self.arrived(now) if due > now)
         return [
             DueBucket(ShareState.RECEIVED, is_due=False, index=index, count=count) for index, count in buckets.items()
@@ -90,7 +87,6 @@ class Summaries:
         )
 
     async def read(self) -> QueueSummary:
-        """The summary now."""
         await self._summaries.refresh()
         summary = self._summaries.get(ROUND)
         assert summary is not None
@@ -101,7 +97,6 @@ class ExactSummaries(Summaries):
     """Exact counts by due time."""
 
     async def read(self) -> QueueSummary:
-        """The summary now."""
         now = int(self.queue.clock.now())
         shares = await self.queue.count_by_due_bucket(ROUND, start=START, width=bucket_seconds(END - START), now=now)
         counts = {(group.index, "pending_future"): group.count for group in shares}
@@ -112,7 +107,6 @@ class ExactSums(Summaries):
     """The exact sum of all waiting shares."""
 
     async def read(self) -> QueueSummary:
-        """The summary now."""
         now = int(self.queue.clock.now())
         count = sum(due > now for _, due in self.queue.arrived(now))
         counts = {(HOURS - 1, "pending_future"): count}

@@ -24,7 +24,6 @@ _HEX = re.compile(r"\\x([0-9a-f]{2})")
 
 
 def is_strace_installed() -> bool:
-    """Return whether strace is installed."""
     return shutil.which("strace") is not None
 
 

@@ -27,19 +27,9 @@ class WalletGroup:
         chain: where they vote.
         urls: returns the helpers' base URLs; called for every try, because a helper may restart at another port.
         rng: for splits, times and order.
-        helpers_per_share: number of helpers to which each share is given, in turn. A share is acknowledged when all of
-            them have accepted it.
     """
 
-    def __init__(
-        self,
-        chain: DevChain,
-        urls: Callable[[], Sequence[str]],
-        rng: random.Random,
-        *,
-        helpers_per_share: int = 1,
-    ) -> None:
-        self._helpers_per_share = helpers_per_share
+    def __init__(self, chain: DevChain, urls: Callable[[], Sequence[str]], rng: random.Random) -> None:
         self.ledger = ShareLedger()
         self.refused: list[tuple[int, str]] = []
         self.status_counts: Counter[int] = Counter()
@@ -96,11 +86,8 @@ class WalletGroup:
         body = ballot.post_body(vote, share, position, submit_at)
         self.ledger.record_post(share.nullifier, vote.round_id, submit_at, position)
         end = time.monotonic() + timeout_seconds
-        accepted: set[str] = set()
         while time.monotonic() < end:
-            for url in self._order_helpers(index):
-                if url in accepted:
-                    continue
+            for url in self._urls():
                 started_at = time.monotonic()
                 try:
                     async with asyncio.timeout(30):
@@ -110,18 +97,9 @@ class WalletGroup:
                     continue
                 self.status_counts[response.status_code] += 1
                 if response.status_code == 200:
-                    accepted.add(url)
-                    if len(accepted) < self._helpers_per_share:
-                        continue
                     self.ledger.record_acknowledgment(share.nullifier, time.time(), time.monotonic() - started_at)
                     return
                 if response.status_code not in (429, 500, 503):
                     self.refused.append((response.status_code, response.text))
                     return
             await asyncio.sleep(0.2)
-
-    def _order_helpers(self, index: int) -> Sequence[str]:
-        """Return the helpers in the order in which they are tried for a share."""
-        urls = self._urls()
-        turn = index % len(urls) if self._helpers_per_share > 1 else 0
-        return [*urls[turn:], *urls[:turn]]

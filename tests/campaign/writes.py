@@ -35,7 +35,7 @@ from tests.campaign.promise_check import ShareLedger, check_promises
 from tests.campaign.syscalls import SystemCall
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain
 from tests.support.process import find_free_port
 
 LANE_COUNT = 3
@@ -70,22 +70,19 @@ class KillEnvironment:
     position: int
     ledger: ShareLedger
     directory: Path
-    http: httpx.AsyncClient
     rng: random.Random
 
     def create_helper(self, name: str) -> HelperProcess:
-        """Create a helper without starting it."""
         directory = self.directory / name
         directory.mkdir()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": 1}
-        helper = HelperProcess(directory, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
+        helper = HelperProcess(directory, self.chain.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
         helper.ready_data = {"url": f"http://127.0.0.1:{port}"}
         return helper
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Trace first, which also yields the kill points, then kill at each."""
     findings = Findings()
     if not syscalls.is_strace_installed():
         findings.require_equal("strace is installed", "no", "yes")
@@ -126,16 +123,11 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
     """Create a young chain, so that no helper has many blocks to read."""
     directory = setting.directory / name
     directory.mkdir()
-    async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(directory, http, "--block-seconds", "0.5", "--stand-in-proofs")
-        await chain.start()
-        try:
-            round_id = await chain.open_round()
-            rng = setting.seeded_random(name)
-            ((vote, position),) = await WalletGroup(chain, list, rng).cast_votes(round_id, 1)
-            yield KillEnvironment(chain, vote, position, ShareLedger(), directory, http, rng)
-        finally:
-            await chain.kill()
+    async with run_chain(directory, "--block-seconds", "0.5", "--stand-in-proofs") as chain:
+        round_id = await chain.open_round()
+        rng = setting.seeded_random(name)
+        ((vote, position),) = await WalletGroup(chain, list, rng).cast_votes(round_id, 1)
+        yield KillEnvironment(chain, vote, position, ShareLedger(), directory, rng)
 
 
 # ---------------------------------------------------------------- order of calls

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts, Said
-from helper.chain.models import Proposal, Round, RoundStatus
+from helper.chain.chain_data import Proposal, Round, RoundStatus
 from helper.store import ledger
 from helper.store.ledger import Ledger
 from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore
@@ -53,7 +53,6 @@ class Nodes:
 
     @property
     def configured(self) -> int:
-        """Number of configured nodes."""
         return self.honest + self.has_liar
 
     @property
@@ -303,7 +302,6 @@ def _replace_at(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
 
 
 def _stored(position: Ledger) -> Ledger:
-    """A ledger after it was stored and loaded."""
     loaded = ledger.parse_ledger(ledger.format_ledger(position))
     assert loaded is not None
     return loaded

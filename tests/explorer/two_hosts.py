@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from helper.chain import agreement
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
+from helper.chain.chain_data import Round, RoundStatus, TxResult
 from helper.chain.commitment_trees import Anchor
-from helper.chain.models import Round, RoundStatus, TxResult
 from helper.chain.node import NO_PENALTY
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal import revealer, round_closing, send_policy, sender
@@ -226,7 +226,7 @@ class StepStore(PartialStore):
     def __init__(self, clock: Any, keys: DatabaseKeys) -> None:
         self._clock = clock
         self._reader = SimpleNamespace(fetch=self._fetch)
-        self._writer = SimpleNamespace(keys=keys)  # type: ignore[assignment]
+        self._writer: Any = SimpleNamespace(keys=keys)
 
     async def _run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return await Request("commit", op, *args, **kwargs)
@@ -254,16 +254,15 @@ class HostProcess:
     def __init__(self, env: Env, keys: DatabaseKeys, since: float, states: Mapping[int, Any]) -> None:
         self.env, self.selected = env, list[int]()
         self.late: Any = None
-        nodes = [
-            SimpleNamespace(name=name, penalty=NO_PENALTY, client=SimpleNamespace(tx=lambda _hash: Request("tx")))
-            for name in "AB"
-        ]
+        client = SimpleNamespace(tx=lambda _hash: Request("tx"))
+        nodes = [SimpleNamespace(name=name, penalty=NO_PENALTY, client=client) for name in "AB"]
         clock = SimpleNamespace(now=lambda: self.env.wall, monotonic=lambda: self.env.monotonic)
         store = StepStore(clock, keys)
-        pool = _Pool(self, nodes)
-        lease = _Lease(self)
-        chain_rounds = SimpleNamespace(
+        pool: Any = _Pool(self, nodes)
+        lease: Any = _Lease(self)
+        chain_rounds: Any = SimpleNamespace(
             get=lambda _round: None,
+            view=lambda _round: SimpleNamespace(latest_end=0),
             chain_now=lambda: START + self.env.height * BLOCK_SECONDS,
             is_closed=self._is_closed,
             frozen_reason=lambda _round: None,
@@ -278,13 +277,14 @@ class HostProcess:
             circuit_for=lambda _kind: "k11",
         )
         trees = SimpleNamespace(find_anchor=self._find_anchor, path=self._find_path)
-        shared: Any = {"store": store, "clock": clock, "stats": Ignored()}
-        attempts = AttemptBudget(store=store, node_pool=pool, rounds=chain_rounds, stats=Ignored())  # type: ignore[arg-type]
+        ignored: Any = Ignored()
+        shared: Any = {"store": store, "clock": clock, "stats": ignored}
+        attempts = AttemptBudget(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored)
         both: Any = {**shared, "trees": trees, "node_pool": pool, "circuits": circuits, "attempts": attempts}
-        prover = SimpleNamespace(prove=self._prove)
-        self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=Ignored())  # type: ignore[arg-type]
-        self.sender = Sender(**both, verifier=prover, lease=lease)  # type: ignore[arg-type]
-        self.closing = RoundClosing(**shared, rounds=chain_rounds, purge_after=BLOCK_SECONDS, lease=lease)  # type: ignore[arg-type]
+        prover: Any = SimpleNamespace(prove=self._prove)
+        self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=ignored)
+        self.sender = Sender(**both, verifier=prover, lease=lease)
+        self.closing = RoundClosing(**shared, rounds=chain_rounds, purge_after=BLOCK_SECONDS, lease=lease)
         self.store, self._clock, self._nodes = store, clock, nodes
         self.sender._sending_since = since
         for share, stored in states.items():
@@ -339,9 +339,9 @@ class HostProcess:
         await self.sender.reconcile()
         await self.sender.send_new()
 
-    def create_task(self, late: Coroutine[Any, Any, Any]) -> Any:
+    def create_task(self, late: Any) -> Any:
         """Keep what a call without a response needs, in place of the task that waits for it."""
-        values = late.cr_frame.f_locals  # type: ignore[attr-defined]
+        values = late.cr_frame.f_locals
         self.late = values["reveal"], values["call"].node.name, values["fence"]
         late.close()
         return Ignored()
@@ -448,19 +448,8 @@ class TwoHosts:
     def initial(self) -> World:
         empty = Host(-1.0, (), (Slot(),) * len(self._ids))
         nothing, unsent = (None,) * len(self._ids), (Sent(),) * len(self._ids)
-        return World(
-            self._first,
-            0,
-            None,
-            nothing,
-            frozenset(),
-            (0, 1),
-            (),
-            (empty,) * len(self._hosts),
-            unsent,
-            0.0,
-            self._faults,
-        )
+        hosts = (empty,) * len(self._hosts)
+        return World(self._first, 0, None, nothing, frozenset(), (0, 1), (), hosts, unsent, 0.0, self._faults)
 
     def steps(self, world: World) -> Iterator[tuple[Label, World]]:
         """Every step; the first one that is no fault is the fair one."""
@@ -658,7 +647,6 @@ class TwoHosts:
         yield from self._start(world, number, task)
 
     def _outcome(self, world: World, share: int) -> BroadcastOutcome:
-        """The response of an honest node."""
         if world.counted[share - 1] is not None:
             return BroadcastOutcome(Verdict.SPENT)
         return BroadcastOutcome(Verdict.ACCEPTED if world.closed_at is None else Verdict.ROUND_CLOSED)
@@ -864,7 +852,6 @@ class TwoHosts:
         return result, self._check_commit(world, after, op)
 
     def _check_commit(self, world: World, after: World, op: Callable[..., Any]) -> World:
-        """Check what a commit has changed."""
         before, now = self._facts[world.db], self._facts[after.db]
         for share in self._ids:
             was, state = before.live.get(share), now.live.get(share)
@@ -898,7 +885,6 @@ class TwoHosts:
         return after
 
     def _number(self, value: Any) -> int:
-        """Return a number for a value, so that states are small."""
         if value not in self._value_numbers:
             self._value_numbers[value] = len(self._values)
             self._values.append(value)

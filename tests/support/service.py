@@ -7,7 +7,6 @@ of the chain's client, and the n-th call (default 1) after the first share was e
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import json
 import os
@@ -22,12 +21,10 @@ import uvloop
 from helper.app.service import Service
 from helper.app.startup import run_service
 from helper.chain.rest_client import ChainClient
-from helper.clock import SystemClock
 from helper.config import load
 from helper.observability.log_config import configure
 from helper.reveal.prover_pool import ProverPool
 from helper.store.sqlite.store import SqliteStore
-from tests.support.clock import ScaledClock
 
 WORKER_COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
 KILL_TARGETS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
@@ -63,25 +60,10 @@ def install_kill(moment: str) -> None:
         setattr(owner if replaced == method else SqliteStore, replaced, replacement)
 
 
-def use_real_clock_for_skew(store: Any) -> None:
-    """Compare the database's clock with this machine's real clock, because the server's clock is not scaled."""
-
-    async def compare_real_clocks() -> float:
-        other = copy.copy(store)
-        other._clock = SystemClock()
-        skew: float = await type(store).measure_clock_skew(other)
-        return skew
-
-    store.measure_clock_skew = compare_real_clocks
-
-
 def main() -> None:
-    """Run the service."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path)
     parser.add_argument("--ready-file", type=Path)
-    parser.add_argument("--time-scale", type=float, default=1.0)
-    parser.add_argument("--time-origin", type=float, default=0.0)
     options = parser.parse_args()
     config = load(options.config, {}, {})
     configure(config.log.level, config.log.format)
@@ -93,10 +75,7 @@ def main() -> None:
         partial.write_text(json.dumps({"url": url, "socket": str(config.socket_path)}))
         partial.replace(options.ready_file)
 
-    clock = ScaledClock(options.time_scale, options.time_origin) if options.time_scale != 1 else None
-    service = Service(config, clock=clock, prover_command=WORKER_COMMAND)
-    if clock is not None and config.store.url:
-        use_real_clock_for_skew(service.store)
+    service = Service(config, prover_command=WORKER_COMMAND)
     uvloop.run(run_service(service, on_started=started))
 
 

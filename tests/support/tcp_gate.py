@@ -1,30 +1,15 @@
-"""TCP proxy in front of a node that can refuse connections, accept them without a response, or stop for a time."""
+"""TCP proxy in front of a node that can refuse connections, or accept them without a response."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
 CHUNK_BYTES = 1 << 16
-
-
-@dataclass(slots=True)
-class SilentConnection:
-    """A connection that was accepted and read without a response.
-
-    Attributes:
-        received: the bytes received.
-        seconds: how long it was open; None while it is.
-    """
-
-    received: bytearray = field(default_factory=bytearray)
-    seconds: float | None = None
 
 
 class TcpGate:
@@ -33,7 +18,6 @@ class TcpGate:
     Attributes:
         url: listening address; constant over its lifetime.
         is_silent: whether connections are accepted and read, but never get a response.
-        silent_connections: these connections.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,9 +30,6 @@ class TcpGate:
         self._connections: set[asyncio.Task[None]] = set()
         self.url = f"http://127.0.0.1:{self._port}"
         self.is_silent = False
-        self.silent_connections: list[SilentConnection] = []
-        self._flows = asyncio.Event()
-        self._flows.set()
 
     async def __aenter__(self) -> Self:
         await self.open_port()
@@ -74,14 +55,6 @@ class TcpGate:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def stop_traffic(self) -> None:
-        """Behave like a node whose process is stopped: connections are accepted and stay open, and no byte passes."""
-        self._flows.clear()
-
-    def resume_traffic(self) -> None:
-        """Forward everything that was received since the stop."""
-        self._flows.set()
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._read_silently(reader) if self.is_silent else self._forward(reader, writer))
         self._connections.add(task)
@@ -93,18 +66,12 @@ class TcpGate:
             writer.transport.abort()
 
     async def _read_silently(self, reader: asyncio.StreamReader) -> None:
-        connection, started_at = SilentConnection(), time.monotonic()
-        self.silent_connections.append(connection)
-        try:
-            with contextlib.suppress(OSError):
-                while chunk := await reader.read(CHUNK_BYTES):
-                    connection.received += chunk
-        finally:
-            connection.seconds = time.monotonic() - started_at
+        with contextlib.suppress(OSError):
+            while await reader.read(CHUNK_BYTES):
+                pass
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            await self._flows.wait()
             node_reader, node_writer = await asyncio.open_connection(*self._target)
             pumps = [
                 asyncio.ensure_future(self._pump(reader, node_writer, is_request=True)),
@@ -120,10 +87,8 @@ class TcpGate:
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_request: bool) -> None:
         while chunk := await source.read(CHUNK_BYTES):
-            await self._flows.wait()
             target.write(chunk)
             await target.drain()
-        await self._flows.wait()
         target.write_eof()
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from helper.chain.limited_gather import gather_limited
+from helper.chain.node_pool import gather_limited
 from helper.errors import ProofBundleError
 from helper.object_store.bucket import Bucket
 from helper.operations.archive.object_names import (

@@ -1,4 +1,4 @@
-"""A SQLite file as the source or target of a migration."""
+"""A SQLite file as the source or target of a copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from helper.clock import Clock
 from helper.errors import NotFound
 from helper.runtime.privileges import acting_as_owner
-from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, MigrationEndpoint, load_copy_statements
+from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, CopyEndpoint, load_copy_statements
 from helper.store.db_copy.tables import replace_nul_in_row
 from helper.store.sqlite.errors import translate, translate_opening
 from helper.store.sqlite.opening import OpenedDatabase, open_database
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DELETE_PREFIX: Final = "drop_"
 
 
-class SqliteEndpoint(MigrationEndpoint):
+class SqliteEndpoint(CopyEndpoint):
     """A database file, locked with the helper's lock.
 
     When run as root, it opens and closes the file as the owner of the file or its directory, so that new files belong

@@ -137,7 +137,7 @@ def check_connection(settings: ConnectionSettings) -> float | None:
         with closing(connect(settings)) as conn:
             if require_privileges(conn, settings):
                 _read_version(conn, settings)
-                refuse_migrated(conn, settings)
+                refuse_moved(conn, settings)
     except psycopg.Error as error:
         raise translate(error) from error
     certificates = read_server_certificates(settings.conninfo, seconds=CONNECT_SECONDS)
@@ -206,23 +206,23 @@ def refuse_host_name_in_use(settings: ConnectionSettings) -> None:
 
 
 def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
-    """Acquire the hosts' shared lock for the lifetime of the connection. A migration acquires it exclusively.
+    """Acquire the hosts' shared lock for the lifetime of the connection. A copy acquires it exclusively.
 
     A host that proves also holds a lock that says so (`has_prover`).
 
     Raises:
-        StoreLocked: the queue is being migrated.
+        StoreLocked: the queue is being copied.
     """
     if conn.execute("SELECT pg_try_advisory_lock_shared(hashtext(%s), 3)", (settings.schema,)).fetchone() != (True,):
         raise StoreLocked(
-            "the queue in this database is being migrated", advice="Wait until `svote-helper db copy` has finished."
+            "the queue in this database is being copied", advice="Wait until `svote-helper db copy` has finished."
         )
     if settings.proves:
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('prover'))", (settings.schema,))
 
 
-def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:
-    """Refuse a database that a migration has marked.
+def refuse_moved(conn: Connection, settings: ConnectionSettings) -> None:
+    """Refuse a database that a copy has marked.
 
     Raises:
         StoreMoved: the queue is in another database.

@@ -30,7 +30,7 @@ from helper.store.postgres.opening import (
     acquire_host_name,
     connect,
     prepare_schema,
-    refuse_migrated,
+    refuse_moved,
     require_privileges,
     require_same_queue,
 )
@@ -122,7 +122,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             if self._keys is not None:
                 require_same_queue(conn, self._settings, self._keys)
             self._keys = prepare_schema(conn, self._settings, self._encryption)
-            refuse_migrated(conn, self._settings)
+            refuse_moved(conn, self._settings)
         except BaseException:
             conn.close()
             raise

@@ -94,14 +94,14 @@ def open_database(
     Args:
         path: the file.
         clock: measures the delay of erasure.
-        marked: open it even if a migration has marked it.
+        marked: open it even if a copy has marked it.
         encryption: made from the key file, None without a key file. With it, a new file is encrypted.
         allow_unencrypted: open an existing file that is not encrypted even with a key file.
 
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing; or there is a key file, and it is not
             encrypted.
-        StoreMoved: a migration has marked it, so the queue is in another database.
+        StoreMoved: a copy has marked it, so the queue is in another database.
         StoreLocked: another helper has it open.
         StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.

@@ -190,7 +190,7 @@ async def open_queue_file(
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing; or it is not encrypted, and must be.
         StoreForeign: it is not a database of this version of the helper.
-        StoreMoved: the queue was migrated to another database.
+        StoreMoved: the queue was moved to another database.
         StoreError: it cannot be read.
     """
     reader = SqliteReader(path, encryption)

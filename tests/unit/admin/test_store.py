@@ -14,7 +14,7 @@ import pytest
 from admin.store import AdminStore
 from helper.errors import StoreForeign
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+pytestmark = pytest.mark.rule("R16")
 
 
 async def open_store(path: Path) -> None:

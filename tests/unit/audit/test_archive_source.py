@@ -11,10 +11,10 @@ from hashlib import sha256
 
 import pytest
 
-from helper.audit.archive_source import ArchiveSource, archive_documents, open_archived_round
-from helper.audit.auditor import Audit, audit_round
-from helper.audit.source import AuditTx
-from helper.audit.verdicts import CHECKS, Verdict
+from audit.archive_source import ArchiveSource, archive_documents, open_archived_round
+from audit.auditor import Audit, audit_round
+from audit.check_results import CHECKS, Verdict
+from audit.source import AuditTx
 from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive import round_data
@@ -125,10 +125,6 @@ def exchange_bundles(bucket: MemoryBucket, round_id: bytes) -> None:
     bucket.objects[names[0]] = bucket.objects[names[1]]
 
 
-def shift_time(lines: list[bytes]) -> list[bytes]:
-    return [line.replace(b'"reveals":[{', b'"reveals":[{"x":1,', 1) for line in lines]
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -173,16 +169,22 @@ async def test_audit_of_format_1_archive_checks_the_reveals() -> None:
     assert of_verdict(result, Verdict.FAILED) == set()
 
 
-async def test_audit_of_archive_with_fewer_reveals_than_published_is_not_checked() -> None:
+@pytest.mark.parametrize("index", [None, b"{}\n"], ids=["missing", "altered"])
+async def test_audit_of_archive_with_fewer_reveals_than_published_is_not_checked(index: bytes | None) -> None:
     source = agreed_round()
     bucket = await archive_round(source)
     remove_blocks(bucket)
-    del bucket.objects[first_name(bucket, f"{source.round_id.hex()}/index", ".jsonl")]
+    name = first_name(bucket, f"{source.round_id.hex()}/index", ".jsonl")
+    if index is None:
+        del bucket.objects[name]
+    else:
+        bucket.objects[name] = StoredObject(index, "tag")
     result = await audit_round(ArchiveSource(bucket, CIRCUITS, source.round_id, source), source.round_id)
     assert of_verdict(result, Verdict.FAILED) == set()
     assert of_verdict(result, Verdict.NOT_CHECKED) >= {"A1", "A2", "A3", "B1", "B2"}
     why = next(check.why for check in result.result.checks if check.id == "B1")
-    assert "reveals of proposal 1, option 1" in why
+    assert "the source has 0 of 16 reveals of proposal 1, option 1" in why
+    assert ("the archive's index has an invalid line" in why) is (index is not None)
 
 
 @pytest.mark.parametrize("damage", ["piece missing", "piece altered", "hash altered", "manifest of another round"])

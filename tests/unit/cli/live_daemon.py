@@ -11,6 +11,8 @@ from pathlib import Path
 from socketserver import BaseServer
 from typing import Any, TypeVar
 
+import anyio
+
 from helper.core.round_authentication import RoundAuthentication
 from helper.server.http_server import create_server, listen_unix
 from helper.server.operator_json import RoundState
@@ -23,6 +25,8 @@ from tests.unit.operations.action_fixtures import NOW, OperationsHarness
 T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound=BaseServer)
 
+DATABASE = Path("svote-helper.db")
+"""The default path, in the directory of a test."""
 SERVICE_STATUS: dict[str, Any] = {
     "ready": True,
     "intake_paused": None,
@@ -52,11 +56,9 @@ class SilentHandler(BaseHTTPRequestHandler):
         self.respond()
 
     def respond(self) -> None:
-        """Respond to a GET."""
         raise NotImplementedError
 
     def send_body(self, status: int, body: bytes) -> None:
-        """Send a complete response."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -74,6 +76,21 @@ def run_server(server: ServerT) -> Iterator[ServerT]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def create_queue_file(
+    path: Path = DATABASE, fill: Callable[[OperationsHarness], Awaitable[object]] | None = None
+) -> None:
+    """Create the database of a helper that does not run, with the recorded round."""
+
+    async def create() -> None:
+        harness = OperationsHarness(path)
+        await harness.open()
+        if fill is not None:
+            await fill(harness)
+        await harness.store.close()
+
+    anyio.run(create)
 
 
 class LiveDaemon:

@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ import pytest
 
 from helper.runtime.privileges import acting_as_owner
 from helper.server.http_server import listen_unix
-from helper.store.sqlite.store import SqliteStore
+from tests.unit.cli.test_db import create_database
 from tests.unit.cli.test_main import run_command
-from tests.unit.store.fixtures import ROUND, enqueue_shares
+from tests.unit.store.fixtures import ROUND
 
 SERVICE_UID = 65534
 """An unprivileged user: nobody."""
@@ -48,14 +48,7 @@ def directory() -> Iterator[Path]:
 def database(directory: Path) -> Path:
     """The service's database with two shares, closed."""
     path = directory / "queue.db"
-
-    async def fill() -> None:
-        store = SqliteStore(path)
-        await store.open()
-        await enqueue_shares(store, 1, 2)
-        await store.close()
-
-    anyio.run(fill)
+    anyio.run(create_database, path, 1, 2)
     for file in directory.iterdir():
         os.chown(file, SERVICE_UID, SERVICE_UID)
     return path
@@ -325,19 +318,14 @@ def test_acting_as_owner_below_directory_of_third_user_is_refused(directory: Pat
     assert os.geteuid() == 0
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o775])
-def test_acting_as_owner_in_root_directory_where_others_write_is_refused(directory: Path, mode: int) -> None:
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o777, True), (0o775, True), (0o1777, False), (0o755, False)])
+def test_acting_as_owner_in_directory_of_root_depends_on_who_may_write(
+    directory: Path, mode: int, is_refused: bool
+) -> None:
     os.chown(directory, 0, 0)
     directory.chmod(mode)
-    with pytest.raises(PermissionError, match="chmod go-w"), acting_as_owner(directory / "file"):
-        pass
-
-
-@pytest.mark.parametrize("mode", [0o1777, 0o755])
-def test_acting_as_owner_in_sticky_or_own_directory_of_root_stays_root(directory: Path, mode: int) -> None:
-    os.chown(directory, 0, 0)
-    directory.chmod(mode)
-    with acting_as_owner(directory / "file") as resolved:
+    refusal = pytest.raises(PermissionError, match="chmod go-w") if is_refused else nullcontext()
+    with refusal, acting_as_owner(directory / "file") as resolved:
         assert (resolved, os.geteuid()) == (directory / "file", 0)
 
 

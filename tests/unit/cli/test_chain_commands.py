@@ -8,7 +8,6 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-import anyio
 import pytest
 
 from helper.cli import rounds
@@ -21,7 +20,7 @@ from helper.operations.proof_bundle import pack_bundle
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_foreign_parts
 from tests.support.bucket import MemoryBucket
 from tests.support.schemas import assert_conforms
-from tests.unit.cli.live_daemon import run_live_daemon
+from tests.unit.cli.live_daemon import create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import OperationsHarness
@@ -174,14 +173,11 @@ def test_rounds_table_shows_local_and_utc_end(
 def test_rounds_without_helper_are_read_from_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def make() -> None:
-        harness = OperationsHarness(Path("svote-helper.db"))
-        await harness.open()
+    async def close_round(harness: OperationsHarness) -> None:
         await harness.store.mark_closed(ROUND_ID, END)
         await harness.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
-        await harness.store.close()
 
-    anyio.run(make)
+    create_queue_file(fill=close_round)
     monkeypatch.setattr(SystemClock, "now", lambda _clock: END + 5)
     assert run_command("rounds", "--json") == 0
     response = read_json(capsys)

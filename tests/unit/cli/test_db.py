@@ -20,14 +20,7 @@ PASSPHRASE = "correct horse battery"
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "queue.db"
-
-    async def fill() -> None:
-        store = SqliteStore(path)
-        await store.open()
-        await enqueue_shares(store, 1, 2)
-        await store.close()
-
-    anyio.run(fill)
+    anyio.run(create_database, path, 1, 2)
     return path
 
 
@@ -36,6 +29,13 @@ def key(tmp_path: Path) -> Path:
     file = tmp_path / "passphrase"
     file.write_text(f"{PASSPHRASE}\n")
     return file
+
+
+async def create_database(path: Path, *numbers: int) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    await enqueue_shares(store, *numbers)
+    await store.close()
 
 
 def file_names() -> set[str]:

@@ -26,14 +26,13 @@ from tests.support.postgres import Cluster
 from tests.support.process import TIMEOUT_SECONDS
 from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend
-from tests.unit.store.fixtures import NOW, ROUND, enqueue_shares, make_posted_share
+from tests.unit.store.fixtures import NOW, ROUND, confirm_shares, enqueue_shares, make_posted_share
 from tests.unit.store.test_migration import read_all_rows
 
 MANY_SHARES = 3000
 
 
 async def read_counts(path: Path) -> dict[bytes, dict[ShareState, int]]:
-    """Count the shares in a database file."""
     async with open_queue_file(path) as queue:
         return await queue.count_shares()
 
@@ -54,7 +53,6 @@ class CopySetup:
         )
 
     def read_all_rows(self, kind: str) -> dict[str, list[Any]]:
-        """All rows of one database."""
         if kind == "sqlite":
             return read_all_rows(SqliteBackend(self.directory))
         return read_all_rows(PostgresBackend(self.address, self.schema))
@@ -81,7 +79,7 @@ def copy_setup(cluster: Cluster, tmp_path: Path) -> CopySetup:
 async def enqueue_some(store: SqliteStore) -> None:
     """Enqueue some shares and confirm one of them."""
     await enqueue_shares(store, 1, 2, 3)
-    await store.apply_block(9, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
+    await confirm_shares(store, 3, height=9)
 
 
 def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +145,7 @@ def test_db_copy_with_running_helper_is_refused(copy_setup: CopySetup, capsys: p
     assert (result["state"], result["live"]) == ("moved", 2)
 
 
-def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
+def test_db_copy_begins_again_after_kill(copy_setup: CopySetup) -> None:
     fill_many(copy_setup.file, ROUND, MANY_SHARES, due=int(NOW))
     before = copy_setup.read_all_rows("sqlite")
     command = [sys.executable, "-m", "helper", "db", "copy", "--to", copy_setup.address, "--yes"]
@@ -167,7 +165,6 @@ def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
 
 
 def count_target_rows(setup: CopySetup) -> int:
-    """Count the shares in the target."""
     with psycopg.connect(setup.address) as conn:
         row_exists = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{setup.schema}.shares",)).fetchone()
         if row_exists != (True,):

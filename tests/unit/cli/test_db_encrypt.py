@@ -15,7 +15,6 @@ from helper.observability import log_config
 from helper.store.factory import create_store
 from tests.support.clock import FakeClock
 from tests.unit.cli.test_main import run_command
-from tests.unit.cli.test_queue import fill_database
 from tests.unit.ingest.admission_fixtures import END
 from tests.unit.store.fixtures import query_rows
 
@@ -32,14 +31,6 @@ def key_file(tmp_path: Path) -> Path:
     file.touch(0o600)
     file.write_text("ab" * 32)
     return file
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    """An unencrypted database with three pending shares and no running helper."""
-    path = tmp_path / "svote-helper.db"
-    anyio.run(fill_database, path, 3)
-    return path
 
 
 @pytest.fixture
@@ -139,7 +130,9 @@ def test_doctor_checks_the_key_of_the_database(
     assert "svote-helper db encrypt" in finding["advice"]
 
 
-@pytest.mark.parametrize("command", ["queue list", "db check", "db backup --output b.age", "db migrate --dry-run"])
+@pytest.mark.parametrize(
+    "command", ["queue list", "db check", "db backup --output b.age", "db migrate --no-backup --yes"]
+)
 def test_commands_without_key_are_refused(
     encrypted_database: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

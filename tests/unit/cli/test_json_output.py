@@ -8,21 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.lookups import IncludedTx
+from helper.chain.block_reader import IncludedTx
 from helper.cli.proof import SearchSource
 from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store.models import QueueFilter
-from helper.store.sqlite.store import SqliteStore
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_manifest_changes
 from tests.support.schemas import assert_conforms
-from tests.unit.cli.live_daemon import LiveDaemon, run_live_daemon
+from tests.unit.cli.live_daemon import LiveDaemon, create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import run_command
 from tests.unit.cli.test_queue_actions import fill_queue
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -90,18 +88,11 @@ def test_json_output_of_queue_commands_with_helper(run_json: RunJson, tmp_path: 
 
 
 def test_json_output_of_queue_commands_without_helper(run_json: RunJson, tmp_path: Path) -> None:
-    async def make() -> None:
-        harness = OperationsHarness(tmp_path / "svote-helper.db")
-        await harness.open()
-        await enqueue_mixed(harness)
-        await harness.store.close()
-
-    anyio.run(make)
+    create_queue_file(fill=enqueue_mixed)
     check_queue_commands(run_json, None, "file")
 
 
 def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str) -> None:
-    """Run every command on the queue."""
     listed = run_json("queue list")
     assert (listed["source"], len(listed["shares"])) == (source, 5)
     assert run_json("queue list", "--state", "failed")["failed"]
@@ -127,12 +118,7 @@ def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str
 
 
 def test_json_output_of_db_commands(run_json: RunJson, tmp_path: Path) -> None:
-    async def make() -> None:
-        store = SqliteStore(tmp_path / "svote-helper.db")
-        await store.open()
-        await store.close()
-
-    anyio.run(make)
+    create_queue_file()
     run_json("db backup", "--output", "b.age")
     run_json("db check")
     key = tmp_path / "store.key"
@@ -140,7 +126,7 @@ def test_json_output_of_db_commands(run_json: RunJson, tmp_path: Path) -> None:
     key.write_text("ab" * 32)
     assert run_json("db encrypt", "--key-file", str(key), "--yes")["encrypted"] is True
     assert run_json("db decrypt", "--key-file", str(key), "--yes")["encrypted"] is False
-    assert run_json("db migrate", "--dry-run")["migrated"] is False
+    assert run_json("db migrate", "--no-backup", "--yes")["migrated"] is False
     run_json("db check", "--backup", "b.age")
     assert run_json("db restore", "b.age", "--force")["set_aside"]
 

@@ -9,27 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from helper.cli.output import emit_table
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.server import operator_json
-from helper.store.models import EnqueueResult
-from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.cli.live_daemon import SilentHandler, run_server
 from tests.unit.cli.test_main import read_json, run_command
-from tests.unit.ingest.admission_fixtures import (
-    END,
-    ROUND_ID,
-    FakeClock,
-    create_body,
-    create_payload,
-    make_round,
-    parse_share,
-)
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.test_operator_routes import STORY, make_entry
 
 
@@ -141,27 +130,6 @@ def test_queue_without_helper_and_database_exits_not_found(capsys: pytest.Captur
 @pytest.mark.parametrize("ref", ["../stats", "abc def", "ab?x=1", ""])
 def test_queue_show_invalid_name_exits_usage(ref: str) -> None:
     assert run_command("queue", "show", ref) == 2
-
-
-async def fill_database(path: Path, count: int) -> None:
-    store = SqliteStore(path)
-    await store.open()
-    now = FakeClock().now()
-    await store.save_rounds([make_round()], now)
-    for index in range(count):
-        share = parse_share(
-            create_body(submit_at=END - 60, enc_share={**create_payload()["enc_share"], "share_index": index})
-        )
-        assert await store.enqueue(share, bytes([index]) * 32, now=now) is EnqueueResult.QUEUED
-    await store.close()
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    """A database with three pending shares and no running helper."""
-    path = tmp_path / "svote-helper.db"
-    anyio.run(fill_database, path, 3)
-    return path
 
 
 def test_queue_without_helper_reads_file(database: Path, capsys: pytest.CaptureFixture[str]) -> None:

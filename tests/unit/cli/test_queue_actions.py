@@ -12,29 +12,25 @@ from typing import Any
 
 import anyio
 import pytest
-from structlog.testing import capture_logs
 
 from helper.cli.operator_api import OperatorApi
 from helper.core.share import ShareState
-from helper.observability import log_config
 from helper.store import backup
-from helper.store.models import QueueFilter
 from tests.support.schemas import assert_conforms
-from tests.unit.cli.live_daemon import LiveDaemon, run_live_daemon
+from tests.unit.cli.live_daemon import DATABASE, LiveDaemon, create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness, nullifier_of, recorded_share
 
 PASSPHRASE = "correct horse battery"
-DATABASE = Path("svote-helper.db")
+
+
+pytestmark = pytest.mark.usefixtures("captured_logs")
 
 
 @pytest.fixture(autouse=True)
-def _captured_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _passphrase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    with capture_logs():
-        yield
 
 
 async def fill_queue(harness: OperationsHarness, *, fail: int = 2) -> None:
@@ -46,20 +42,10 @@ async def fill_queue(harness: OperationsHarness, *, fail: int = 2) -> None:
         await harness.store.fail(queued.id, stage="proof", note="no")
 
 
-def make_queue(database: Path) -> None:
-    async def make() -> None:
-        harness = OperationsHarness(database)
-        await harness.open()
-        await fill_queue(harness)
-        await harness.store.close()
-
-    anyio.run(make)
-
-
 @pytest.fixture(params=["daemon", "file"])
 def source(request: pytest.FixtureRequest) -> Iterator[str]:
     """Four shares, two of them failed, in a running helper or in a file."""
-    make_queue(DATABASE)
+    create_queue_file(fill=fill_queue)
     if request.param == "file":
         yield "file"
         return
@@ -82,7 +68,6 @@ def read_states(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, 
 
 
 def read_refs(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:
-    """References of all shares of a queue."""
     capsys.readouterr()
     assert run_command("queue", "list", "--json", *options) == 0
     return {share["ref"] for share in read_json(capsys)["shares"]}
@@ -124,7 +109,7 @@ def test_retry_accepts_names_and_filters(source: str, capsys: pytest.CaptureFixt
 def test_named_database_is_used_although_a_helper_has_another_one_in_its_directory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    make_queue(Path("old.db"))
+    create_queue_file(Path("old.db"), fill_queue)
     Path("empty.db").touch()
     with run_live_daemon(DATABASE.absolute()) as daemon:
         daemon.run(partial(fill_queue, fail=1))
@@ -239,12 +224,7 @@ def test_purge_closed_round_deletes_it(daemon_with_shares: LiveDaemon, capsys: p
 def target_machine() -> str:
     """Another machine's database, which knows the round."""
 
-    async def make() -> None:
-        harness = OperationsHarness(Path("there.db"))
-        await harness.open()
-        await harness.store.close()
-
-    anyio.run(make)
+    create_queue_file(Path("there.db"))
     return "there.db"
 
 
@@ -275,12 +255,17 @@ def test_export_copy_is_importable_and_source_keeps_shares(
     assert sorted(entry["reason"] for entry in result["left"]) == ["failed", "failed", "queued", "queued"]
     assert {entry["number"] for entry in result["left"]} == {1, 2, 3, 4}
     assert {entry["round"] for entry in result["left"]} == {ROUND_ID.hex()}
-    assert {entry["ref"] for entry in result["left"]} == read_refs(capsys, "--db", target_machine, *use_other_machine())
-    assert (
-        read_states(capsys)
-        == read_states(capsys, "--db", target_machine, *use_other_machine())
-        == {"received": 2, "failed": 2}
-    )
+    refs = read_refs(capsys, "--db", target_machine, *use_other_machine())
+    assert {entry["ref"] for entry in result["left"]} == refs
+    expected = {"received": 2, "failed": 2}
+    assert read_states(capsys) == read_states(capsys, "--db", target_machine, *use_other_machine()) == expected
+
+    assert run_command("queue", "import", "x.age", "--yes", *options) == 3
+    printed = capsys.readouterr()
+    assert "0 shares are imported" in printed.out
+    assert "2 not imported: already queued here" in printed.err
+    for ref in refs:
+        assert f"share {ref} of round {ROUND_ID.hex()[:12]} (number " in printed.err
 
 
 def use_other_machine() -> tuple[str, str]:
@@ -315,41 +300,6 @@ def test_export_move_idles_shares_until_retried(
     assert read_states(capsys) == {"failed": 4}
     assert run_command("queue", "retry", "--stage", "moved", "--yes") == 0
     assert read_states(capsys) == {"received": 4}
-
-
-def test_import_of_returned_moved_shares_requeues_them(
-    source: str, target_machine: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = ("--db", target_machine, *use_other_machine())
-    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 0
-    assert run_command("queue", "import", "x.age", "--yes", *other) == 0
-    assert run_command("queue", "export", "--output", "y.age", "--move", "--yes", *other) == 0
-    assert read_states(capsys) == read_states(capsys, *other) == {"failed": 4}
-
-    assert run_command("queue", "import", "y.age", "--dry-run", "--json") == 0
-    dry_result = read_json(capsys)
-    assert read_states(capsys) == {"failed": 4}
-    assert run_command("queue", "import", "y.age", "--yes", "--json") == 0
-    result = read_json(capsys)
-
-    assert (result["source"], result["taken"]) == (source, 4)
-    assert_conforms("queue-import", result)
-    assert (result["revived"], result["left"]) == (4, [])
-    assert dry_result == {**result, "dry_run": True}
-    assert read_states(capsys) == {"received": 4}, "all attempts are restored, also for failed shares"
-    assert read_states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
-    assert run_command("queue", "audit", "--json") == 0
-    (action, *_) = read_json(capsys)["actions"]
-    assert (action["what"], action["outcome"]) == ("import", {"taken": 4, "revived": 4})
-
-    names = read_refs(capsys)
-    assert run_command("queue", "import", "y.age", "--yes") == 3
-    printed = capsys.readouterr()
-    assert "0 shares are imported" in printed.out
-    assert "4 not imported: already queued here" in printed.err
-    assert len(names) == 4
-    for ref in names:
-        assert f"share {ref} of round {ROUND_ID.hex()[:12]} (number " in printed.err
 
 
 def test_export_move_is_stored_before_file_is_renamed(
@@ -415,16 +365,3 @@ def test_import_with_unknown_round_exits_degraded(source: str, capsys: pytest.Ca
     assert run_command("queue", "export", "--output", "x.age") == 0
     assert run_command("queue", "import", "x.age", "--db", "there.db", "--yes", *use_other_machine()) == 3
     assert "wait until the helper has read the chain" in capsys.readouterr().err
-
-
-def test_export_of_one_listed_share(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    entries = daemon_with_shares.run(lambda harness: harness.store.list_shares(QueueFilter(), 9))
-    assert run_command("queue", "export", entries[0].ref.upper()[:7], "--output", "x.age", "--dry-run", "--json") == 0
-    assert read_json(capsys) == {
-        "output": "x.age",
-        "shares": 1,
-        "left": {"damaged": 0, "closed": 0, "moved": 0},
-        "move": False,
-        "dry_run": True,
-    }
-    assert not Path("x.age").exists()

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
 import pytest
-from structlog.testing import capture_logs
 
 from helper.cli import chain
-from helper.observability import log_config
-from tests.unit.cli.live_daemon import SERVICE_STATUS, LiveDaemon, run_live_daemon
+from tests.unit.cli.live_daemon import DATABASE, SERVICE_STATUS, LiveDaemon, create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness, nullifier_of, recorded_share
 
-DATABASE = Path("svote-helper.db")
 FIRST = make_round().created_at_height
 LAST = FIRST + 19
 
 
-@pytest.fixture(autouse=True)
-def _captured_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    with capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("captured_logs")
 
 
 async def read_blocks(harness: OperationsHarness) -> None:
@@ -45,13 +37,7 @@ def daemon() -> Iterator[LiveDaemon]:
 
 @pytest.fixture
 def file() -> None:
-    async def make() -> None:
-        harness = OperationsHarness(DATABASE)
-        await harness.open()
-        await read_blocks(harness)
-        await harness.store.close()
-
-    anyio.run(make)
+    create_queue_file(fill=read_blocks)
 
 
 def test_rescan_waits_and_reports_progress_and_pruned_blocks(

@@ -12,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import typer
-from structlog.testing import capture_logs
 
 from devnet.ballot import seal_ballot
-from helper.observability import log_config
 from tests.support.schemas import assert_conforms
 from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
-from tests.unit.cli.live_daemon import run_live_daemon
+from tests.unit.cli.live_daemon import DATABASE, create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness, recorded_share
@@ -30,28 +27,17 @@ FILE = Path("queue.json")
 IMPORT = ("queue", "import", "--from-svoted")
 
 
-@pytest.fixture(autouse=True)
-def _captured_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    with capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("captured_logs")
 
 
 @pytest.fixture(params=["daemon", "file"])
 def source(request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty queue that knows the round, in a running helper or in a file."""
-    database = Path("svote-helper.db")
-
-    async def make() -> None:
-        harness = OperationsHarness(database)
-        await harness.open()
-        await harness.store.close()
-
-    anyio.run(make)
+    create_queue_file()
     if request.param == "file":
         yield "file"
         return
-    with run_live_daemon(database.absolute()):
+    with run_live_daemon(DATABASE.absolute()):
         yield "daemon"
 
 
@@ -90,18 +76,6 @@ def test_import_from_svoted_reports_each_row(source: str, capsys: pytest.Capture
     assert result["left"] == [{"number": 4, "ref": None, "round": None, "reason": "invalid"}]
     assert read_states(capsys) == {"received": 2}
     assert FILE.exists(), "a file with a share that was not imported is kept"
-
-
-def test_import_from_svoted_twice_exits_degraded(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write_file(*waiting_rows())
-
-    assert run_command(*IMPORT, "queue.json", "--yes", "--json") == 0
-    assert read_json(capsys)["deleted"] is False
-    assert run_command(*IMPORT, "queue.json", "--yes") == 3
-
-    assert "2 not imported: already queued here" in capsys.readouterr().err
-    assert read_states(capsys) == {"received": 2}
-    assert source
 
 
 def test_import_from_svoted_with_other_content_fails(source: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,20 +202,16 @@ def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.Cap
 
 
 def read_json_line(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The last line of the output."""
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def test_export_for_svoted_of_several_rounds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    async def make() -> None:
-        harness = OperationsHarness(Path("svote-helper.db"))
-        await harness.open()
+    async def enqueue_in_two_rounds(harness: OperationsHarness) -> None:
         share = recorded_share(0)
         for queued in (share, replace(share, round_id=bytes(32))):
             await harness.store.enqueue(queued, queued.round_id, now=NOW)
-        await harness.store.close()
 
-    anyio.run(make)
+    create_queue_file(fill=enqueue_in_two_rounds)
 
     assert run_command("queue", "export", "--for-svoted", "--output", "x.json") == 2
     assert "use --round" in capsys.readouterr().err

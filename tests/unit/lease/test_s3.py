@@ -32,7 +32,6 @@ def lease_for_host(bucket: MemoryBucket, clock: FakeClock, host: str = "a") -> S
 
 
 def create_released_bucket() -> MemoryBucket:
-    """A bucket with a released lease."""
     bucket = MemoryBucket()
     record = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=10, released=True, written=0)
     bucket.objects[OBJECT_NAME] = StoredObject(record.to_bytes(), '"used"')

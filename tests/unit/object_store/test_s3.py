@@ -29,7 +29,6 @@ from tests.support.servers import serve_connections
 def store(
     tmp_path_factory: pytest.TempPathFactory, object_store_program: tuple[str, ...]
 ) -> Iterator[ObjectStoreProcess]:
-    """A running object store."""
     process = ObjectStoreProcess(tmp_path_factory.mktemp("s3"), object_store_program)
     try:
         asyncio.run(process.start())
@@ -47,7 +46,7 @@ async def _reset_faults(store: ObjectStoreProcess, monkeypatch: pytest.MonkeyPat
 
 
 async def test_stopped_client_does_not_block_test_server(store: ObjectStoreProcess) -> None:
-    # Regression: with SIGSTOP at this moment, the campaign `lease` waited forever for the test server.
+    # Regression: with SIGSTOP at this moment, a test waited forever for the server.
     url = urlsplit(store.url)
     partial_requests = [
         b"",

@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,18 +23,27 @@ from helper.observability.log_config import ALLOWED_FIELDS, configure, count_dro
 SECRET = "c2VjcmV0"
 
 
+@contextmanager
+def configured_log(level: Any, form: Any, *options: Any, **named: Any) -> Iterator[io.StringIO]:
+    """A log with this configuration; restores the one before."""
+    root = logging.getLogger()
+    handlers, root_level = root.handlers[:], root.level
+    out = io.StringIO()
+    configure(level, form, out, *options, **named)
+    try:
+        yield out
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(root_level)
+        logging.getLogger("helper").setLevel(logging.NOTSET)
+        structlog.reset_defaults()
+
+
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """A log at the most verbose level; restores the configuration."""
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
-    out = io.StringIO()
-    configure("debug", "json", out)
-    yield out
-    root.handlers[:], level = before
-    root.setLevel(level)
-    logging.getLogger("helper").setLevel(logging.NOTSET)
-    structlog.reset_defaults()
+    """A log at the most verbose level."""
+    with configured_log("debug", "json") as out:
+        yield out
 
 
 def read_lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -48,18 +58,9 @@ def test_log_line_has_fields_and_time(stream: io.StringIO) -> None:
 
 
 def test_entries_have_the_prefix_of_their_level() -> None:
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
-    out = io.StringIO()
-    configure("info", "json", out, prefix=lambda level: f"<{level}>")
-    try:
-        log = structlog.get_logger("helper.test")
-        log.warning("a thing")
+    with configured_log("info", "json", prefix=lambda level: f"<{level}>") as out:
+        structlog.get_logger("helper.test").warning("a thing")
         logging.getLogger("library").error("a thing")
-    finally:
-        root.handlers[:], level = before
-        root.setLevel(level)
-        structlog.reset_defaults()
     assert [line.partition("{")[0] for line in out.getvalue().splitlines()] == ["<30>", "<40>"]
 
 
@@ -130,16 +131,9 @@ def test_library_lines_below_warning_are_dropped(stream: io.StringIO, library: s
 
 
 def test_lines_below_level_are_dropped() -> None:
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
-    out = io.StringIO()
-    configure("warning", "auto", out)
-    structlog.get_logger("helper.test").info("not this")
-    structlog.get_logger("helper.test").warning("this")
-    root.handlers[:], level = before
-    root.setLevel(level)
-    logging.getLogger("helper").setLevel(logging.NOTSET)
-    structlog.reset_defaults()
+    with configured_log("warning", "auto") as out:
+        structlog.get_logger("helper.test").info("not this")
+        structlog.get_logger("helper.test").warning("this")
     assert [line["event"] for line in read_lines(out)] == ["this"]
 
 

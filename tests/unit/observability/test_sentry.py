@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import logging
 import os
@@ -23,10 +22,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.errors import ConfigError, HelperError
-from helper.observability.log_config import ALLOWED_FIELDS, configure
+from helper.observability.log_config import ALLOWED_FIELDS
 from helper.observability.sentry import COPIED_KEYS, REPEAT_SECONDS, SentryReporter, create_reporter, strip_event
 from helper.server.application import add_middleware
 from tests.support.clock import FakeClock
+from tests.unit.observability.test_log_config import configured_log
 
 CANARY = "canary-7f3a91"
 PATIENCE_SECONDS = 20.0
@@ -62,7 +62,6 @@ class FakeSentryProject:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events in all received envelopes."""
         return [json.loads(envelope.split(b"\n")[2]) for envelope in self.envelopes]
 
 
@@ -83,17 +82,11 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def reporter(project: FakeSentryProject, clock: FakeClock) -> Iterator[SentryReporter]:
-    """Send the log to the project; restores the configuration."""
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
+    """Send the log to the project."""
     reporter_ = create_reporter(project.dsn, clock)
-    configure("debug", "json", io.StringIO(), reporter_.report)
-    yield reporter_
-    reporter_.close()
-    root.handlers[:], level = before
-    root.setLevel(level)
-    logging.getLogger("helper").setLevel(logging.NOTSET)
-    structlog.reset_defaults()
+    with configured_log("debug", "json", reporter_.report):
+        yield reporter_
+        reporter_.close()
 
 
 def raise_with_secret(primary_blind: str) -> None:
@@ -223,17 +216,10 @@ def test_missing_library_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_failing_report_keeps_log_line() -> None:
-    out = io.StringIO()
-
     def broken_report(_line: object) -> None:
         raise RuntimeError
 
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
-    configure("info", "json", out, broken_report)
-    structlog.get_logger("helper.test").error("a thing broke")
-    root.handlers[:], level = before
-    root.setLevel(level)
-    structlog.reset_defaults()
+    with configured_log("info", "json", broken_report) as out:
+        structlog.get_logger("helper.test").error("a thing broke")
     events = [json.loads(line)["event"] for line in out.getvalue().splitlines()]  # other threads may log too
     assert "a thing broke" in events

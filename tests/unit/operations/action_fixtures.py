@@ -70,12 +70,10 @@ def recorded_share(index: int, **changes: object) -> Share:
 
 
 def nullifier_of(share: Share) -> bytes:
-    """Compute a share's nullifier."""
     (result,) = proofs.read_shares([share_body(share)])
     return checked_share(result).nullifier
 
 
 async def stream_lines(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Lines as a stream."""
     for line in lines:
         yield line

@@ -26,7 +26,6 @@ ANY_FILTER = QueueFilter()
 
 
 async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str = "proof") -> list[str]:
-    """Enqueue and fail shares; returns their references."""
     for number in numbers:
         posted = make_posted_share(number, round_id=ROUND_ID)
         await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
@@ -175,7 +174,7 @@ async def test_actions_run_one_after_the_other(harness: OperationsHarness) -> No
 
 async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -> None:
     await enqueue_failed(harness, 1, 2)
-    await harness.store.apply_block(9, [(ROUND_ID, make_posted_share(1, round_id=ROUND_ID).nullifier)], now=NOW)
+    await harness.store.apply_blocks([(9, 9)], [(ROUND_ID, make_posted_share(1, round_id=ROUND_ID).nullifier)], now=NOW)
     harness.authority.closed.add(ROUND_ID)
     await harness.store.mark_closed(ROUND_ID, NOW)
     await harness.store.mark_alerted(ROUND_ID, NOW)

@@ -14,12 +14,7 @@ from helper.core.share import Share, ShareState
 from helper.errors import ExportFileError
 from helper.operations.actions import Operations
 from helper.operations.export_format import parse_share_line
-from helper.operations.svoted_format import (
-    INVALID_LINE,
-    SVOTED_STAGE,
-    encode_svoted_export,
-    read_svoted_export,
-)
+from helper.operations.svoted_format import INVALID_LINE, SVOTED_STAGE, encode_svoted_export, read_svoted_export
 from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.models import QueueFilter, SentReveal, SpentNullifier
 from tests.support.svoted import erased_row, pending_broadcast, svoted_file, svoted_row
@@ -37,7 +32,6 @@ LATER = END - 100
 
 
 def convert_row(row: dict[str, Any], **changes: Any) -> ExportedShare:
-    """The share of a file with one row."""
     (_, line) = read_svoted_export(svoted_file(ROUND_ID, [row], **changes)).lines
     return parse_share_line(proofs, line.removesuffix(b"\n"))[0]
 

@@ -49,7 +49,6 @@ class Vote:
         return proofs.vote_commitment(self.round_id, self.shares_hash, self.proposal_id, self.vote_decision)
 
     def witness(self, share_index: int) -> dict[str, Any]:
-        """The witness of one share, as passed to `prove`."""
         c1, c2 = self.ciphertexts[share_index]
         return {
             "round_id": self.round_id,
@@ -64,7 +63,6 @@ class Vote:
 
 
 def create_vote(public: bytes, seed: str = "vote", proposal_id: int = 3, vote_decision: int = 1) -> Vote:
-    """A vote derived from the seed."""
     rng = random.Random(seed)
     values = tuple(rng.randrange(1000) for _ in range(16))
     blinds = tuple(seeded_element(f"{seed} blind {i}") for i in range(16))

@@ -37,7 +37,6 @@ def channel(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 async def receive_message(channel: socket.socket) -> list[str]:
-    """Receive the next message and return its lines."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         message = await asyncio.get_running_loop().sock_recv(channel, 4096)
     return message.decode().split("\n")

@@ -136,7 +136,6 @@ def test_find_wheel_with_two_wheels_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git repository with one commit."""
     directory = tmp_path / "repository"
     directory.mkdir()
     (directory / "module.py").write_text("VALUE = 1\n")

@@ -23,7 +23,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reported() -> list[DamagedShare]:
-    """Rows that the store reports as damaged."""
     return []
 
 

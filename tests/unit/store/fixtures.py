@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
@@ -67,19 +66,12 @@ def make_reveal(number: int) -> PreparedReveal:
     )
 
 
-def make_message(queued: QueuedShare, host_name: str) -> PreparedReveal:
-    """A message for a claimed share; messages of different makers differ."""
-    message = b"\x04" + queued.nullifier + host_name.encode()
-    return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
-
-
 async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked for") -> int:
     """Retry failed shares as an operator does; return their number."""
     return (await store.retry_failed(share_ids, QueueFilter(), closed=(), note=note, dry_run=False))["retried"]
 
 
 async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
-    """Enqueue the shares with these numbers."""
     for number in numbers:
         posted = make_posted_share(number, submit_at=submit_at)
         await store.enqueue(posted.share, posted.nullifier, now=now)
@@ -91,7 +83,6 @@ async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10
 
 
 async def enqueue_and_claim(store: Store, number: int) -> int:
-    """Enqueue and claim one share; return its id."""
     await enqueue_shares(store, number)
     (queued,) = await claim_all_due(store)
     return queued.id
@@ -102,6 +93,12 @@ async def enqueue_and_prepare(store: Store, number: int) -> int:
     share_id = await enqueue_and_claim(store, number)
     assert await store.prepare(share_id, make_reveal(number))
     return share_id
+
+
+async def confirm_shares(store: Store, *numbers: int, height: int) -> list[int]:
+    """Apply a block with the reveals of the shares with these numbers; return the ids of the confirmed ones."""
+    spent = [(ROUND, make_posted_share(number).nullifier) for number in numbers]
+    return await store.apply_blocks([(height, height)], spent, now=NOW)
 
 
 def read_database_files(path: Path) -> dict[str, bytes]:
@@ -129,6 +126,5 @@ def query_rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 async def greatest_height(store: Store) -> int | None:
-    """The greatest height read."""
     ledger = await store.get_ledger()
     return None if ledger is None else ledger.top

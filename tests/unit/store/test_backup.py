@@ -29,10 +29,10 @@ from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.command import LOW_WORK_FACTOR
 from tests.unit.store.fixtures import (
-    NOW,
     ROUND,
     StoreOpener,
     claim_all_due,
+    confirm_shares,
     enqueue_and_prepare,
     enqueue_shares,
     greatest_height,
@@ -50,7 +50,6 @@ def _low_work_factor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def snapshot_with_shares(store: SqliteStore, path: Path, *numbers: int) -> Snapshot:
-    """A snapshot of a running store with these shares."""
     await enqueue_shares(store, *numbers)
     return take_snapshot(path, FakeClock())
 
@@ -66,7 +65,7 @@ def secrets_of(number: int) -> list[bytes]:
 async def test_snapshot_of_running_store_contains_wal_content(store: SqliteStore, path: Path) -> None:
     share_id = await enqueue_and_prepare(store, 1)
     await enqueue_shares(store, 2, 3)
-    await store.apply_block(7, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
+    await confirm_shares(store, 3, height=7)
     snapshot = take_snapshot(path, FakeClock())
 
     assert (snapshot.contents.live, snapshot.contents.confirmed, snapshot.contents.damaged) == (2, 1, 0)
@@ -83,7 +82,7 @@ async def test_snapshot_writes_nothing_and_leaves_no_transaction(store: SqliteSt
     take_snapshot(path, FakeClock())
     assert {name: data for name, data in read_database_files(path).items() if not name.endswith("-shm")} == before
 
-    await store.apply_block(7, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=7)
     await store.wait_for_erasure()
     assert not any(secret in data for data in read_database_files(path).values() for secret in secrets_of(1))
 
@@ -280,9 +279,9 @@ def test_backup_never_replaces_export(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_restored_database_continues_from_the_backup(
     store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, tmp_path: Path
 ) -> None:
-    await store.apply_block(7, [], now=NOW)
+    await confirm_shares(store, height=7)
     snapshot = await snapshot_with_shares(store, path, 1, 2)
-    await store.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=8)
 
     other_path = tmp_path / "other" / "queue.db"
     other_path.parent.mkdir()
@@ -296,7 +295,7 @@ async def test_restored_database_continues_from_the_backup(
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
     assert await greatest_height(reopened) == 7
     assert len(await claim_all_due(reopened)) == 2
-    await reopened.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(reopened, 1, height=8)
     await reopened.wait_for_erasure()
     assert not any(secret in data for data in read_database_files(other_path).values() for secret in secrets_of(1))
 

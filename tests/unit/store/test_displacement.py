@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import structlog
 
-from helper.cli.early_lock_check import require_single_instance
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
@@ -21,7 +20,7 @@ from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
-from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.file_lock import FileLock, refuse_locked
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
@@ -90,7 +89,6 @@ class WriterProcess:
         assert self.enqueue() == "stored"
 
     def enqueue(self, *numbers: int, command: str = "put") -> str:
-        """Enqueue shares; return the result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(command, *numbers, file=self.process.stdin, flush=True)
@@ -102,7 +100,6 @@ class WriterProcess:
         self.process.communicate(timeout=PATIENCE_SECONDS)
 
     def stop(self) -> None:
-        """Stop the process cleanly."""
         self.process.communicate(timeout=PATIENCE_SECONDS)
 
 
@@ -115,17 +112,22 @@ def run_writer(database: Path) -> Iterator[WriterProcess]:
         started.crash()
 
 
-def crash_with_shares(database: Path, number: int = 5) -> None:
-    """Leave a database as a helper that has stored shares and was killed does."""
-    with run_writer(database) as writer:
-        assert writer.enqueue(*range(number)) == "stored"
-        writer.crash()
+async def crash_with_shares(database: Path, number: int = 5) -> None:
+    """Leave a database as a helper that has stored shares and was killed does, with all commits in its WAL."""
+    running = database.with_name("running") / database.name
+    running.parent.mkdir()
+    store = SqliteStore(running)
+    await store.open()
+    await enqueue_shares(store, *range(number))
+    for name in read_database_files(running):
+        if not name.endswith("-shm"):
+            shutil.copy(running.with_name(name), database.with_name(name))
+    await store.close()
+    shutil.rmtree(running.parent)
 
 
 @pytest.fixture
 def count_shares(open_sqlite_store: StoreOpener) -> ShareCounter:
-    """Opens a database and counts its shares."""
-
     async def count(database: Path) -> int:
         return await number_of_shares(await open_sqlite_store(database))
 
@@ -156,7 +158,7 @@ async def test_lock_database_under_another_name_is_refused(
     with run_writer(path) as writer:
         create_link(path, link)
         with pytest.raises(StoreLocked, match="another helper"):
-            require_single_instance(["serve", "--db", str(link)], {})
+            refuse_locked(link)
         with pytest.raises(StoreLocked, match="another helper"):
             await SqliteStore(link).open()
         assert writer.enqueue(1) == "stored"
@@ -205,10 +207,8 @@ async def test_open_hard_link_after_crash_is_refused_until_one_name_is_left(
 ) -> None:
     link = tmp_path / "elsewhere" / "link.db"
     link.parent.mkdir()
-    with run_writer(path) as writer:
-        assert writer.enqueue(*range(5)) == "stored"
-        link.hardlink_to(path)
-        writer.crash()
+    await crash_with_shares(path)
+    link.hardlink_to(path)
     for name in (link, path):
         with pytest.raises(StoreDisplaced, match=r"has 2 hard links") as caught:
             await open_sqlite_store(name)
@@ -242,11 +242,11 @@ async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, open_sqlite
             read()
 
 
-def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Path) -> None:
+async def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Path) -> None:
     mounted = tmp_path / "elsewhere" / "queue.db"
     mounted.parent.mkdir()
     mounted.touch()
-    crash_with_shares(path)
+    await crash_with_shares(path)
     script = f"mount --bind {path} {mounted} || exit 77; exec {sys.executable} -c '{OPEN_SCRIPT}' {mounted}"
     completed = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
@@ -291,7 +291,7 @@ async def test_open_after_crash_without_database_is_refused_until_it_is_moved_ba
 
 
 async def test_open_after_crash_with_empty_file_in_place_of_database_is_refused(path: Path) -> None:
-    crash_with_shares(path, 1)
+    await crash_with_shares(path, 1)
     path.unlink()
     path.touch()
     with pytest.raises(StoreDisplaced, match="is missing or empty"):
@@ -325,7 +325,7 @@ async def test_open_after_crash_with_another_database_in_place_is_refused(
 
 async def test_open_after_crash_without_log_is_refused(path: Path, tmp_path: Path, count_shares: ShareCounter) -> None:
     log, moved_log = Path(f"{path}-wal"), tmp_path / "aside-wal"
-    crash_with_shares(path)
+    await crash_with_shares(path)
     log.rename(moved_log)
     with pytest.raises(StoreDisplaced, match=r"queue\.db-wal is missing"):
         await SqliteStore(path).open()
@@ -334,7 +334,7 @@ async def test_open_after_crash_without_log_is_refused(path: Path, tmp_path: Pat
 
 
 async def test_open_after_crash_of_copies_succeeds(path: Path, tmp_path: Path, count_shares: ShareCounter) -> None:
-    crash_with_shares(path)
+    await crash_with_shares(path)
     copy = tmp_path / "copy" / path.name
     copy.parent.mkdir()
     for name in read_database_files(path):
@@ -464,8 +464,8 @@ async def test_deleted_database_is_rescued_from_the_running_process(
     assert await count_shares(path) == 5
 
 
-def test_restore_without_database_renames_the_log_of_a_crash(path: Path) -> None:
-    crash_with_shares(path)
+async def test_restore_without_database_renames_the_log_of_a_crash(path: Path) -> None:
+    await crash_with_shares(path)
     path.unlink()
     with pytest.raises(BackupError, match="already"):
         restore_database(b"image", path, set_aside=False)

@@ -23,6 +23,7 @@ from tests.unit.store.fixtures import (
     PostedShare,
     StoreOpener,
     claim_all_due,
+    confirm_shares,
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
@@ -42,7 +43,6 @@ def witness_fragments(posted: PostedShare) -> list[bytes]:
 
 
 def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
-    """The number of occurrences in each file."""
     counted = {name: sum(data.count(canary) for canary in canaries) for name, data in read_database_files(path).items()}
     return {name: count for name, count in counted.items() if count}
 
@@ -57,7 +57,7 @@ async def test_confirmation_erases_all_but_the_spent_nullifier(store: SqliteStor
     assert count_occurrences(path, message)
     assert count_occurrences(path, [posted.nullifier])
 
-    await store.apply_block(9, [(ROUND, posted.nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=9)
     await store.wait_for_erasure()
 
     assert count_occurrences(path, witness_fragments(posted)) == {}
@@ -70,8 +70,7 @@ async def test_confirmation_erases_all_but_the_spent_nullifier(store: SqliteStor
 @pytest.mark.rule("R14")
 async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, 1)
-    own, foreign = make_posted_share(1).nullifier, make_posted_share(99).nullifier
-    await store.apply_block(9, [(ROUND, own), (ROUND, foreign)], now=NOW)
+    await confirm_shares(store, 1, 99, height=9)
     await store.close()
 
     conn = sqlite3.connect(path)
@@ -82,7 +81,7 @@ async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStor
     finally:
         conn.close()
     assert columns == ["round_no", "nullifier"]
-    assert sorted(spent) == sorted([(1, own), (1, foreign)])
+    assert sorted(spent) == sorted((1, make_posted_share(number).nullifier) for number in (1, 99))
     assert [(no, len(mac), state) for no, mac, state in tombstones] == [(1, 32, 2)]
 
 
@@ -122,7 +121,7 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     await store.enqueue(other.share, other.nullifier, now=NOW)
     await store.save_leaves(ROUND, 3, 0, b"leaf" * 8 * 40)
     await store.save_subtrees(ROUND, 0, b"node" * 8 * 1023)
-    await store.apply_block(9, [(ROUND, make_posted_share(n).nullifier) for n in range(20)], now=NOW)
+    await confirm_shares(store, *range(20), height=9)
     for queued in await claim_all_due(store, limit=3):
         await store.prepare(queued.id, make_reveal(1))
     ((key,),) = query_rows(path, "SELECT mac_key FROM round_keys WHERE no = 1")
@@ -150,7 +149,7 @@ async def test_long_reader_delays_erasure_and_does_not_block_writer(
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM shares").fetchone()
 
-    await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=9)
     await enqueue_shares(store, 2)  # a commit while the reader still sees the old state
     assert count_occurrences(path, witness_fragments(make_posted_share(1)))
     clock.advance(40)
@@ -165,7 +164,7 @@ async def test_long_reader_delays_erasure_and_does_not_block_writer(
 
 async def test_close_finishes_erasure(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, 1)
-    await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=9)
 
     await store.close()
 

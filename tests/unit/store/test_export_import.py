@@ -23,6 +23,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     StoreOpener,
     claim_all_due,
+    confirm_shares,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -131,9 +132,7 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     moved_again = await store.mark_moved(selection.versions, note="gone", idle_only=True)
     assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
 
-    assert await store.apply_block(9, [(ROUND, make_posted_share(2).nullifier)], now=NOW), (
-        "confirmed by the other machine's reveal"
-    )
+    assert await confirm_shares(store, 2, height=9), "confirmed by the other machine's reveal"
     ids = await store.list_failed_ids(None, after_id=0, limit=9)
     assert await retry_matching(store, ids, QueueFilter(stage=MOVED)) == {"retried": 2}
 
@@ -152,7 +151,6 @@ def with_nullifiers(exported: list[ExportedShare]) -> list[ValidatedShare]:
 async def count_import_results(
     store: SqliteStore, checked_shares: list[ValidatedShare], *, dry_run: bool = False
 ) -> dict[str, int]:
-    """The number of shares with each result."""
     return dict(
         Counter(
             result.result for result in await store.import_shares(checked_shares, note="from there", dry_run=dry_run)
@@ -204,37 +202,9 @@ async def test_imported_shares_continue_in_their_state(
         make_posted_share(3).share,
         make_posted_share(4, submit_at=int(NOW) + 50).share,
     }
-    assert await target_store.apply_block(120, [(ROUND, make_posted_share(1).nullifier)], now=NOW) == [sent.share_id]
-
-
-async def test_imported_shares_are_sound_and_survive_restart(
-    store: SqliteStore, path: Path, target_store: SqliteStore
-) -> None:
-    await enqueue_one_of_each(store)
-    await count_import_results(target_store, with_nullifiers(select_shares(path).shares))
-    before = await target_store.count_shares()
-
+    assert await confirm_shares(target_store, 1, height=120) == [sent.share_id]
     assert await target_store.verify() == []
     assert await target_store.list_damaged() == []
-    assert await target_store.count_shares() == before
-
-
-async def test_import_skips_known_spent_closed_and_unknown_shares(
-    store: SqliteStore, path: Path, target_store: SqliteStore
-) -> None:
-    await enqueue_one_of_each(store)
-    await enqueue_shares(target_store, 3)
-    await target_store.apply_block(5, [(ROUND, make_posted_share(4).nullifier)], now=NOW)
-    await enqueue_shares(target_store, 2)
-    await target_store.apply_block(6, [(ROUND, make_posted_share(2).nullifier)], now=NOW)
-    await target_store.mark_closed(OTHER_ROUND, NOW)
-    unknown_round = replace(select_shares(path).shares[0], share=make_posted_share(9, round_id=b"?" * 32).share)
-
-    counts = await count_import_results(
-        target_store, [*with_nullifiers(select_shares(path).shares), (unknown_round, b"n" * 32)]
-    )
-
-    assert counts == {"taken": 1, "queued": 1, "confirmed": 2, "closed": 1, "unknown": 1}
 
 
 @pytest.mark.rule("R4")

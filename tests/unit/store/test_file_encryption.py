@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from helper.clock import SystemClock
 from helper.core.share import ShareState
-from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreForeign, StoreKeyError
+from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreKeyError
 from helper.store.db_copy import file_encryption
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.keyring import Keyring
@@ -30,6 +32,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
@@ -47,16 +50,25 @@ NEW = make_file_encryption([NEW_KEY])
 BOTH = make_file_encryption([NEW_KEY, OLD_KEY])
 
 
+@asynccontextmanager
+async def open_store(
+    path: Path, encryption: RowEncryption | None = None, report: Callable[[DamagedShare], None] = lambda _: None
+) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, encryption=encryption, on_damaged=report)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 async def fill(path: Path, encryption: RowEncryption | None, *numbers: int) -> None:
     """Enqueue these shares in a file, and close it."""
-    store = SqliteStore(path, encryption=encryption)
-    await store.open()
-    await enqueue_shares(store, *numbers)
-    await store.close()
+    async with open_store(path, encryption) as store:
+        await enqueue_shares(store, *numbers)
 
 
 def select_shares(path: Path, encryption: RowEncryption | None) -> ExportSelection:
-    """Everything that an export contains."""
     image = take_snapshot(path, FakeClock(), encryption).image
     return select_for_export(image, QueueFilter(), (), encryption)
 
@@ -72,7 +84,6 @@ def secret_bytes(*numbers: int) -> list[bytes]:
 
 
 def read_first_round_key(path: Path, encryption: RowEncryption | None) -> bytes:
-    """The MAC key of the first round."""
     ((columns),) = query_rows(path, "SELECT no, round_id, mac_key, row_check FROM round_keys WHERE no = 1")
     rows = [columns] if encryption is None else encryption.decrypt_rows("round_keys", [columns])
     key: bytes = rows[0][2]
@@ -80,14 +91,12 @@ def read_first_round_key(path: Path, encryption: RowEncryption | None) -> bytes:
 
 
 async def test_encrypted_file_and_its_log_contain_no_secret(path: Path) -> None:
-    store = SqliteStore(path, encryption=NEW)
-    await store.open()
-    await enqueue_and_prepare(store, 1)
-    await enqueue_shares(store, 2)
-    mac_key = read_first_round_key(path, NEW)
-    assert count_occurrences(path, [*secret_bytes(1, 2), mac_key]) == {}
-    assert read_database_files(path)["queue.db-wal"], "the search reads the log"
-    await store.close()
+    async with open_store(path, NEW) as store:
+        await enqueue_and_prepare(store, 1)
+        await enqueue_shares(store, 2)
+        mac_key = read_first_round_key(path, NEW)
+        assert count_occurrences(path, [*secret_bytes(1, 2), mac_key]) == {}
+        assert read_database_files(path)["queue.db-wal"], "the search reads the log"
     assert count_occurrences(path, [*secret_bytes(1, 2), mac_key]) == {}
 
 
@@ -101,9 +110,8 @@ async def test_start_decrypts_no_share(path: Path, monkeypatch: pytest.MonkeyPat
         return decrypt(self, sealed)
 
     monkeypatch.setattr(Keyring, "decrypt", count)
-    store = SqliteStore(path, encryption=NEW)
-    await store.open()
-    await store.close()
+    async with open_store(path, NEW):
+        pass
     assert decrypted, "the key check value and the key of the round are decrypted"
     assert max(decrypted) < 100, "no witness is"
 
@@ -178,31 +186,21 @@ async def test_keys_and_their_check_value_are_written_together(path: Path, monke
     await fill(path, NEW, 2)
 
 
-async def test_older_version_refuses_encrypted_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await fill(path, NEW, 1)
-    monkeypatch.setattr("helper.store.sqlite.schema.ENCRYPTED_APPLICATION_ID", 0)  # unknown to it
-    with pytest.raises(StoreForeign, match="another program"):
-        await SqliteStore(path).open()
-
-
 # ---------------------------------------------------------------------- key change
 
 
 async def test_shares_are_recognized_under_the_old_and_the_new_key(path: Path) -> None:
     await fill(path, OLD, 1)
-    store = SqliteStore(path, encryption=BOTH)
-    await store.open()
-    await enqueue_shares(store, 2)
-    same_nullifier = make_posted_share(3)
-    for number in (1, 2):
-        posted = make_posted_share(number)
-        assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
-        result = await store.enqueue(same_nullifier.share, posted.nullifier, now=NOW)
-        assert result is EnqueueResult.DUPLICATE, f"nullifier of share {number}"
-    spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 2)]
-    await store.apply_block(9, spent, now=NOW)
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 2}}
-    await store.close()
+    async with open_store(path, BOTH) as store:
+        await enqueue_shares(store, 2)
+        same_nullifier = make_posted_share(3)
+        for number in (1, 2):
+            posted = make_posted_share(number)
+            assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+            result = await store.enqueue(same_nullifier.share, posted.nullifier, now=NOW)
+            assert result is EnqueueResult.DUPLICATE, f"nullifier of share {number}"
+        await confirm_shares(store, 1, 2, height=9)
+        assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 2}}
 
 
 async def test_old_key_can_be_removed_only_once_no_row_needs_it(path: Path) -> None:
@@ -213,19 +211,15 @@ async def test_old_key_can_be_removed_only_once_no_row_needs_it(path: Path) -> N
     with pytest.raises(StoreKeyError, match="not in the key file"):
         async with open_queue_file(path, NEW):
             pass
-    store = SqliteStore(path, encryption=BOTH)
-    await store.open()
-    await store.purge(ROUND)
-    await store.close()
+    async with open_store(path, BOTH) as store:
+        await store.purge(ROUND)
     await fill(path, NEW, 3)
     assert query_rows(path, "SELECT value FROM meta WHERE key = 'seal.keys'") == [(NEW.keyring.key_ids[0].hex(),)]
 
 
 async def test_encrypting_again_makes_the_old_key_unnecessary(path: Path) -> None:
-    store = SqliteStore(path, encryption=OLD)
-    await store.open()
-    await enqueue_one_of_each(store)
-    await store.close()
+    async with open_store(path, OLD) as store:
+        await enqueue_one_of_each(store)
     before = select_shares(path, OLD)
     rewrite_file(path, SystemClock(), BOTH, encrypt=True)
     assert select_shares(path, NEW) == before
@@ -238,10 +232,8 @@ async def test_damaged_key_identifier_is_a_damaged_row(path: Path) -> None:
         ((sealed,),) = conn.execute("SELECT witness FROM shares WHERE id = 1").fetchall()
         conn.execute("UPDATE shares SET witness = ? WHERE id = 1", (bytes([sealed[0] ^ 1]) + sealed[1:],))
     reported: list[DamagedShare] = []
-    store = SqliteStore(path, encryption=NEW, on_damaged=reported.append)
-    await store.open()
-    claimed = await claim_all_due(store)
-    await store.close()
+    async with open_store(path, NEW, reported.append) as store:
+        claimed = await claim_all_due(store)
     assert [queued.nullifier for queued in claimed] == [make_posted_share(2).nullifier]
     assert len(reported) == 1
 
@@ -250,10 +242,8 @@ async def test_witness_of_another_row_is_a_damaged_row(path: Path) -> None:
     await fill(path, NEW, 1, 2)
     with open_closed_database(path) as conn:
         conn.execute("UPDATE shares SET witness = (SELECT witness FROM shares WHERE id = 2) WHERE id = 1")
-    store = SqliteStore(path, encryption=NEW, on_damaged=lambda _: None)
-    await store.open()
-    claimed = await claim_all_due(store)
-    await store.close()
+    async with open_store(path, NEW) as store:
+        claimed = await claim_all_due(store)
     assert [queued.nullifier for queued in claimed] == [make_posted_share(2).nullifier]
 
 
@@ -266,13 +256,11 @@ async def list_queue(queue: QueueReader) -> object:
 
 
 async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
-    store = SqliteStore(path)
-    await store.open()
-    await enqueue_one_of_each(store)
-    await enqueue_shares(store, 7)
-    await store.apply_block(120, [(ROUND, make_posted_share(7).nullifier)], now=NOW)
-    listed = await list_queue(store)
-    await store.close()
+    async with open_store(path) as store:
+        await enqueue_one_of_each(store)
+        await enqueue_shares(store, 7)
+        await confirm_shares(store, 7, height=120)
+        listed = await list_queue(store)
     before, mac_key = select_shares(path, None), read_first_round_key(path, None)
     assert len(before.shares) == 5
     secrets = [*secret_bytes(1, 2, 3, 4), mac_key, *witness_fragments(make_posted_share(5, round_id=OTHER_ROUND))]
@@ -286,12 +274,10 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
         assert await list_queue(queue) == listed
     assert take_snapshot(path, FakeClock(), NEW).contents.encrypted
 
-    store = SqliteStore(path, encryption=NEW)
-    await store.open()
-    posted = make_posted_share(1)
-    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
-    assert await store.verify() == []
-    await store.close()
+    async with open_store(path, NEW) as store:
+        posted = make_posted_share(1)
+        assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+        assert await store.verify() == []
 
     rewrite_file(path, SystemClock(), NEW, encrypt=False)
     assert select_shares(path, None) == before
@@ -353,11 +339,9 @@ async def test_reader_delays_erasure_until_the_next_start(path: Path, monkeypatc
 
 
 async def test_damaged_rows_are_deleted_and_reported(path: Path) -> None:
-    store = SqliteStore(path)
-    await store.open()
-    await enqueue_and_prepare(store, 1)
-    await enqueue_shares(store, 2, 3)
-    await store.close()
+    async with open_store(path) as store:
+        await enqueue_and_prepare(store, 1)
+        await enqueue_shares(store, 2, 3)
     with open_closed_database(path) as conn:
         conn.execute("UPDATE shares SET c1 = zeroblob(32) WHERE id = 2")
     result = rewrite_file(path, SystemClock(), NEW, encrypt=True)

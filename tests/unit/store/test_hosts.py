@@ -55,6 +55,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_shares,
     greatest_height,
     make_posted_share,
@@ -147,16 +148,15 @@ async def test_enqueue_same_share_on_two_hosts_queues_one(join_host: JoinHost) -
 async def test_apply_block_already_applied_does_not_wait(backend: PostgresBackend, join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1)
-    spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 2)]
-    assert len(await host_a.apply_block(5, spent, now=NOW)) == 1
+    assert len(await confirm_shares(host_a, 1, 2, height=5)) == 1
 
     with backend.connect() as conn:  # as a host that applies the next block
         conn.execute("SELECT pg_advisory_lock(hashtext(current_schema()), 1)")
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
-            assert await host_b.apply_block(5, spent, now=NOW) == []
-            assert await host_b.apply_block(4, [], now=NOW) == []
-            assert await host_b.add_spent(spent) == []
-        held = asyncio.create_task(host_b.apply_block(6, [(ROUND, make_posted_share(3).nullifier), *spent], now=NOW))
+            assert await confirm_shares(host_b, 1, 2, height=5) == []
+            assert await confirm_shares(host_b, height=4) == []
+            assert await host_b.add_spent([(ROUND, make_posted_share(1).nullifier)]) == []
+        held = asyncio.create_task(confirm_shares(host_b, 1, 2, 3, height=6))
         await asyncio.to_thread(wait_for_lock_waiter, backend)
         conn.execute("SELECT pg_advisory_unlock_all()")
     assert await held == []
@@ -167,8 +167,8 @@ async def test_apply_block_already_applied_does_not_wait(backend: PostgresBacken
 async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> None:
     hosts = [await join_host(name) for name in ("one", "two", "three")]
     await enqueue_shares(hosts[0], *range(30))
-    spent = [(ROUND, make_posted_share(number).nullifier) for number in range(30)]
-    confirmed = await asyncio.gather(*(host.apply_block(height, spent, now=NOW) for height in (7, 8) for host in hosts))
+    applying = (confirm_shares(host, *range(30), height=height) for height in (7, 8) for host in hosts)
+    confirmed = await asyncio.gather(*applying)
     assert sorted(len(shares) for shares in confirmed) == [0, 0, 0, 0, 0, 30]
     assert await hosts[0].count_shares() == {ROUND: {ShareState.SUBMITTED: 30}}
     assert await greatest_height(hosts[0]) == 8
@@ -181,7 +181,7 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
 
     await asyncio.gather(
         *(host_a.enqueue(share.share, share.nullifier, now=NOW) for share in shares),
-        *(host_b.apply_block(n, [(ROUND, share.nullifier)], now=NOW) for n, share in enumerate(shares)),
+        *(confirm_shares(host_b, number, height=number) for number in range(60)),
     )
 
     assert await claim_all_due(host_a) == []
@@ -193,7 +193,6 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
 
 
 def expire_sender_lease(backend: PostgresBackend) -> None:
-    """Expire the sender lease."""
     backend.execute("UPDATE sender SET until = now() - interval '1 second'")
 
 
@@ -438,7 +437,7 @@ async def test_host_with_expired_claim_changes_nothing(join_host: JoinHost, back
         assert await owner.prepare(queued.id, make_reveal(2))
         (sent,) = await host_a.list_unconfirmed()
         assert sent.prepared == make_reveal(2)
-        assert await host_b.apply_block(number, [(ROUND, queued.nullifier)], now=NOW) == [queued.id]
+        assert await host_b.apply_blocks([(number, number)], [(ROUND, queued.nullifier)], now=NOW) == [queued.id]
 
 
 async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
@@ -521,7 +520,7 @@ async def test_host_stopped_in_transaction_does_not_block_others(
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
             while not await claim_all_due(host_b):
                 await asyncio.sleep(0.05)
-            await host_b.apply_block(5, [], now=NOW)
+            await confirm_shares(host_b, height=5)
         resume.set()
         with suppress(StoreError):
             await stopping
@@ -885,12 +884,11 @@ async def test_claims_of_shares_confirmed_elsewhere_are_forgotten(join_host: Joi
     host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1, 2)
     claimed = {queued.nullifier: queued.id for queued in await claim_all_due(host_a)}
-    nullifier = make_posted_share(1).nullifier
-    await host_b.apply_block(5, [(ROUND, nullifier)], now=NOW)
+    await confirm_shares(host_b, 1, height=5)
 
     assert await host_a._writer.run(store.renew_claims) == 1
 
-    del claimed[nullifier]
+    del claimed[make_posted_share(1).nullifier]
     assert list(host_a._claims.fences) == list(claimed.values())
 
 
@@ -1016,7 +1014,7 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
         make_posted_share(1).share,
         make_posted_share(2).share,
     }
-    assert len(await both.apply_block(1, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)) == 2
+    assert len(await confirm_shares(both, 1, 2, height=1)) == 2
     await both.close()
     with pytest.raises(StoreError, match="key"):
         await backend.create_store(clock, print, sealing_keys=SEALING_KEYS).open()
@@ -1036,7 +1034,7 @@ async def test_new_key_seals_only_when_all_live_hosts_have_it(backend: PostgresB
     await receiver.open()
     await sealer.open()
     await enqueue_shares(sealer, 1)
-    assert len(await receiver.apply_block(1, [(ROUND, make_posted_share(1).nullifier)], now=NOW)) == 1
+    assert len(await confirm_shares(receiver, 1, height=1)) == 1
     await sealer.close()
     await receiver.close()
 
@@ -1081,7 +1079,7 @@ async def test_witness_never_reaches_server_disk_in_plain(
         ]
         leaked = [n for n, secret in enumerate(secrets) if secret in disk or secret.hex().encode() in disk]
         assert leaked == []
-    await host_a.apply_block(1, [(ROUND, make_posted_share(901).nullifier)], now=NOW)
+    await confirm_shares(host_a, 901, height=1)
     await host_a.wait_for_erasure()
     assert backend.query_rows("SELECT id FROM shares") == [(2,)]
 

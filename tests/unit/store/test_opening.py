@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -85,16 +86,6 @@ async def test_open_on_full_disk_names_the_disk(
     assert f"df -h {path.parent}" in caught.value.advice
 
 
-async def test_open_truncated_database_is_refused_with_advice(store: SqliteStore, path: Path) -> None:
-    await enqueue_shares(store, *range(50))
-    await store.close()
-    os.truncate(path, path.stat().st_size // 2)
-
-    error = await expect_refusal(path, StoreCorrupt, "damaged")
-
-    assert "backup" in error.advice
-
-
 async def test_open_large_database_checks_only_its_end(
     store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,35 +108,44 @@ async def test_open_large_database_checks_only_its_end(
     await expect_refusal(path, StoreCorrupt, "it is truncated")
 
 
-async def test_open_corrupt_page_is_refused(store: SqliteStore, path: Path) -> None:
-    await enqueue_shares(store, *range(50))
-    await store.close()
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwrite_page_headers(path: Path) -> None:
     with path.open("r+b") as file:
         for page in range(2, path.stat().st_size // 4096):
             file.seek(page * 4096)
             file.write(b"\xff" * 16)
 
-    await expect_refusal(path, StoreCorrupt, "damaged")
 
-
-@pytest.mark.parametrize(
-    ("piece", "offset", "bit", "kind"),
-    [
-        (b"SQLite format 3", 4, 1, StoreForeign),
-        (b"SQLite format 3", 18, 0, StoreCorrupt),
-        (b"SQLite format 3", 60, 3, StoreForeign),
-        (b"CHECK (length(", 8, 0, StoreCorrupt),
-    ],
-    ids=["magic", "format", "version", "schema"],
-)
-async def test_open_with_flipped_header_bit_is_refused_with_restore_advice(
-    store: SqliteStore, path: Path, piece: bytes, offset: int, bit: int, kind: type[StoreError]
-) -> None:
-    await enqueue_shares(store, *range(5))
-    await store.close()
+def flip_bit(path: Path, piece: bytes, offset: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(piece) + offset] ^= 1 << bit
     path.write_bytes(data)
+
+
+HEADER = b"SQLite format 3"
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (cut_in_half, StoreCorrupt),
+        (overwrite_page_headers, StoreCorrupt),
+        (partial(flip_bit, piece=HEADER, offset=4, bit=1), StoreForeign),
+        (partial(flip_bit, piece=HEADER, offset=18, bit=0), StoreCorrupt),
+        (partial(flip_bit, piece=HEADER, offset=60, bit=3), StoreForeign),
+        (partial(flip_bit, piece=b"CHECK (length(", offset=8, bit=0), StoreCorrupt),
+    ],
+    ids=["truncated", "pages", "magic", "format", "version", "schema"],
+)
+async def test_open_damaged_database_is_refused_with_restore_advice(
+    store: SqliteStore, path: Path, damage: Callable[[Path], None], kind: type[StoreError]
+) -> None:
+    await enqueue_shares(store, *range(50))
+    await store.close()
+    damage(path)
 
     error = await expect_refusal(path, kind, "not a database|damaged|newer version")
 

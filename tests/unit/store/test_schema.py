@@ -1,20 +1,41 @@
-"""The schema enforces the invariants for every writer."""
+"""The schema: invariants for every writer, the identity of a file, and upgrades of older ones."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from contextlib import closing
-from itertools import product
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
+from helper.clock import SystemClock
 from helper.core.share import TRANSITIONS, ShareState
-from helper.store.sqlite.schema import migrate_schema
+from helper.errors import StoreCorrupt, StoreError, StoreForeign
+from helper.store.backup import restore_database
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
+from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.quick_check import quick_check
+from helper.store.sqlite.reader import open_queue_file
+from helper.store.sqlite.schema import latest_version, migrations
+from helper.store.sqlite.snapshot import check_image, take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.conformance.test_transitions import LIVE_STATES, create_share_in_state
-from tests.unit.store.fixtures import enqueue_and_prepare, open_closed_database
+from tests.unit.store.fixtures import (
+    NOW,
+    ROUND,
+    StoreOpener,
+    claim_all_due,
+    confirm_shares,
+    enqueue_and_prepare,
+    enqueue_shares,
+    make_posted_share,
+    open_closed_database,
+    query_rows,
+    read_database_files,
+    retry_as_operator,
+)
 
 REFUSED_STATEMENTS = [
     ("shares", "shares_hash = x'00'"),
@@ -55,24 +76,23 @@ REFUSED_STATEMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "change"), REFUSED_STATEMENTS)
-async def test_schema_refuses_invalid_rows(store: SqliteStore, path: Path, table: str, change: str) -> None:
+async def test_schema_refuses_invalid_rows(store: SqliteStore, path: Path) -> None:
     await enqueue_and_prepare(store, 1)
     await store.close()
 
+    statements = [f"UPDATE {table} SET {change}" for table, change in REFUSED_STATEMENTS]
+    statements += [
+        f"INSERT INTO tombstones (round_no, mac, state) VALUES (1, zeroblob(32), {state})" for state in (0, 1, 3, 4)
+    ]
+    statements += ["INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')"]
     with open_closed_database(path) as conn:
         conn.execute("PRAGMA foreign_keys = ON")
-        with pytest.raises(sqlite3.IntegrityError):
-            conn.execute(f"UPDATE {table} SET {change}")
-
-
-@pytest.mark.parametrize("state", [0, 1, 3, 4])
-async def test_schema_tombstone_state_is_only_submitted(store: SqliteStore, path: Path, state: int) -> None:
-    await enqueue_and_prepare(store, 1)
-    await store.close()
-
-    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError):
-        conn.execute("INSERT INTO tombstones (round_no, mac, state) VALUES (1, zeroblob(32), ?)", (state,))
+        accepted = []
+        for statement in statements:
+            with suppress(sqlite3.IntegrityError):
+                conn.execute(statement)
+                accepted.append(statement)
+    assert accepted == []
 
 
 async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -> None:
@@ -87,26 +107,23 @@ async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -
             conn.execute(f"INSERT INTO shares (id, {names}) SELECT 2, {names} FROM shares")
 
 
-@pytest.mark.parametrize(("old_state", "new_state"), list(product(LIVE_STATES, ShareState)))
-async def test_schema_transitions_match_code(
-    store: SqliteStore, path: Path, old_state: ShareState, new_state: ShareState
-) -> None:
+@pytest.mark.parametrize("old_state", LIVE_STATES)
+async def test_schema_transitions_match_code(store: SqliteStore, path: Path, old_state: ShareState) -> None:
     await create_share_in_state(store, old_state)
     await store.close()
 
     with open_closed_database(path) as conn:
-        if new_state is ShareState.BROADCAST and old_state is not ShareState.BROADCAST:
-            conn.execute(
-                "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, decide_height,"
-                " row_check)"
-                " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, 0, zeroblob(8))"
-            )
-        change = "UPDATE shares SET state = ? WHERE id = 1"
-        if new_state is old_state or (new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED):
-            conn.execute(change, (new_state.value,))
-        else:
-            with pytest.raises(sqlite3.IntegrityError):
-                conn.execute(change, (new_state.value,))
+        for new_state in ShareState:
+            conn.execute("BEGIN")
+            if new_state is ShareState.BROADCAST and old_state is not ShareState.BROADCAST:
+                conn.execute(
+                    "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends,"
+                    " decide_height, row_check) VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, 0, zeroblob(8))"
+                )
+            is_legal = new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED
+            with nullcontext() if is_legal or new_state is old_state else pytest.raises(sqlite3.IntegrityError):
+                conn.execute("UPDATE shares SET state = ? WHERE id = 1", (new_state.value,))
+            conn.execute("ROLLBACK")
 
 
 async def test_schema_refuses_broadcast_without_stored_message(store: SqliteStore, path: Path) -> None:
@@ -131,15 +148,7 @@ async def test_schema_refuses_insert_in_state_other_than_received(store: SqliteS
                 conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
 
 
-def test_documented_transition_table_matches_schema() -> None:
-    with closing(sqlite3.connect(":memory:")) as conn:
-        migrate_schema(conn)
-        ((trigger,),) = conn.execute("SELECT sql FROM sqlite_schema WHERE name = 'shares_move'").fetchall()
-    live = re.search(r"NEW\.state\) NOT IN \(\s*VALUES ([^;]*?)\n\)", trigger)
-    assert live is not None
-    pairs = {(int(a), int(b)) for a, b in re.findall(r"\((\d), (\d)\)", live[1])}
-    assert pairs == {(a.value, b.value) for a, to in TRANSITIONS.items() for b in to if b is not ShareState.SUBMITTED}
-
+def test_documented_transition_table_matches_code() -> None:
     text = (Path(__file__).parents[3] / "docs" / "state_machine.md").read_text()
     transitions = {
         (old_state, new_state)
@@ -151,7 +160,208 @@ def test_documented_transition_table_matches_schema() -> None:
     assert codes == {state.name.lower(): str(state.value) for state in ShareState}
 
 
-async def test_schema_refuses_unknown_action_channel(store: SqliteStore, path: Path) -> None:
+# ---------------------------------------- upgrades
+
+
+NEXT = "CREATE TABLE more (n INTEGER);"
+"""A migration only of these tests, which makes this version's database an older one."""
+OLD_STATE_COUNTS = {ShareState.RECEIVED: 2, ShareState.BROADCAST: 1, ShareState.FAILED: 1, ShareState.SUBMITTED: 1}
+
+
+async def fill(store: SqliteStore) -> int:
+    """Enqueue shares in every state; return the id of the failed one."""
+    await enqueue_and_prepare(store, 3)
+    await confirm_shares(store, 3, height=1)
+    await enqueue_and_prepare(store, 4)
+    await enqueue_shares(store, 5)
+    (failed,) = await claim_all_due(store)
+    await store.fail(failed.id, stage="proof", note="invalid")
+    await enqueue_shares(store, 1, 2)
+    return failed.id
+
+
+def add_migration(monkeypatch: pytest.MonkeyPatch, step: str = NEXT) -> None:
+    steps = (*migrations(), step)
+    monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
+
+
+@pytest.fixture
+async def failed_id(store: SqliteStore) -> int:
+    """Fill and close the database; return the id of the failed share."""
+    share_id = await fill(store)
     await store.close()
-    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError):
-        conn.execute("INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')")
+    return share_id
+
+
+@pytest.fixture
+def old_database(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database whose schema is one version behind."""
+    assert failed_id
+    add_migration(monkeypatch)
+    return path
+
+
+def read_schema_version(path: Path) -> int:
+    with open_closed_database(path) as conn:
+        return int(conn.execute("PRAGMA user_version").fetchone()[0])
+
+
+async def test_start_upgrades_the_schema_and_keeps_the_shares(
+    old_database: Path, failed_id: int, open_sqlite_store: StoreOpener
+) -> None:
+    assert read_schema_version(old_database) == latest_version() - 1
+    store = await open_sqlite_store(old_database)
+    assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
+    await enqueue_shares(store, 1, 3)  # known: share 1 is pending, share 3 is confirmed
+    assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
+    assert await retry_as_operator(store, failed_id) == 1
+    assert {queued.share for queued in await claim_all_due(store, now=NOW + 100)} == {
+        make_posted_share(number).share for number in (1, 2, 5)
+    }
+    await store.close()
+    assert read_schema_version(old_database) == latest_version()
+    assert query_rows(old_database, "SELECT * FROM more") == []
+
+
+async def test_failed_upgrade_changes_nothing(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failed_id
+    before = query_rows(path, "SELECT * FROM shares")
+    with monkeypatch.context() as newer:
+        add_migration(newer, f"{NEXT} DELETE FROM shares; INSERT INTO nowhere VALUES (1);")
+        with pytest.raises(StoreError, match="nowhere"):
+            open_database(path, SystemClock())
+    open_database(path, SystemClock()).close()
+    assert query_rows(path, "SELECT * FROM shares") == before
+
+
+async def test_damaged_row_stays_damaged_and_is_reported(old_database: Path) -> None:
+    with open_closed_database(old_database) as conn:
+        conn.execute(
+            "UPDATE shares SET submit_at = submit_at + 1 WHERE tree_position = ?",
+            (make_posted_share(1).share.tree_position,),
+        )
+    assert take_snapshot(old_database, SystemClock()).contents.damaged == 1
+    open_database(old_database, SystemClock()).close()
+    assert take_snapshot(old_database, SystemClock()).contents.damaged == 1
+
+
+# ---------------------------------------- identity: every function that opens a file applies the same check
+
+
+CLOCK = SystemClock()
+
+
+async def by_daemon(path: Path) -> None:
+    open_database(path, CLOCK).close()
+
+
+async def by_operator_query(path: Path) -> None:
+    async with open_queue_file(path):
+        pass
+
+
+async def by_backup(path: Path) -> None:
+    take_snapshot(path, CLOCK)
+
+
+async def by_restore(path: Path) -> None:
+    check_image(path.read_bytes(), str(path))
+
+
+async def by_doctor(path: Path) -> None:
+    quick_check(path, CLOCK, seconds=60)
+
+
+async def by_migration(path: Path) -> None:
+    endpoint = SqliteEndpoint(path, CLOCK)
+    try:
+        endpoint.connect_read_only()
+    finally:
+        endpoint.close()
+
+
+Use = Callable[[Path], Awaitable[None]]
+USES = [by_daemon, by_operator_query, by_backup, by_restore, by_doctor, by_migration]
+
+
+def set_header(path: Path, pragma: str, value: int) -> None:
+    open_database(path, CLOCK).close()
+    with open_closed_database(path) as conn:
+        conn.execute("PRAGMA journal_mode = DELETE")  # as in a backup
+        conn.execute(f"PRAGMA {pragma} = {value}")
+
+
+def foreign(path: Path) -> None:
+    with open_closed_database(path) as conn:
+        conn.execute("CREATE TABLE songs (title TEXT)")
+
+
+REFUSED: list[tuple[Callable[[Path], object], type[StoreError], str]] = [
+    (lambda path: path.write_text("not a database\n" * 500), StoreForeign, "is not a database"),
+    (foreign, StoreForeign, "is a database of another program"),
+    (lambda path: set_header(path, "user_version", 99), StoreForeign, "was written by a newer version"),
+    (lambda path: set_header(path, "user_version", 0), StoreCorrupt, "is damaged: its schema version is 0"),
+]
+
+
+@pytest.mark.parametrize("operation", USES)
+@pytest.mark.parametrize(("make", "kind", "text"), REFUSED, ids=["text", "foreign", "newer", "no-version"])
+async def test_every_operation_refuses_foreign_file_with_same_error(
+    path: Path, operation: Use, make: Callable[[Path], object], kind: type[StoreError], text: str
+) -> None:
+    make(path)
+    before = path.read_bytes()
+
+    with pytest.raises(kind) as refused:
+        await operation(path)
+
+    assert str(refused.value).startswith(f"{path} {text}")
+    assert refused.value.advice
+    assert kind is not StoreForeign or "db_path" in refused.value.advice or "newer" in text
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("operation", [by_operator_query, by_migration])
+async def test_older_database_is_refused_by_what_reads_the_latest_schema_only(
+    path: Path, operation: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_database(path, CLOCK).close()
+    add_migration(monkeypatch)
+    before = read_database_files(path)[path.name]
+
+    with pytest.raises(StoreForeign, match=rf"older version \(schema {latest_version() - 1}") as refused:
+        await operation(path)
+
+    assert "svote-helper db migrate" in refused.value.advice
+    assert read_database_files(path)[path.name] == before
+
+
+@pytest.mark.parametrize("operation", [by_operator_query, by_doctor, by_migration])
+async def test_empty_file_is_a_new_database_for_the_helper_only(path: Path, operation: Use) -> None:
+    path.touch()
+    with pytest.raises(StoreForeign, match="is an empty database"):
+        await operation(path)
+    await by_daemon(path)
+    await operation(path)
+
+
+async def over_existing_path(path: Path) -> None:
+    restore_database(b"image", path, set_aside=True)
+
+
+@pytest.mark.parametrize("operation", [*(use for use in USES if use != by_restore), over_existing_path])
+@pytest.mark.parametrize("make", [Path.mkdir, foreign, lambda path: path.write_text("a letter")])
+async def test_nothing_is_created_beside_or_instead_of_what_is_no_queue(
+    path: Path, operation: Use, make: Callable[[Path], object]
+) -> None:
+    make(path)
+    mode = path.stat().st_mode
+    with pytest.raises(StoreForeign, match=r"is not a file|is not a database|is a database of another program"):
+        await operation(path)
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode == mode
+
+
+def test_examine_of_empty_image_is_refused() -> None:
+    with pytest.raises(StoreForeign, match="is not a database"):
+        check_image(b"", "backup.age")

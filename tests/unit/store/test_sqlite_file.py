@@ -97,8 +97,3 @@ async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path
         if name != "shares_of_nullifier":
             assert "TEMP B-TREE" not in plan, name
     conn.close()
-
-
-@pytest.mark.parametrize("name", sqlite_statements())
-def test_sql_comments_do_not_hide_statement_ends(name: str) -> None:
-    assert "--" not in sqlite_statements()[name]

@@ -30,9 +30,7 @@ Reopen = Callable[[], Awaitable[Store]]
 class StoreBackend(Protocol):
     """Persistent data of a store."""
 
-    def create_store(self, clock: Clock, report: Report) -> Store:
-        """Create a store on it; the caller opens it."""
-        ...
+    def create_store(self, clock: Clock, report: Report) -> Store: ...
 
     async def prepare_store(self, store: Store) -> None:
         """Give an open store every role, including that of the sender."""
@@ -61,7 +59,6 @@ class StoreBackend(Protocol):
 
 
 def make_file_encryption(keys: Sequence[bytes] = SEALING_KEYS) -> RowEncryption:
-    """The encryption of a file with these keys."""
     return RowEncryption(Keyring(keys))
 
 
@@ -78,11 +75,9 @@ class SqliteBackend:
         self.encryption = make_file_encryption() if is_encrypted else None
 
     def create_store(self, clock: Clock, report: Report) -> SqliteStore:
-        """Create a store on the file."""
         return SqliteStore(self.path, clock=clock, on_damaged=report, encryption=self.encryption)
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Run a query."""
         return query_rows(self.path, sql)
 
     def execute(self, sql: str) -> None:
@@ -99,7 +94,6 @@ class SqliteBackend:
 
     @asynccontextmanager
     async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
-        """Open the reader of the file."""
         async with open_queue_file(self.path, self.encryption) as queue:
             yield [queue]
 
@@ -130,7 +124,6 @@ class PostgresBackend:
         sealing_keys: list[bytes] | None = None,
         lease: float = 10.0,
     ) -> PostgresStore:
-        """Create the store of a host."""
         return PostgresStore(
             self.address,
             keyring=Keyring(SEALING_KEYS if sealing_keys is None else sealing_keys),
@@ -142,11 +135,9 @@ class PostgresBackend:
         )
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Run a query."""
         return self._execute(sql).fetchall()
 
     def execute(self, sql: str) -> None:
-        """Change data by hand."""
         self._execute(sql)
 
     def _execute(self, sql: str) -> psycopg.Cursor[tuple[Any, ...]]:
@@ -166,7 +157,6 @@ class PostgresBackend:
         return self.query_rows("SELECT pg_current_wal_flush_lsn()")
 
     async def prepare_store(self, store: Store) -> None:
-        """Make its host the sender."""
         assert isinstance(store, PostgresStore)
         assert await store.acquire_sender_lease() is not None
         self.execute("UPDATE sender SET until = 'infinity'")  # no keeper renews it here
@@ -187,7 +177,6 @@ class PostgresBackend:
 
 
 def parse_locator(locator: list[str]) -> SqliteBackend | PostgresBackend:
-    """Parse the locator of a backend."""
     if locator[0] == "postgres":
         return PostgresBackend(locator[1], locator[2])
     return SqliteBackend(Path(locator[1]), is_encrypted=locator[0] == "encrypted sqlite")

@@ -12,14 +12,7 @@ from helper.reveal.revealer import ProofTimes
 from helper.store.models import QueuedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock
-from tests.unit.store.fixtures import (
-    NOW,
-    OTHER_ROUND,
-    ROUND,
-    claim_all_due,
-    enqueue_shares,
-    make_posted_share,
-)
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim_all_due, enqueue_shares, make_posted_share
 
 LATE = NOW + 60
 BOTH_ROUNDS = {ROUND: math.inf, OTHER_ROUND: math.inf}

@@ -46,7 +46,6 @@ class IncomingShare:
     defect: str
 
     def to_posted(self, rounds: Sequence[bytes]) -> PostedShare:
-        """The share as posted by a wallet."""
         posted = posted_in_round(rounds[self.round], self.key).with_submit_at(self.submit_at)
         nullifier = make_posted_share(self.nullifier).nullifier
         if self.defect == "nullifier":
@@ -206,12 +205,10 @@ async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialSt
 
 
 async def enqueue_one_by_one(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
-    """Results of shares enqueued one by one."""
     return [outcome for posted in batch for outcome in await enqueue_together(store, [posted])]
 
 
 async def enqueue_together(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
-    """Results of shares enqueued together."""
     calls = (store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in batch)
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     return [type(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]

@@ -17,6 +17,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -80,9 +81,9 @@ async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBac
     await enqueue_shares(store, 1, 2)
     block = [(ROUND, make_posted_share(1).nullifier), (ROUND, b"n" * 32)]
 
-    assert await store.apply_block(10, block, now=NOW) == [1]
+    assert await store.apply_blocks([(10, 10)], block, now=NOW) == [1]
     before = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
-    assert await store.apply_block(10, block, now=NOW) == []
+    assert await store.apply_blocks([(10, 10)], block, now=NOW) == []
     assert await store.add_spent(block) == []
 
     assert (backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")) == before
@@ -100,7 +101,7 @@ async def test_ledger_records_read_blocks_in_any_order(store: Store, reopen: Reo
         (9, Ledger(4, 9, ((4, 4), (6, 8)))),
         (4, Ledger(4, 9, ((6, 8),))),
     ):
-        await store.apply_block(height, [], now=NOW)
+        await confirm_shares(store, height=height)
         assert await store.get_ledger() == ledger
     await store.apply_blocks([(6, 7), (11, 12)], [], now=NOW)
     await store.close()
@@ -119,7 +120,7 @@ async def test_move_back_forgets_blocks_above_and_reads_the_others_again(store: 
 async def test_apply_blocks_confirms_shares_in_gaps(store: Store) -> None:
     await enqueue_shares(store, 1, 2)
     await store.begin_ledger(41)
-    await store.apply_block(100, [], now=NOW)
+    await confirm_shares(store, height=100)
     spent = [(ROUND, make_posted_share(1).nullifier)]
 
     assert await store.apply_blocks([(93, 99)], spent, now=NOW) == [1]
@@ -179,16 +180,8 @@ async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones
 
 
 async def test_rescan_without_stored_rounds_has_no_blocks(store: Store) -> None:
-    await store.apply_block(100, [], now=NOW)
+    await confirm_shares(store, height=100)
     assert await store.begin_rescan(1) == Ledger(100, 100, (), Rescan(101, 100))
-
-
-async def test_apply_block_nullifier_confirms_only_in_its_round(store: Store) -> None:
-    await enqueue_shares(store, 1)
-
-    assert await store.apply_block(5, [(OTHER_ROUND, make_posted_share(1).nullifier)], now=NOW) == []
-
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
 async def test_save_leaves_twice_stores_them_once_in_order(store: Store) -> None:
@@ -243,7 +236,7 @@ async def test_fail_unspent_of_closed_round_fails_and_keeps_unconfirmed_shares(s
         if queued.id % 2:
             await store.prepare(queued.id, make_reveal(1))
     await store.fail(250, stage="proof", note="its own reason")
-    await store.apply_block(5, [(ROUND, make_posted_share(100).nullifier)], now=NOW)
+    await confirm_shares(store, 100, height=5)
     waiting = sum((await store.count_unconfirmed(ROUND)).values())
 
     assert waiting == 249

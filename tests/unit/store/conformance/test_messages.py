@@ -10,6 +10,7 @@ from tests.unit.store.fixtures import (
     NOW,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_and_claim,
     enqueue_and_prepare,
     enqueue_shares,
@@ -48,7 +49,7 @@ async def test_send_is_recorded_before_and_its_outcome_after(store: Store) -> No
 
 async def test_mark_sending_outside_broadcast_state_is_refused(store: Store) -> None:
     share_id = await enqueue_and_prepare(store, 1)
-    await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=9)
     waiting = await enqueue_and_claim(store, 2)
 
     for absent_id in (share_id, waiting, 99):

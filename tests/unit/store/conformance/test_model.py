@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
 from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ImportResult
-from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
+from helper.store.models import DamagedShare, EnqueueResult, QueueFilter, SpentNullifier
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
@@ -74,7 +74,6 @@ class ModelShare:
 
     @property
     def first_due_ms(self) -> int:
-        """When its first attempt was due."""
         return max(self.submit_at * 1000, self.received_ms)
 
     @property
@@ -88,7 +87,6 @@ class ModelShare:
         return self.state is ShareState.RECEIVED and not self.attempts
 
     def retry(self) -> None:
-        """Apply a retry by an operator."""
         self.state, self.attempts, self.crashes = ShareState.RECEIVED, 0, 0
         self.failed_by_closure = self.is_moved = False
         self.due_ms = min(self.due_ms, self.first_due_ms)
@@ -118,7 +116,6 @@ class StoreModel(RuleBasedStateMachine):
         self.height = 1
 
     def create_backend(self) -> StoreBackend:
-        """Create an empty backend."""
         raise NotImplementedError
 
     def run_until_complete(self, operation: Awaitable[T]) -> T:
@@ -373,16 +370,18 @@ class StoreModel(RuleBasedStateMachine):
         names = [(round_id, number) for number in sorted(numbers)]
         spent = [(round_id, make_posted_share(number, round_id=round_id).nullifier) for _, number in names]
         confirmed = {self.live[name].share_id for name in names if name in self.live}
-        assert (
-            set(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == confirmed
-        )
+        assert self.apply_newest_block(spent) == confirmed
         for name in names:
             if self.live.pop(name, None) is not None:
                 self.confirmed.add(name)
         self.spent.update(names)
         self.cursor = self.height
         if again:
-            assert list(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == []
+            assert self.apply_newest_block(spent) == set()
+
+    def apply_newest_block(self, spent: list[SpentNullifier]) -> set[int]:
+        blocks = [(self.height, self.height)]
+        return set(self.run_until_complete(self.store.apply_blocks(blocks, spent, now=self.clock.now())))
 
     @rule(round_id=ROUNDS, confirmed=RARELY_TRUE)
     def close_round(self, round_id: bytes, confirmed: bool) -> None:
@@ -436,7 +435,6 @@ class StoreModel(RuleBasedStateMachine):
             self._backend.execute(f"UPDATE shares SET state = {int(new_state)} WHERE id = {self.live[name].share_id}")
 
     def draw_key(self, data: st.DataObject) -> ShareKey | None:
-        """The key of one of the live shares."""
         return data.draw(st.sampled_from(sorted(self.live))) if self.live else None
 
     @invariant()

@@ -15,6 +15,7 @@ from tests.unit.store.fixtures import (
     OTHER_ROUND,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -83,7 +84,7 @@ async def test_share_details_by_unique_prefix_are_found(store: Store) -> None:
 async def test_queue_reads_after_confirmation_show_only_a_count(store: Store) -> None:
     await enqueue_shares(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 5)
-    await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=5)
 
     assert await store.get_share_details(entry.ref) is None
     assert await store.list_shares(QueueFilter(), 5) == []

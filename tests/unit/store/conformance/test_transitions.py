@@ -17,6 +17,7 @@ from tests.unit.store.fixtures import (
     NOW,
     ROUND,
     claim_all_due,
+    confirm_shares,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -66,7 +67,7 @@ async def create_share_in_state(store: Store, state: ShareState, number: int = 1
     if state is ShareState.BROADCAST:
         await store.prepare(number, make_reveal(number))
     if state is ShareState.SUBMITTED:
-        await store.apply_block(number, [(ROUND, make_posted_share(number).nullifier)], now=NOW)
+        await confirm_shares(store, number, height=number)
 
 
 async def current_state(store: Store) -> ShareState:
@@ -92,7 +93,7 @@ async def test_transition_succeeds_only_from_legal_states(store: Store, backend:
 
 async def test_transition_of_confirmed_share_changes_nothing(store: Store) -> None:
     await create_share_in_state(store, ShareState.WITNESSED)
-    await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await confirm_shares(store, 1, height=5)
     for transition, _, _ in TRANSITION_CASES.values():
         assert not await transition(store, 1)
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
@@ -113,9 +114,8 @@ async def test_transition_after_round_closed_returns_false(store: Store) -> None
 async def test_spent_nullifier_confirms_share_from_every_state(store: Store) -> None:
     for share, state in enumerate(LIVE_STATES, start=1):
         await create_share_in_state(store, state, share)
-    spent = [(ROUND, make_posted_share(share).nullifier) for share in range(1, len(LIVE_STATES) + 1)]
 
-    assert await store.apply_block(5, spent, now=NOW) == [1, 2, 3, 4]
+    assert await confirm_shares(store, 1, 2, 3, 4, height=5) == [1, 2, 3, 4]
 
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 4}}
     assert await claim_all_due(store) == []
@@ -154,15 +154,6 @@ async def test_attempts_survive_restart_and_outages_spend_none(
     assert queued.attempts == 3
 
 
-async def test_prover_crashes_are_counted_apart_from_attempts(store: Store) -> None:
-    await enqueue_shares(store, 1)
-    for crashes in (1, 2):
-        (queued,) = await claim_all_due(store)
-        assert await store.record_crash(queued.id, due_ms=queued.due_ms, note="out of memory") == crashes
-    (queued,) = await claim_all_due(store)
-    assert (queued.attempts, queued.crashes) == (0, 2)
-
-
 @pytest.mark.rule("R9", "R6")
 async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     reopen: Reopen, store: Store, backend: StoreBackend
@@ -180,15 +171,6 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     assert await reopened.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
     (sent,) = await reopened.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
-
-
-async def test_release_claim_requeues_only_witnessed_share(store: Store) -> None:
-    await create_share_in_state(store, ShareState.WITNESSED)
-
-    assert await store.release_claim(1)
-    assert await current_state(store) is ShareState.RECEIVED
-    assert not await store.release_claim(1)
-    assert not await store.release_claim(99)
 
 
 @pytest.mark.rule("R15")
