@@ -20,7 +20,7 @@ BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-
 # Tests of `make test-full`: campaigns and documents with real processes, killed databases, proxies, planted faults,
 # and the audit of a round with real proofs.
 LONG := tests/acceptance tests/campaign/test_quick.py tests/tor $(addprefix tests/integration/test_, \
-  client_address_memory.py conformance.py crash.py encryption_kill.py eras.py outage.py postgres_failover.py \
+  circuit_selection.py client_address_memory.py conformance.py crash.py encryption_kill.py outage.py postgres_failover.py \
   postgres_network.py proxies.py roles.py round_archive.py)
 # Of these, tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
 ALONE := tests/campaign/test_quick_alone.py $(addprefix tests/integration/test_,demo.py history.py known_shares.py \
@@ -60,7 +60,7 @@ test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run the tests that a ch
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(BOOT) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(LONG) $(ALONE) tests/browser tests/deploy)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/browser
 	@sh scripts/page.sh
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -42,7 +42,7 @@ PAGE_BYTES: Final = 64_000
 
 
 class ChainQueries(Protocol):
-    """Access to the nodes. `helper.chain.read_only_pool.ReadOnlyNodePool` in production."""
+    """Access to the nodes. `helper.chain.node_pool.ReadOnlyNodePool` in production."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         """Query the usable nodes in order until one responds. Raises ChainError if none does."""

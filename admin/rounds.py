@@ -12,9 +12,8 @@ import structlog
 
 from admin.registry import ChainQueries
 from admin.schemas import AuditResponse, RoundResponse
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import ListedRound, OptionTotal, RoundStatus
 from helper.chain.rest_client import ChainClient
-from helper.chain.round_display import ListedRound, OptionTotal
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable

@@ -8,7 +8,7 @@ CREATE TABLE registrations (
   signed_at        INTEGER NOT NULL,                    -- timestamp of the request; older requests are ignored
   requested_at     INTEGER NOT NULL,                    -- time of the first registration of the address
   expires_at       INTEGER NOT NULL CHECK (expires_at > requested_at),
-  network          BLOB NOT NULL DEFAULT x''            -- keyed hash of the client's network; empty if from version 1
+  network          BLOB NOT NULL                        -- keyed hash of the client's network
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX registrations_expiring ON registrations (expires_at);
@@ -24,5 +24,5 @@ CREATE TABLE voting_config (
   source      TEXT NOT NULL,                            -- the configured URL
   body        BLOB NOT NULL,                            -- the published bytes of the dynamic document
   fetched_at  INTEGER NOT NULL,
-  static_body BLOB NOT NULL DEFAULT x''                 -- the static document that named its URL; empty if none
+  static_body BLOB NOT NULL                             -- the static document that named its URL; empty if none
 ) STRICT;

@@ -25,7 +25,7 @@ from helper.errors import StoreCorrupt, StoreError, StoreForeign
 
 APPLICATION_ID: Final = 0x73764144
 """SQLite application id of the file: "svAD"."""
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 1
 REGISTRATION_SECONDS: Final = 7 * 24 * 3600
 """Seconds after which a registration expires if the validator has no staking record."""
 MAX_REGISTRATIONS: Final = 10_000
@@ -33,6 +33,8 @@ MAX_REGISTRATIONS: Final = 10_000
 MAX_REGISTRATIONS_PER_NETWORK: Final = 200
 """Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of `MAX_REGISTRATIONS`."""
 _HASH_BYTES: Final = 8
+_HEADER_BYTES: Final = 72
+"""Bytes of a file's header up to the application id."""
 
 
 class RegistryFullError(Exception):
@@ -114,18 +116,12 @@ class AdminStore:
             await _fetch_one(conn, "PRAGMA application_id"),
             await _fetch_one(conn, "PRAGMA user_version"),
         )
-        if application == APPLICATION_ID and version in _UPGRADES:
-            for earlier in range(version, SCHEMA_VERSION):
-                await conn.executescript(_UPGRADES[earlier])
-        elif (application, version) == (0, 0) and await _fetch_one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
+        if (application, version) == (0, 0) and await _fetch_one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
             schema = (resources.files("admin") / "schema.sql").read_text("utf-8")
             pragmas = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {SCHEMA_VERSION};"
             await conn.executescript(f"BEGIN;\n{schema}\n{pragmas}\nCOMMIT;")
-        elif application != APPLICATION_ID or version > SCHEMA_VERSION:
-            raise StoreForeign(
-                f"{self._path} is not a registration database, or was written by a newer version",
-                advice="Set [admin] db_path to the registration database, or start the version that wrote it.",
-            )
+        elif (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
+            raise _foreign_file(self._path)
         await conn.execute("INSERT OR IGNORE INTO network_key (one, value) VALUES (1, ?)", (secrets.token_bytes(32),))
         (self._network_key,) = await _fetch_one(conn, "SELECT value FROM network_key")
 
@@ -277,26 +273,6 @@ def _oldest_first(rows: list[tuple[Any, ...]]) -> list[Registration]:
 
 
 _SELECT_REGISTRATIONS: Final = "SELECT operator_address, url, moniker, requested_at, expires_at FROM registrations"
-_UPGRADES: Final = {
-    1: """
-BEGIN;
-ALTER TABLE registrations ADD COLUMN network BLOB NOT NULL DEFAULT x'';
-CREATE INDEX registrations_by_network ON registrations (network, requested_at);
-CREATE TABLE network_key (
-  one   INTEGER PRIMARY KEY CHECK (one = 1),
-  value BLOB NOT NULL CHECK (length(value) = 32)
-) STRICT;
-PRAGMA user_version = 2;
-COMMIT;
-""",
-    2: """
-BEGIN;
-ALTER TABLE voting_config ADD COLUMN static_body BLOB NOT NULL DEFAULT x'';
-PRAGMA user_version = 3;
-COMMIT;
-""",
-}
-"""Scripts that upgrade the schema by one version, by the version that they upgrade."""
 _DAMAGED_ADVICE: Final = "Move the file away and restart: pending validators can register again."
 
 
@@ -310,6 +286,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
+        if _is_of_other_program(os.pread(fd, _HEADER_BYTES, 0)):
+            raise _foreign_file(path)
         if status.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         uri = f"{path.absolute().as_uri()}?mode=rw"
@@ -321,6 +299,22 @@ def _connect(path: Path) -> sqlite3.Connection:
     finally:
         os.close(fd)  # before SQLite acquires its locks, because closing any descriptor of the file releases them
     return conn
+
+
+def _is_of_other_program(header: bytes) -> bool:
+    """Whether a file is another program's database, of which nothing may be changed.
+
+    After a crash, a new registration database has one page, and its id is in the write-ahead log only.
+    """
+    pages, application = (int.from_bytes(header[start : start + 4], "big") for start in (28, 68))
+    return header.startswith(b"SQLite format 3\0") and application != APPLICATION_ID and bool(application or pages > 1)
+
+
+def _foreign_file(path: Path) -> StoreForeign:
+    return StoreForeign(
+        f"{path} is not a registration database, or was written by a newer version",
+        advice="Set [admin] db_path to the registration database, or start the version that wrote it.",
+    )
 
 
 def _not_a_file(path: Path) -> StoreForeign:

@@ -34,13 +34,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import proofs
+from audit import source as sources
+from audit.documents import digest_unbound_fields, parse_round_facts
+from audit.evidence import RecordingSource
+from audit.round_checks import BATCH_REVEALS
+from audit.source import AuditBlock, AuditTx, DataMissing
 from devnet import ballot, tx
 from devnet.ceremony import Ceremony, address
-from helper.audit import source as sources
-from helper.audit.documents import digest_unbound_fields, parse_round_facts
-from helper.audit.evidence import RecordingSource
-from helper.audit.reveal_checks import BATCH_REVEALS
-from helper.audit.source import AuditBlock, AuditTx, DataMissing
 from proofs import CommitmentTree, Statement
 
 CIRCUIT: Final = "k10"

@@ -23,9 +23,9 @@ from typing import Any
 
 import psycopg
 
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.node import NO_PENALTY
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.clock import SystemClock
 from helper.core.dispatch_order import BacklogLimits
 from helper.core.drain import MAX_REVEALS_PER_BLOCK

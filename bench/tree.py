@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from helper.chain.models import Round, RoundStatus
+from helper.chain.chain_data import Round, RoundStatus
 from helper.store.sqlite.store import SqliteStore
 from proofs import SUBTREE_LEAVES, CommitmentTree
 

@@ -21,6 +21,7 @@ Lie = Literal[
     "ahead",
     "ahead_briefly",
     "ahead_growing",
+    "one_height",
     "empty_blocks",
     "future_blocks",
     "forged_time",
@@ -92,15 +93,17 @@ class Liar:
     def false_height(self, newest: int) -> int:
         """The height that the node reports instead of `newest`."""
         blocks = newest - self._since
+        newest = self._since if self.tells("one_height") else newest
         return newest + max((_FALSE_HEIGHTS[lie](blocks) for lie in self.lies if lie in _FALSE_HEIGHTS), default=0)
 
     def latest_block(self, newest: int) -> Block:
         """The newest block that the node reports."""
         height = self.false_height(newest)
         block = self.block(height, newest) or replace(self._chain.blocks[newest - 1], height=height, results=())
-        if not self.tells("forged_time"):
+        if not self.tells("forged_time", "one_height"):
             return block
-        return replace(block, time_ns=self._chain.blocks[newest - 1].time_ns + _HEAD_AHEAD_NS)
+        ahead_ns = _HEAD_AHEAD_NS if self.tells("forged_time") else 0
+        return replace(block, time_ns=self._chain.blocks[newest - 1].time_ns + ahead_ns)
 
     def block(self, height: int, newest: int) -> Block | None:
         """A block as the node serves it, None for a future height. `newest` is the height of its newest true block."""

@@ -9,7 +9,7 @@
     │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
     │   ├── StoreLocked         another helper has the database open
     │   ├── StoreDisplaced      the file or its write-ahead log is not at its path
-    │   ├── StoreMoved          the queue was migrated to another database, or is not completely in this one yet
+    │   ├── StoreMoved          the queue was moved to another database, or is not completely in this one yet
     │   ├── StoreKeyError       a key of an encrypted database is missing
     │   ├── StoreCopyDiffers    a copy differs from its source
     │   ├── LeavesMissing       the stored leaves of a tree end before the new ones
@@ -129,7 +129,7 @@ class StoreDisplaced(StoreError):
 
 
 class StoreMoved(StoreError):
-    """The queue was migrated to another database, or its migration to this one is incomplete."""
+    """The queue was moved to another database, or its copy to this one is incomplete."""
 
     retryable = False
     advice = "Start the helper with the database that holds the queue."
@@ -159,7 +159,7 @@ class StoreCopyDiffers(StoreError):
 
     retryable = False
     advice = (
-        "Nothing was migrated; the queue remains in the source database. Run the command again. If the copy differs "
+        "Nothing was moved; the queue remains in the source database. Run the command again. If the copy differs "
         "again, check the disk and the memory of the target machine."
     )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
-from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason
@@ -123,7 +123,7 @@ class Gates:
         if reason is not None or head is None:
             return DispatchGate(frozenset(), 0.0, reason)
         ends = {
-            known.round_id: float(self._round_registry.latest_end(known))
+            known.round_id: float(self._round_registry.view(known.round_id).latest_end)
             for known in self._round_registry.active_rounds()
             if self._tree_sync.anchor(known.round_id) is not None
             if self._tree_sync.contradiction_reason(known.round_id) is None

@@ -8,8 +8,8 @@ from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
-from helper.chain.round_and_tree_sync import MAX_DUE_SECONDS, ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import MAX_DUE_SECONDS, ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
 from helper.core.pause import text_of

@@ -26,8 +26,7 @@ from admin.schemas import AuditCheckResponse, AuditResponse, ChainFacts, UiConfi
 from admin.service import AdminService
 from admin.url_policy import first_publishable
 from helper.chain.gateway_proxy import GatewayProxy
-from helper.chain.node_pool import NodePool
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config import Config

@@ -20,13 +20,13 @@ import structlog
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
+from helper.chain.chain_data import BlockHead
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
-from helper.chain.models import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
-from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
 from helper.circuits import registry
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
@@ -64,7 +64,7 @@ from helper.store.store import Store
 from proofs import native_module_path
 
 if TYPE_CHECKING:
-    from helper.audit.finished_rounds import FinishedRounds
+    from helper.operations.archive.finished_rounds import FinishedRounds
     from helper.operations.archive.writer import ArchiveWriter
 
 log = structlog.get_logger("helper.app")
@@ -318,7 +318,7 @@ class Service:
         )
 
     def _create_finished_rounds(self, writer: ArchiveWriter) -> FinishedRounds:
-        from helper.audit.finished_rounds import create_finished_rounds  # noqa: PLC0415 - loads the object store
+        from helper.operations.archive.finished_rounds import create_finished_rounds  # noqa: PLC0415 - loads the object store
 
         return create_finished_rounds(self.config, self.node_pool, writer, is_writer=self._is_leader, clock=self.clock)
 
@@ -586,9 +586,9 @@ class Service:
         while True:
             await self._agreed_block.wait()
             self._agreed_block.clear()
-            if self._is_leader() and self.block_follower.height is not None:
+            if self._is_leader():
                 await self.circuit_choice.learn(
-                    self.block_follower.height,
+                    self.block_follower.counted_height,
                     node_pool=self.node_pool,
                     store=self.store,
                     trees=self.tree_sync,

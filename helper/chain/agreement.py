@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from helper.chain.models import Proposal, Round, RoundStatus
+from helper.chain.chain_data import Proposal, Round, RoundStatus
 
 AGREEING_NODES: Final = 2
 """Nodes that must report a fact alike, if at least that many are configured."""

@@ -1,25 +1,44 @@
-"""Reads the counted reveals of a block from as many nodes as must agree on them.
+"""Reads blocks of the chain for the follower, the archive and the command line.
 
-Every block is read alike, whether or not it contains shares of this helper, so requests reveal nothing about them. With
-a consensus RPC this takes one request for each node; with REST, one for the block and one for each reveal in it.
+Every block is read alike, whether or not it contains shares of this helper, so requests reveal nothing about them. No
+request contains a nullifier: all reveals of a round, or complete blocks, are read and filtered locally.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from helper.chain.agreement import Pruned, agreed_block
-from helper.chain.counted_reveals import is_counted
-from helper.chain.limited_gather import gather_limited
+import anyio
+
+from helper.chain.agreement import Pruned, agreed_block, agreed_height
+from helper.chain.chain_data import Block, TreeState, TxResult
 from helper.chain.node import Node
-from helper.chain.node_pool import NodePool
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient, HeightPrunedError
-from helper.chain.reveal_transaction import REVEAL_TAG, RevealMessage
+from helper.chain.reveal_transaction import (
+    REVEAL_TAG,
+    ROUND_TAGS,
+    CountedReveal,
+    RevealMessage,
+    is_counted,
+    parse_reveal,
+    require_known,
+)
 from helper.chain.rpc_client import CountedNullifier
-from helper.errors import ChainError, ChainResponseError
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
+R = TypeVar("R")
+
+Reveals = frozenset[CountedNullifier]
+ListUnspent = Callable[[Iterable[CountedNullifier]], Awaitable[list[CountedNullifier]]]
+
+CONCURRENT_BLOCKS: Final = 8
+"""Number of blocks that a search reads concurrently."""
+CONCURRENT_REQUESTS: Final = 4
+"""Number of concurrent requests of the archive."""
 _CONCURRENT_TXS: Final = 8
 
 
@@ -28,34 +47,28 @@ class BlockReading(NamedTuple):
 
     Attributes:
         reveals: the counted reveals, `Pruned` if no node has the block any more, None if too few nodes agree yet.
-        time: the block's time in Unix seconds, if a node that agrees has reported it.
+        time: the block's time in Unix seconds, if enough nodes have reported it or a later one.
         reason: why there is no agreement.
         is_disputed: whether nodes report different reveals.
     """
 
-    reveals: frozenset[CountedNullifier] | Pruned | None
+    reveals: Reveals | Pruned | None
     time: float | None = None
     reason: str = ""
     is_disputed: bool = False
 
 
-Reveals = frozenset[CountedNullifier]
-ListUnspent = Callable[[Iterable[CountedNullifier]], Awaitable[list[CountedNullifier]]]
-
-
 class BlockReader:
-    """Reads blocks; see the module's docstring.
+    """Reads the counted reveals of a block from as many nodes as must agree on them.
+
+    With a consensus RPC this takes one request for each node; with REST, one for the block and one for each reveal.
 
     Args:
         node_pool: the nodes.
         list_unspent: returns those nullifiers of stored rounds that are not known to be spent.
     """
 
-    def __init__(
-        self,
-        node_pool: NodePool,
-        list_unspent: Callable[[Iterable[CountedNullifier]], Awaitable[list[CountedNullifier]]],
-    ) -> None:
+    def __init__(self, node_pool: NodePool, list_unspent: ListUnspent) -> None:
         self._node_pool = node_pool
         self._list_unspent = list_unspent
 
@@ -69,8 +82,8 @@ class BlockReader:
             asks_both: whether REST is used too if an RPC has no result: some nodes do not store results.
         """
         said: dict[str, Reveals | Pruned] = {}
-        times, reasons = list[float](), list[str]()
-        for node, services in self._services().items():
+        times, reasons = dict[str, float](), list[str]()
+        for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
             for is_rpc in services:
@@ -82,7 +95,8 @@ class BlockReader:
                     if starts_backoff:
                         self._node_pool.record_error(node, error, rpc=is_rpc)
                     continue
-                times += [] if time is None else [time]
+                if time is not None:
+                    times[node.name] = time
                 if fact is not None or not asks_both:
                     break
             if pruned == 1 + (node.rpc is not None):  # each of its services
@@ -92,19 +106,13 @@ class BlockReader:
             said[node.name] = fact
             agreed = await self._find_agreed(said, height)
             if agreed is not None:
-                return BlockReading(agreed, min(times, default=None), "; ".join(reasons))
+                time = agreed_height(times, self._node_pool.needed)
+                return BlockReading(agreed, time, "; ".join(reasons))
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
         if len(names) >= self._node_pool.needed:
             return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)
         reasons = [f"only {name} reports its reveals" for name in names] + reasons
         return BlockReading(None, reason="; ".join(reasons) or "the nodes do not have its results yet")
-
-    def _services(self) -> dict[Node, list[bool]]:
-        """The usable nodes, each with its usable services; True is its RPC, which needs fewer requests and is first."""
-        services: dict[Node, list[bool]] = {node: [True] for node in self._node_pool.usable_rpc_nodes}
-        for node in self._node_pool.usable_nodes:
-            services.setdefault(node, []).append(False)
-        return services
 
     async def _find_agreed(self, said: Mapping[str, Reveals | Pruned], height: int) -> Reveals | Pruned | None:
         """What enough nodes report; nodes that contradict it go into backoff.
@@ -133,23 +141,227 @@ async def _read_by_rpc(node: Node, height: int) -> tuple[Reveals | None, None]:
 
 
 async def read_by_rest(client: ChainClient, height: int) -> tuple[Reveals | None, float | None]:
-    """The counted reveals of a block and its time; None while the node lacks the block or the result of a reveal.
-
-    Raises:
-        HeightPrunedError: the node has pruned the block.
-        ChainError: the node did not respond, or its response is invalid.
-    """
+    """The counted reveals of a block and its time; None while the node lacks the block or the result of a reveal."""
     block = await client.block(height)
     if block is None:
         return None, None
-    reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
-    results = await gather_limited(reveals, lambda tx: client.tx(sha256(tx).digest()), _CONCURRENT_TXS)
-    counted = list[CountedNullifier]()
-    for tx, result in zip(reveals, results, strict=True):
-        was_counted = is_counted(result, height)
-        if was_counted is None:
-            return None, None
-        if was_counted:
-            message = RevealMessage.from_tx(tx)
-            counted.append((message.round_id, message.nullifier))
-    return frozenset(counted), block.head.time
+    reveals = await _read_results(block, REVEAL_TAG, client.tx)
+    if any(counted is None for _, counted in reveals):
+        return None, None
+    messages = [RevealMessage.from_tx(raw) for raw, counted in reveals if counted]
+    return frozenset((message.round_id, message.nullifier) for message in messages), block.head.time
+
+
+async def _read_results(
+    block: Block, tags: bytes, get_result: Callable[[bytes], Awaitable[TxResult | None]]
+) -> list[tuple[bytes, bool | None]]:
+    """The transactions of a block with these tags, each with `is_counted`. Every one is looked up in the same way."""
+    wanted = [raw for raw in block.txs if raw and raw[0] in tags]
+    results = await gather_limited([sha256(raw).digest() for raw in wanted], get_result, _CONCURRENT_TXS)
+    return [(raw, is_counted(result, block.head.height)) for raw, result in zip(wanted, results, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryBlock:
+    """The voting transactions of a block that succeeded, in block order.
+
+    Attributes:
+        time: the block's time in Unix seconds.
+        others: transactions that are not reveals, and whether each succeeded: True, or None if that is not known.
+    """
+
+    height: int
+    time: float
+    reveals: tuple[CountedReveal, ...]
+    others: tuple[tuple[bytes, bool | None], ...]
+
+
+class RevealHistory:
+    """Reads the voting transactions of blocks for the archive.
+
+    It uses separate connections, which it closes, and does not affect the health of nodes, so it never delays a reveal.
+    """
+
+    def __init__(self, pool: ReadOnlyNodePool) -> None:
+        self._pool = pool
+        self._node_pool = pool.node_pool
+        self._slots = anyio.Semaphore(CONCURRENT_REQUESTS)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._pool.aclose()
+
+    @property
+    def chain_id(self) -> str | None:
+        """The chain's id, None until a node has reported it."""
+        return self._node_pool.chain_id
+
+    @property
+    def head(self) -> int:
+        """The newest height that a usable node has reported, 0 before the first."""
+        newest = self._node_pool.head
+        return 0 if newest is None else newest.height
+
+    @property
+    def are_all_nodes_usable(self) -> bool:
+        """Whether every configured node is usable."""
+        return len(self._node_pool.usable_nodes) == len(self._node_pool.nodes)
+
+    async def read_block(self, height: int) -> HistoryBlock:
+        """The voting transactions of a block.
+
+        Raises:
+            HeightPrunedError: every usable node has pruned the block.
+            ChainError: the block, or the result of one of its reveals, is not available.
+        """
+        block = await self._call(lambda client: client.block(height))
+        if block is None:
+            raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
+        reveals: list[CountedReveal] = []
+        others: list[tuple[bytes, bool | None]] = []
+        for raw, counted in await _read_results(block, ROUND_TAGS, self._result):
+            message = parse_reveal(raw)
+            if message is None:
+                others += [] if counted is False else [(raw, counted)]
+            elif require_known(counted, height):
+                reveals.append(CountedReveal(height, raw, message))
+        return HistoryBlock(height, block.head.time, tuple(reveals), tuple(others))
+
+    async def _result(self, tx_hash: bytes) -> TxResult | None:
+        return await self._call(lambda client: client.tx(tx_hash))
+
+    async def root_at(self, round_id: bytes, height: int) -> bytes | None:
+        """The root of a round's tree stored at a height, None if there is none."""
+        state = await self._call(lambda client: client.tree_at(round_id, height))
+        return None if state is None else state.root
+
+    async def _call(self, request: Callable[[ChainClient], Awaitable[R]]) -> R:
+        async with self._slots:
+            return await self._pool.call(request)
+
+
+@dataclass(frozen=True, slots=True)
+class IncludedTx:
+    """A transaction in a block, with its result. `raw` is None if no node returns the block any more."""
+
+    height: int
+    code: int
+    log: str
+    raw: bytes | None
+
+
+class ChainLookups:
+    """Lookups of public data on any usable node. `on_progress` is called with the height reached in a long search."""
+
+    def __init__(self, node_pool: NodePool, on_progress: Callable[[int], None] = lambda _: None) -> None:
+        self._node_pool = node_pool
+        self._on_progress = on_progress
+
+    async def find_transaction(self, tx_hash: bytes) -> IncludedTx | None:
+        """Return a transaction by its hash, None if no node has it in a block."""
+        results = await self._node_pool.call_until(
+            lambda node: node.client.tx(tx_hash), is_enough=lambda result: result is not None
+        )
+        if (result := results[-1]) is None:
+            return None
+        try:
+            txs = await self._read_block(result.height)
+        except ChainUnavailable:
+            txs = []
+        raw = next((tx for tx in txs if sha256(tx).digest() == tx_hash), None)
+        return IncludedTx(result.height, result.code, result.log, raw)
+
+    async def find_reveal(
+        self, round_ids: Iterable[bytes], nullifier: bytes, heights: range | None = None
+    ) -> CountedReveal | None:
+        """The reveal that spent a nullifier, None if there is none.
+
+        Args:
+            round_ids: the rounds to search, in order.
+            nullifier: 32 bytes; never sent to a node.
+            heights: search only these blocks. By default, search the indexes of nodes, and if the reveal is in none,
+                all blocks since the round was created.
+
+        Raises:
+            ChainUnavailable: no node responded, every node has pruned the blocks, or the result of a reveal with this
+                nullifier is not known.
+        """
+        rounds = list(round_ids)
+        if heights is not None:
+            return await self._search_blocks(heights, set(rounds), nullifier)
+        for round_id in rounds:
+            reveal = await self._search_index(round_id, nullifier)
+            if reveal is not None:
+                return reveal
+        for round_id in rounds:
+            reveal = await self._search_blocks(await self._reveal_heights(round_id), {round_id}, nullifier)
+            if reveal is not None:
+                return reveal
+        return None
+
+    async def _search_index(self, round_id: bytes, nullifier: bytes) -> CountedReveal | None:
+        """Search the indexes of nodes for a reveal.
+
+        None says nothing: an index can have gaps or be late, and if a counted reveal was included again, it contains
+        the later failure instead.
+        """
+        for node in self._node_pool.usable_rpc_nodes:
+            assert node.rpc is not None
+            try:
+                async for result, raw in node.rpc.reveal_transactions(round_id):
+                    message = parse_reveal(raw)
+                    if message is None or (message.round_id, message.nullifier) != (round_id, nullifier):
+                        continue
+                    if is_counted(result, result.height):
+                        return CountedReveal(result.height, raw, message)
+            except ChainError as error:
+                self._node_pool.record_error(node, error, rpc=True)
+        return None
+
+    async def _reveal_heights(self, round_id: bytes) -> range:
+        """The blocks that may contain reveals of a round."""
+        known = await self._node_pool.call(lambda client: client.round(round_id))
+        head = self._node_pool.head
+        if known is None or head is None:
+            return range(0)
+        return range(max(1, known.created_at_height), head.height + 1)
+
+    async def _search_blocks(self, heights: range, round_ids: set[bytes], nullifier: bytes) -> CountedReveal | None:
+        """Search blocks in order, read in concurrent batches."""
+        for start in range(0, len(heights), CONCURRENT_BLOCKS):
+            batch = heights[start : start + CONCURRENT_BLOCKS]
+            blocks = await gather_limited(batch, self._read_block, CONCURRENT_BLOCKS)
+            for height, txs in zip(batch, blocks, strict=True):
+                for raw in txs:
+                    message = parse_reveal(raw)
+                    if message is None or message.nullifier != nullifier or message.round_id not in round_ids:
+                        continue
+                    if require_known(is_counted(await self._result(raw), height), height):
+                        return CountedReveal(height, raw, message)
+            self._on_progress(batch[-1])
+        return None
+
+    async def is_counted_in_block(self, raw: bytes, height: int) -> bool:
+        """Whether a reveal was counted in the block at a height. False while the result is unknown."""
+        result = await self._result(raw)
+        if result is None or not is_counted(result, height):
+            return False
+        return result.height == height or raw in await self._read_block(height)
+
+    async def _result(self, raw: bytes) -> TxResult | None:
+        tx_hash = sha256(raw).digest()
+        return await self._node_pool.call(lambda client: client.tx(tx_hash))
+
+    async def _read_block(self, height: int) -> list[bytes]:
+        """The transactions of a block; none if it does not exist yet."""
+        block = await self._node_pool.call(lambda client: client.block(height))
+        return [] if block is None else block.txs
+
+    async def root_at(self, round_id: bytes, height: int) -> TreeState | None:
+        """The root of a round's tree stored at a height, None if there is none."""
+        return await self._node_pool.call(lambda client: client.tree_at(round_id, height))
+
+    async def round_ids(self) -> list[bytes]:
+        """Ids of all rounds of the chain, newest first."""
+        listed = await self._node_pool.call(lambda client: client.rounds())
+        return [known.round_id for known in sorted(listed.rounds, key=lambda known: -known.created_at_height)]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +24,9 @@ import anyio
 import structlog
 
 from helper.chain.agreement import agreed
-from helper.chain.limited_gather import gather_limited
-from helper.chain.models import LeafBlock, Round, TreeState
+from helper.chain.chain_data import LeafBlock, Round, TreeState
 from helper.chain.node import Node
-from helper.chain.node_pool import NodePool
+from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
 from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseCause, PauseReason
@@ -196,9 +194,13 @@ class RoundTree:
 
 @dataclass(slots=True)
 class _Failure:
-    """Consecutive sync failures of a round, and the time of the next attempt."""
+    """Consecutive sync failures of a round, and the time of the next attempt.
+
+    `contradictions` counts responses that contradict the agreed tree or their own root.
+    """
 
     reason: str = ""
+    contradictions: int = 0
     count: int = 0
     retry_at: float = 0.0
 
@@ -221,7 +223,6 @@ class CommitmentTreeSync:
         self._rounds = rounds
         self._trees: dict[bytes, RoundTree] = {}
         self._failures: dict[bytes, _Failure] = {}
-        self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory responses, by round
         self._finished = asyncio.Event()
         self._syncs = 0
         self.synced_height = 0
@@ -294,7 +295,8 @@ class CommitmentTreeSync:
 
         The reason is that every node that has responded contradicts the agreed tree or its own root.
         """
-        if self._contradictions[round_id] < _MAX_CONTRADICTIONS:
+        failure = self._failures.get(round_id)
+        if failure is None or failure.contradictions < _MAX_CONTRADICTIONS:
             return None
         return PauseCause.ROUND_TREE_CONTRADICTED.reason()
 
@@ -376,7 +378,6 @@ class CommitmentTreeSync:
         for round_id in [round_id for round_id in self._trees if round_id not in known_ids]:
             del self._trees[round_id]
             self._failures.pop(round_id, None)
-            self._contradictions.pop(round_id, None)
 
     async def _sync_round(self, known_round: Round, head: int) -> None:
         """Synchronize the tree of one round. Failures are recorded, logged once and raised."""
@@ -393,8 +394,8 @@ class CommitmentTreeSync:
             if not isinstance(error, ChainError) or self._node_pool.has_usable_node:
                 self._record_failure(known_round, error)
             raise
-        self._contradictions.pop(known_round.round_id, None)
-        if self._failures.pop(known_round.round_id, None) is not None:
+        failure = self._failures.pop(known_round.round_id, None)
+        if failure is not None and failure.reason:
             log.info("tree_sync_recovered", round=known_round.round_id.hex()[:8])
 
     def _record_failure(self, known_round: Round, error: Exception) -> None:
@@ -425,7 +426,7 @@ class CommitmentTreeSync:
         except InvalidResponse:
             raise  # No tree was returned, so nothing is contradicted.
         except ChainResponseError:
-            self._contradictions[known_round.round_id] += 1
+            self._failures.setdefault(known_round.round_id, _Failure()).contradictions += 1
             raise
         said[node] = state
         newest = await self._find_agreed(known_round, said)

@@ -17,14 +17,15 @@ import structlog
 
 from helper.chain.agreement import Pruned
 from helper.chain.block_reader import BlockReader, BlockReading
-from helper.chain.limited_gather import gather_limited
-from helper.chain.models import BlockHead, RoundStatus
-from helper.chain.node_pool import NodePool
+from helper.chain.broadcast_outcome import Verdict
+from helper.chain.chain_data import BlockHead, RoundStatus
+from helper.chain.node import Node
+from helper.chain.node_pool import NodePool, gather_limited
+from helper.chain.reveal_transaction import shows_spent
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import CountedNullifier
-from helper.chain.sent_reveal_check import SentRevealCheck
 from helper.core.log_limits import LoggedProblem
-from helper.errors import HelperError
+from helper.errors import ChainError, ChainUnavailable, HelperError
 from helper.store.ledger import BlockRange, Ledger, add_range, count_heights, find_unread, is_read, next_heights
 from helper.store.models import SentReveal, SpentNullifier
 from helper.store.store import Store
@@ -51,8 +52,11 @@ MIN_RETRY_SECONDS: Final = 1.0
 """Minimum seconds between two attempts at a block; later a quarter of the time since the first."""
 MAX_RETRY_SECONDS: Final = 300.0
 """Maximum seconds between two attempts at a block."""
+CHECK_INTERVAL_BLOCKS: Final = 10
+"""Interval, in blocks, of checks of reveals that a node reports as spent although no block contained them."""
 _MAX_PAUSE_SECONDS: Final = 1.0
 _MAX_ERROR_PAUSE_SECONDS: Final = 10.0
+_PAGE_SIZE: Final = 500
 
 log = structlog.get_logger("helper.chain")
 
@@ -74,20 +78,108 @@ class _Deferral:
     reason: str = ""
 
 
+class SentRevealCheck:
+    """Finds counted reveals by nullifier after blocks were missed.
+
+    Normally only blocks confirm a share. If every node has pruned some blocks, nodes are queried for the nullifiers of
+    sent reveals. These are public, so the requests reveal nothing; nullifiers of unsent shares are never included.
+    """
+
+    def __init__(self, store: Store, node_pool: NodePool) -> None:
+        self._store = store
+        self._node_pool = node_pool
+        self._checked_height = 0
+
+    async def record_missed(self) -> list[int]:
+        """Check all sent reveals, because blocks were missed that no node has. Returns the ids of confirmed rows.
+
+        Raises:
+            ChainUnavailable: too few nodes responded. Repeat the call before anything is sent again, because a new
+                proof creates a different transaction.
+        """
+        return await self._confirm_counted(
+            lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
+        )
+
+    async def check_spent(self, height: int) -> list[int]:
+        """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
+
+        Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
+        """
+        if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
+            return []
+        self._checked_height = height
+
+        def is_late(reveal: SentReveal) -> bool:
+            waited = height - (reveal.first_sent_height or height)
+            return reveal.last_outcome == Verdict.SPENT.name and waited >= CHECK_INTERVAL_BLOCKS
+
+        return await self._confirm_counted(is_late, must_respond=False)
+
+    async def find_counted(self, reveals: Sequence[SentReveal]) -> list[CountedNullifier]:
+        """Return the nullifiers of those sent reveals that enough nodes report as counted."""
+        return await self._find_counted(reveals, must_respond=False)
+
+    async def _confirm_counted(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool) -> list[int]:
+        confirmed: list[int] = []
+        after = 0
+        while page := await self._store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
+            after = page[-1].share_id
+            selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
+            counted = await self._find_counted(selected, must_respond=must_respond)
+            if counted:
+                confirmed += await self._store.add_spent(counted)
+        return confirmed
+
+    async def _find_counted(self, reveals: Sequence[SentReveal], *, must_respond: bool) -> list[CountedNullifier]:
+        async def is_counted(reveal: SentReveal) -> bool:
+            try:
+                return await self._is_counted(reveal)
+            except ChainError:
+                if must_respond:
+                    raise
+                return False
+
+        results = await gather_limited(reveals, is_counted, CONCURRENT_BLOCKS)
+        return [(r.round_id, r.nullifier) for r, counted in zip(reveals, results, strict=True) if counted]
+
+    async def _is_counted(self, reveal: SentReveal) -> bool:
+        """Whether as many nodes as for a block report a reveal as counted."""
+        pool, answers = self._node_pool, dict[Node, bool]()
+        for node, services in pool.usable_services.items():
+            for is_rpc in services:
+                try:
+                    answers[node] = await _is_spent(node, reveal, is_rpc=is_rpc)
+                except ChainError as error:
+                    pool.record_error(node, error, rpc=is_rpc)
+                else:
+                    break
+            if sum(answers.values()) >= pool.needed:
+                return True
+        if len(answers) < pool.needed:
+            raise ChainUnavailable("too few nodes responded to a query about a sent reveal")
+        return False
+
+
+async def _is_spent(node: Node, reveal: SentReveal, *, is_rpc: bool) -> bool:
+    """Ask a node's RPC for the chain's state, or its REST API for the result of the transaction."""
+    if is_rpc:
+        assert node.rpc is not None
+        return await node.rpc.is_spent(reveal.round_id, reveal.nullifier)
+    result = await node.client.tx(reveal.prepared.tx_hash)
+    return result is not None and shows_spent(result)
+
+
 class BlockFollower:
     """Applies agreed blocks to the store.
 
     Args:
-        store: stores ledger and nullifiers.
-        rounds: the round registry, which receives the chain's time.
         is_leader: whether this host reads the gaps; with a shared database, only one host does.
         on_block: called with the greatest height read when it changes, and when `is_ready` becomes true.
         on_confirmed: called with the row ids of confirmed shares, never with an empty list.
 
     Attributes:
-        height: the greatest height read, None before the first start.
-        chain_time: time (Unix seconds) of the newest block read whose time is known, None before the first.
-        gap_count: number of unread blocks below `height`.
+        counted_height: the greatest height read in which a reveal was counted, 0 before the first since the start.
     """
 
     def __init__(
@@ -120,7 +212,7 @@ class BlockFollower:
         self._reported_height: int | None = None
         self._in_sync_count = 0
         self._low_heads: set[int] = set()  # consecutive heads far below the ledger
-        self.chain_time: float | None = None
+        self.counted_height = 0
         node_pool.subscribe_to_probes(self._on_probe)
 
     async def find_counted(self, reveals: Sequence[SentReveal]) -> list[SpentNullifier]:
@@ -180,7 +272,7 @@ class BlockFollower:
         self._new_gap.set()
 
     def _on_probe(self, head: BlockHead | None) -> None:
-        count = self._node_pool.in_sync_count
+        count = len(self._node_pool.in_sync_nodes)
         if count > self._in_sync_count:  # a node that has returned may have what the others lack
             self._retry(self._deferred)
         self._in_sync_count = count
@@ -261,7 +353,7 @@ class BlockFollower:
     @property
     def _has_agreed_head(self) -> bool:
         """Whether enough nodes are in sync to agree on anything."""
-        return self._node_pool.in_sync_count >= self._node_pool.needed and self._node_pool.has_usable_node
+        return len(self._node_pool.in_sync_nodes) >= self._node_pool.needed and self._node_pool.has_usable_node
 
     async def _load_ledger(self) -> Ledger | None:
         """Load the ledger. Another host or an operator may have changed it."""
@@ -323,6 +415,7 @@ class BlockFollower:
             else:
                 agreed = add_range(agreed, height, height)
                 spent |= reading.reveals
+                self.counted_height = max(self.counted_height, height if reading.reveals else 0)
         if agreed:
             # In an order that says nothing about where a nullifier was found.
             self._report_confirmed(await self._store.apply_blocks(agreed, sorted(spent), now=self._clock.now()))
@@ -408,10 +501,8 @@ class BlockFollower:
         ledger, head = self._ledger, self._node_pool.head
         if ledger is not None and head is not None and self._has_agreed_head:
             newest = head.time if ledger.top >= head.height else time
-            if newest is not None:
-                self.chain_time = min(newest, head.time)
-            if self.chain_time is not None:
-                self._rounds.record_block(self.chain_time, complete_from=ledger.complete_from)
+            time = None if newest is None else min(newest, head.time)
+            self._rounds.record_block(time, complete_from=ledger.complete_from)
         is_ready, self._was_ready = self._was_ready, self.is_ready
         if ledger is not None and (ledger.top != self._reported_height or self._was_ready != is_ready):
             self._reported_height = ledger.top

@@ -18,7 +18,7 @@ import httpx
 from helper.chain.node import Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, STREAM_LIMIT_BYTES, NodeHttp, NoResponse, StreamedResponse
 from helper.chain.node_pool import NodePool
-from helper.chain.readiness import reports_unready_keys
+from helper.chain.rest_client import reports_unready_keys
 from helper.errors import ChainError, ChainUnavailable
 
 _RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})

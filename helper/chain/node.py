@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from helper.chain.models import BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
 
@@ -26,9 +26,6 @@ MAX_OFFSETS = 16
 
 MAX_ROUND_FRACTION = 0.1
 """Maximum delay of reveals that a node asks for, as a fraction of the time that was left until the round's end."""
-
-PROBE_FRACTION = 1 / 4
-"""Fraction of the probe interval between two probes for an expected block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,6 @@ class Health:
         head_absent_at: monotonic time at which the node did not have its newest block yet; minus infinity if unknown.
         offsets: for each of the most recent heads, monotonic time when it was first reported minus block time. They do
             not depend on the wall clock, which may be set.
-        absence_offsets: the same for the last probe that did not find the head.
-        block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
         error: error of the last probe, None if it succeeded.
         failed_at: monotonic start of the probe that failed after one that succeeded.
         has_failed_once: whether the node responded with an error to the last probe, after one that succeeded.
@@ -87,8 +82,6 @@ class Health:
     probed_at: float = -math.inf
     head_absent_at: float = -math.inf
     offsets: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
-    absence_offsets: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
-    block_seconds: float = math.inf
     error: str | None = "not probed yet"
     failed_at: float = -math.inf
     has_failed_once: bool = False
@@ -111,12 +104,8 @@ class Health:
         `is_syncing` is None if it was not requested.
         """
         if self.head is None or head.height != self.head.height:
-            offset = ended_at - head.time
-            self.offsets.append(offset)
-            self.absence_offsets.append(offset - (started_at - self.probed_at))
+            self.offsets.append(ended_at - head.time)
             self.head_absent_at = self.probed_at
-            if self.head is not None:
-                self.block_seconds = (head.time - self.head.time) / (head.height - self.head.height)
         self.steady_height = 0 if self.head is None else min(head.height, self.head.height)
         self.probed_at = started_at
         self.head = head
@@ -133,23 +122,6 @@ class Health:
         carries the time at which its predecessor was agreed on, and the local clock may differ from the chain's.
         """
         return self.head is not None and self.head_absent_at >= monotonic and self.head.time + offset >= monotonic
-
-    def next_probe_delay(self, interval: float, monotonic: float) -> float:
-        """Seconds until the next probe.
-
-        The delay is `interval`, or less around the time at which the next block is expected. This detects a block
-        within a fraction of the interval instead of half an interval on average. The next block is expected one block
-        interval after the newest one, plus the smallest recent offset. The node is probed then, and one fraction later
-        in case the block is late. It is also probed one fraction before, unless recent blocks were never available that
-        early.
-        """
-        fraction = PROBE_FRACTION * interval
-        if self.head is None or self.block_seconds < interval - fraction:
-            return interval  # The interval exceeds the block interval: it was configured to limit requests.
-        delay = min(self.offsets)
-        due = self.head.time + self.block_seconds + delay - monotonic
-        early = 0.0 if delay - max(self.absence_offsets) < 1.5 * fraction else fraction
-        return min(max(due - early, fraction), interval) if due > -fraction else interval
 
     def start_backoff(self, reason: str, *, monotonic: float) -> None:
         """Start a backoff, doubled with each consecutive failure: 1, 2, 4 … 30 s."""
@@ -200,15 +172,7 @@ NO_PENALTY = Penalty()
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A chain node.
-
-    Attributes:
-        client: client of the REST API.
-        rpc: client of the consensus RPC, None if none is configured.
-        health: health of the REST API.
-        rpc_health: health of the RPC.
-        penalty: what its last responses to reveals cost it.
-    """
+    """A chain node: its REST API, and its consensus RPC if one is configured."""
 
     client: ChainClient
     rpc: RpcClient | None = None
@@ -229,8 +193,7 @@ class Node:
     def is_rpc_current(self, monotonic: float) -> bool:
         """Whether the RPC is healthy and has the REST API's newest block.
 
-        If so, it is not probed: its heights are not used, only the facts that it is reachable, current and on this
-            chain.
+        If so, it is not probed: its heights are not used, only that it is reachable, current and on this chain.
         """
         return (
             self.health.error is None

@@ -1,15 +1,16 @@
 """HTTP client for one chain node, with a total timeout and a size limit.
 
 httpx limits each read but not the entire call, so every call runs under `anyio.fail_after`. A GET can also be limited
-by the node's recent response times (`helper.chain.response_times`). Redirects are not followed.
-Compressed responses are refused, so that the size limit applies to the received bytes. Errors contain whether the
-request may have been sent.
+by the node's recent response times (decision 30). Redirects are not followed. Compressed responses are refused, so that
+the size limit applies to the received bytes. Errors contain whether the request may have been sent.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
@@ -20,7 +21,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
-from helper.chain.response_times import ResponseTimes, request_kind
 from helper.errors import ChainUnavailable, ConfigError, InvalidResponse
 from helper.runtime.http_client import create_async_client, create_transport
 
@@ -70,11 +70,24 @@ RESPONSE_WAIT_SECONDS = 3.0
 SLOW_CALL_SECONDS = 1.0
 """Seconds after which a call in progress makes a node slow. Other nodes are then called before it."""
 
+MIN_LIMIT_SECONDS = 1.0
+"""Minimum time limit in seconds. A retransmitted packet or a loaded disk can delay a response almost this long."""
+
+LIMIT_FACTOR = 4
+"""The time limit is this multiple of the longest recent time."""
+
+MIN_RESPONSES = 8
+"""Number of recent responses from which the limit is derived; with fewer, the maximum applies."""
+
+MAX_RESPONSES = 64
+"""Number of most recent responses that count."""
+
 MAX_CONNECTIONS = 64
 """Maximum number of connections to one node."""
 
 _CONNECT_TIMEOUT_SECONDS = 3.0
 _CACHED_REQUESTS = 16
+_IDENTIFIER_PATTERN = re.compile(r"/(?:\d+|[0-9A-Fa-f]{64})(?=/|$)")
 _DEAD_CONNECTION_ERRORS = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 _NOT_SENT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
@@ -156,9 +169,6 @@ async def _iter_streamed(response: httpx.Response, limit: int) -> AsyncIterator[
 class RequestProgress:
     """Whether the bytes of a request have left, as the HTTP client's `trace` extension reports it.
 
-    Args:
-        now: returns the monotonic time.
-
     Attributes:
         has_started: whether the first byte may have left this machine.
         written_at: monotonic time at which the whole request was written; None before.
@@ -220,7 +230,6 @@ class _DataWait:
     """The deadline of a call that waits for data: a total timeout, and a limit of each wait without data.
 
     Attributes:
-        limit: seconds without data after which the call ends.
         longest: longest wait so far, in seconds.
     """
 
@@ -228,7 +237,7 @@ class _DataWait:
         self._scope = scope
         self._end = scope.deadline
         self._last_at = anyio.current_time()
-        self.limit = limit
+        self._limit = limit
         self.longest = 0.0
         scope.deadline = min(self._end, self._last_at + limit)
 
@@ -237,7 +246,40 @@ class _DataWait:
         now = anyio.current_time()
         self.longest = max(self.longest, now - self._last_at)
         self._last_at = now
-        self._scope.deadline = min(self._end, now + self.limit)
+        self._scope.deadline = min(self._end, now + self._limit)
+
+
+class ResponseTimes:
+    """Recent response times of one node to one kind of request, and the time limit that follows from them."""
+
+    def __init__(self, maximum: float) -> None:
+        self._maximum = maximum
+        self._seconds: deque[float] = deque(maxlen=MAX_RESPONSES)
+
+    @property
+    def limit(self) -> float:
+        """Seconds to wait for the node: the maximum, or less if its recent responses were fast."""
+        if len(self._seconds) < MIN_RESPONSES:
+            return self._maximum
+        return min(self._maximum, max(MIN_LIMIT_SECONDS, LIMIT_FACTOR * max(self._seconds)))
+
+    def add(self, seconds: float) -> None:
+        """Add the time of a response."""
+        self._seconds.append(seconds)
+
+    def forget(self) -> None:
+        """Return to the maximum until the node has responded `MIN_RESPONSES` times.
+
+        For a response that took longer than the limit. The node may be slow and not dead, or this request larger than
+        the recent ones, and then a repeated short limit would never let it respond.
+        """
+        self._seconds.clear()
+
+
+@lru_cache(256)
+def request_kind(path: str) -> str:
+    """Return the path without round ids, hashes and heights: such requests take about the same time."""
+    return _IDENTIFIER_PATTERN.sub("", path)
 
 
 class NodeHttp:
@@ -246,8 +288,6 @@ class NodeHttp:
     Args:
         url: base URL; may contain credentials.
         timeout: total timeout of a call, in seconds.
-        transport: replaces the network in tests.
-        connections: maximum number of connections.
         is_adaptive: whether a GET also ends when the node sends nothing for longer than its recent times suggest. For
             clients whose callers try another node then.
         receive_buffer: size of the kernel's receive buffer of each connection in bytes; None for the kernel's default.
@@ -326,10 +366,7 @@ class NodeHttp:
     ) -> NodeResponse:
         """Send a GET request. Retries once on a new connection if a reused one is dead.
 
-        Raises:
-            NoResponse: no complete response.
-            ResponseTooLong: the response is longer than `limit` bytes.
-            ChainResponseError: the response cannot be read for another reason.
+        Raises `NoResponse` without a complete response, and `ChainResponseError` if it cannot be read.
         """
         request = self._reusable.request("GET", path, params=params) if params else self._reusable.get(path)
         times = ResponseTimes(self._timeout)
@@ -385,9 +422,6 @@ class NodeHttp:
         Args:
             method: GET, or another method, which is sent on a new connection.
             target: path and query, encoded.
-            body: JSON body.
-            limit: maximum length of the response in bytes.
-            headers: additional headers of the request.
             timeout: maximum seconds until the response head, and between two chunks of the body; None for the client's
                 timeout.
 
@@ -468,13 +502,9 @@ async def parse_response(response: NodeResponse, parse: Callable[[NodeResponse],
 
 
 async def _iter_chunks(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
-    """Iterate over a response's body.
+    """Iterate over a response's body, which must not be too long or have too many small chunks.
 
     Reading buffered data does not suspend the task, so this yields to the event loop explicitly.
-
-    Raises:
-        ResponseTooLong: the body is longer than `limit` bytes.
-        ChainResponseError: the body has too many small chunks.
     """
     size = count = 0
     async for piece in response.aiter_bytes():

@@ -1,4 +1,4 @@
-"""Pool of chain nodes: health checks, selection and failover.
+"""Pool of chain nodes: health checks, selection, failover and limited concurrency.
 
 A node is *usable* if it is not in backoff, is on the configured chain, is not syncing, and its newest block time is
 close to the local clock. Calls try the usable nodes in the configured order. A node that does not respond, or that
@@ -13,13 +13,13 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import httpx
 import structlog
 
 from helper.chain.agreement import AGREEING_NODES, agreed, agreed_height, needed_nodes
-from helper.chain.models import BlockHead, find_same_nodes
+from helper.chain.chain_data import BlockHead, find_same_nodes
 from helper.chain.node import HeadLimits, Health, Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
 from helper.chain.rest_client import ChainClient, HeightPrunedError
@@ -27,14 +27,17 @@ from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.log_limits import RecentKeys
-from helper.errors import ChainError, ChainUnavailable, ConfigError, InvalidResponse
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
 
 __all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 RESEND_SECONDS = 10.0
 """Seconds after which the report of one node permits to send a reveal again, whatever the others report."""
+READ_ONLY_CONNECTIONS: Final = 8
+"""Maximum number of connections of a `ReadOnlyNodePool` to each node."""
 _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
 
@@ -87,8 +90,6 @@ class NodePool:
         chain_id: the chain's id; None until it is configured, restored, or reported.
         is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes; otherwise it may change.
         nodes: every node, in the configured order.
-        limits: maximum staleness and clock skew of a node.
-        clock: source of wall and monotonic time.
         needed: nodes that must report a fact alike.
         last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
@@ -145,6 +146,14 @@ class NodePool:
         return usable
 
     @property
+    def usable_services(self) -> dict[Node, list[bool]]:
+        """The usable nodes, each with its usable services; True is its RPC, which needs fewer requests and is first."""
+        services: dict[Node, list[bool]] = {node: [True] for node in self.usable_rpc_nodes}
+        for node in self.usable_nodes:
+            services.setdefault(node, []).append(False)
+        return services
+
+    @property
     def has_usable_node(self) -> bool:
         """Whether any node is usable."""
         reason = self._create_reason_check()
@@ -159,11 +168,6 @@ class NodePool:
             for node in self.nodes
             if node.health.unusable_reason(self.chain_id, limits, now=now, monotonic=math.inf) is None
         ]
-
-    @property
-    def in_sync_count(self) -> int:
-        """Number of `in_sync_nodes`."""
-        return len(self.in_sync_nodes)
 
     @property
     def is_out_of_sync(self) -> bool:
@@ -232,11 +236,7 @@ class NodePool:
 
     @property
     def is_clock_suspect(self) -> bool:
-        """Whether the block times of the nodes indicate a wrong local clock.
-
-        True if enough of the responding nodes, and more than do not, deviate in the same direction by more than the
-        limit.
-        """
+        """Whether the block times of enough nodes, and more than not, deviate alike by more than the limit."""
         offsets, limit = self._head_offsets(), self.limits.clock_skew
         sides = {str(number): (offset > limit) - (offset < -limit) for number, offset in enumerate(offsets)}
         return agreed(sides, min(self.needed, max(1, len(sides)))) in (-1, 1)
@@ -247,9 +247,7 @@ class NodePool:
         return {node.name: reason(node.health) for node in self.nodes}
 
     def wall_time(self) -> float:
-        """The local time in Unix seconds, checked against block times.
-
-        If the two are far apart, the newest block time is returned instead.
+        """The local time in Unix seconds, or the newest block time if the two are far apart.
 
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
@@ -299,14 +297,11 @@ class NodePool:
         self.same_nodes = same_nodes
 
     async def monitor(self, interval: float) -> None:
-        """Probe each node until cancelled. A slow node does not delay the others.
-
-        A node is probed when its next block is expected, at the latest `interval` seconds after its last probe ended.
-        """
+        """Probe each node until cancelled, `interval` seconds after its last probe ended."""
 
         async def monitor_node(node: Node) -> None:
             while True:
-                await self.clock.sleep(node.health.next_probe_delay(interval, self.clock.monotonic()))
+                await self.clock.sleep(interval)
                 await self._probe(node)
                 self.apply_probes()
 
@@ -316,11 +311,7 @@ class NodePool:
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
         """Call `fn` with the client of each usable node in order until one succeeds. See `call_until`."""
-        return await self.call_node(lambda node: fn(node.client), min_height=min_height)
-
-    async def call_node(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:
-        """Like `call`, but `fn` receives the node."""
-        return (await self.call_until(fn, min_height=min_height))[-1]
+        return (await self.call_until(lambda node: fn(node.client), min_height=min_height))[-1]
 
     async def call_until(
         self,
@@ -383,10 +374,7 @@ class NodePool:
             self._log.warning("node_response_invalid", endpoint=name, reason=str(error))
 
     def start_backoff(self, node: Node, reason: str, *, rpc: bool = False) -> None:
-        """Start the backoff of a node (or of its RPC).
-
-        It lasts 1 s, doubled with each consecutive failure, at most 30 s.
-        """
+        """Start the backoff of a node (or of its RPC)."""
         health = node.rpc_health if rpc else node.health
         health.start_backoff(reason, monotonic=self.clock.monotonic())
         self._report_changes()
@@ -407,9 +395,8 @@ class NodePool:
     async def _rest_status(self, node: Node) -> tuple[BlockHead, bool | None]:
         """Fetch the newest block and whether the node is syncing.
 
-        The latter is None, and not requested, if it was reported recently.
-
-        Most probes find no new block, and probes are most of the work of an idle helper.
+        The latter is None, and not requested, if it was reported recently: most probes find no new block, and probes
+        are most of the work of an idle helper.
         """
         head, health = await node.client.latest_block(), node.health
         known = head == health.head and health.has_recent_sync_status(self.clock.monotonic())
@@ -434,10 +421,7 @@ class NodePool:
             health.record_probe(head, is_syncing=syncing, started_at=started_at, ended_at=ended_at)
 
     def apply_probes(self) -> None:
-        """Update the pool after a probe.
-
-        Sets an unknown chain id, logs changes and calls the callbacks.
-        """
+        """Update the pool after a probe: set an unknown chain id, log changes and call the callbacks."""
         if not self.is_chain_id_agreed:
             self._set_chain_id()
         self._report_changes()
@@ -499,13 +483,92 @@ class NodePool:
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
         same_chain = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
-        return [health.offsets[-1] + self._wall_minus_monotonic for health in same_chain if health.offsets]
-
-    @property
-    def _wall_minus_monotonic(self) -> float:
-        return self.clock.now() - self.clock.monotonic()
+        wall_minus_monotonic = self.clock.now() - self.clock.monotonic()
+        return [health.offsets[-1] + wall_minus_monotonic for health in same_chain if health.offsets]
 
 
 def _strip_digits(reason: str) -> str:
     """The reason without its digits."""
     return "".join(character for character in reason if not character.isdigit())
+
+
+class ReadOnlyNodePool:
+    """Calls the usable nodes of a pool without affecting their health, for requests that must never delay a reveal.
+
+    Visitors of the status page can cause requests about staking, rounds and tallies at any rate, and the archive reads
+    every reveal of the chain. Therefore, errors of these requests do not put nodes into backoff, slow ones do not make
+    a node count as slow, and they use a small number of separate connections.
+
+    Attributes:
+        node_pool: the node pool, whose health decides which nodes are called.
+    """
+
+    def __init__(
+        self,
+        node_pool: NodePool,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.node_pool = node_pool
+        self._clients = {
+            node: ChainClient(node.client.url, timeout=timeout, transport=transport, connections=READ_ONLY_CONNECTIONS)
+            for node in node_pool.nodes
+        }
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+        """Call `fn` with the client of each usable node in order until one succeeds. Slow ones come last.
+
+        Raises:
+            HeightPrunedError: every usable node has pruned the height.
+            ChainResponseError: no node succeeded, and at least one returned an invalid response.
+            ChainUnavailable: no node responded.
+        """
+        clients = [self._clients[node] for node in self.node_pool.usable_nodes]
+        errors: dict[str, ChainError] = {}
+        for client in sorted(clients, key=lambda client: client.is_slow):
+            try:
+                return await fn(client)
+            except ChainError as error:
+                errors[client.name] = error
+        reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
+        message = f"no chain node responded ({reasons or 'none is in sync'})"
+        pruned = [error for error in errors.values() if isinstance(error, HeightPrunedError)]
+        if pruned and len(pruned) == len(errors):
+            raise HeightPrunedError(
+                message, min((error.lowest_height for error in pruned if error.lowest_height is not None), default=None)
+            )
+        has_response = any(isinstance(error, ChainResponseError) for error in errors.values())
+        raise (ChainResponseError if has_response else ChainUnavailable)(message)
+
+
+async def gather_limited(items: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int) -> list[R]:
+    """Call `work` for every item, at most `limit` calls concurrently. Returns the results in the order of the items.
+
+    Raises:
+        HelperError: the first error, after all calls in progress have ended; no call starts after an error.
+    """
+    results: dict[int, R] = {}
+    errors: list[HelperError] = []
+    slots = asyncio.Semaphore(limit)
+
+    async def run(number: int, item: T) -> None:
+        async with slots:
+            if errors:
+                return
+            try:
+                results[number] = await work(item)
+            except HelperError as error:
+                errors.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for number, item in enumerate(items):
+            group.create_task(run(number, item))
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]

@@ -8,18 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 
-from helper.chain.json_fields import Fields, loads
-from helper.chain.models import (
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict, classify_response, sanitize_text
+from helper.chain.chain_data import (
     MAX_LEAVES,
     Block,
     BlockHead,
     BlockIds,
     LeafBlock,
+    ListedRound,
     NodeInfo,
+    OptionTotal,
     Round,
     RoundList,
     TreeState,
@@ -28,14 +30,17 @@ from helper.chain.models import (
     parse_block_ids,
     parse_head,
     parse_leaves,
+    parse_listing,
     parse_node_info,
     parse_round,
     parse_rounds,
     parse_syncing,
+    parse_totals,
     parse_tree,
     parse_tree_at,
     parse_tx,
 )
+from helper.chain.json_fields import Fields, loads
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
@@ -47,10 +52,7 @@ from helper.chain.node_http import (
     ResponseTooLong,
     parse_response,
 )
-from helper.chain.readiness import parse_readiness
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
-from helper.chain.verdicts import BroadcastOutcome, Verdict, classify_response, sanitize_text
 from helper.errors import ChainResponseError, ChainUnavailable, InvalidResponse
 
 T = TypeVar("T")
@@ -68,6 +70,11 @@ _LOWEST_HEIGHT_PATTERN = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
 _QUERY_ERRORS = (400, 404, 500)  # chains before v1.3 respond 500 to every failed query, newer ones by its cause
 _NO_ROUTE = (404, 405)
 _LEAF_BYTES = 48  # approximate size of a leaf in a page
+_UNREADY_REASONS: Final = {
+    "not_started": "generating the verifying keys has not started",
+    "warming": "the verifying keys are being generated",
+    "failed": "generating the verifying keys failed",
+}
 
 
 class HeightPrunedError(ChainResponseError):
@@ -131,11 +138,7 @@ class ChainClient(NodeHttp):
         return await self._get(f"{_VOTE_PREFIX}/tally-results/{round_id.hex()}", parse_totals)
 
     async def query(self, path: str) -> object | None:
-        """The JSON of a query of the voting module, None if the node does not serve it or knows no such round.
-
-        Args:
-            path: path below `/shielded-vote/v1/`.
-        """
+        """The JSON at a path of the voting module, None if the node does not serve it or knows no such round."""
 
         def parse(response: NodeResponse) -> object | None:
             if response.status in _NO_ROUTE or _has_error_text(response, "not found"):
@@ -145,10 +148,7 @@ class ChainClient(NodeHttp):
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/{path}", limit=PAGE_LIMIT_BYTES), parse)
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
-        """The newest root of a round's tree.
-
-        None while it has no leaves or the round is unknown.
-        """
+        """The newest root of a round's tree, None while it has no leaves or the round is unknown."""
         return await self._get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/latest", parse_tree)
 
     async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
@@ -169,10 +169,7 @@ class ChainClient(NodeHttp):
 
         The span of a request is halved while a page is longer than `PAGE_LIMIT_BYTES`.
 
-        Args:
-            from_height: the first height.
-            to_height: the last height, included.
-            max_count: maximum number of leaves; more are an error.
+        More than `max_count` leaves are an error.
         """
         blocks: list[LeafBlock] = []
         start, window, count = max(1, from_height), LEAF_WINDOW_BLOCKS, 0
@@ -258,10 +255,7 @@ class ChainClient(NodeHttp):
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
 
     async def unready_reason(self) -> str | None:
-        """Why the node accepts no reveals yet: its verifying keys are not ready.
-
-        None if they are, or if the node does not report it, as before v1.4.
-        """
+        """Why the node accepts no reveals yet, None if it does or does not report it, as before v1.4."""
 
         def parse(response: NodeResponse) -> str | None:
             if response.status in _NO_ROUTE:
@@ -332,3 +326,29 @@ def _error_text(response: NodeResponse) -> str:
         return sanitize_text(fields.text("error") or fields.text("message"))
     except ChainResponseError:
         return ""
+
+
+def parse_readiness(response: object) -> str | None:
+    """Parse `GET readiness`: why the node accepts no reveals, None if it accepts them."""
+    fields = Fields(response, "readiness")
+    status, error = fields.text("status"), sanitize_text(fields.text("error"))
+    if status == "ready":
+        return None
+    if status not in _UNREADY_REASONS:
+        raise fields.invalid_field("status", "not a status of verifying keys")
+    return _UNREADY_REASONS[status] + (f": {error}" if error else "")
+
+
+def reports_unready_keys(body: bytes) -> bool:
+    """Whether the body of a 503 says that the node's verifying keys are not ready, so that it processed nothing.
+
+    Nodes before v1.4 have no status and report it as an error.
+    """
+    try:
+        response = loads(body, "readiness")
+        fields = Fields(response, "readiness")
+        if fields.has("status"):
+            return parse_readiness(response) is not None
+        return "warming up" in fields.text("error")
+    except InvalidResponse:
+        return False

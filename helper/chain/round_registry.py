@@ -14,7 +14,7 @@ accepted, revealed or purged. Other rounds are not affected.
 
 A round is closed only by the chain: a block at or after its end was processed, and enough nodes list it as being
 tallied or finalized, or no longer list it or list it with a status that this version does not know. Otherwise it would
-keep its witnesses for good (docs/decisions/0016-round-changes.md).
+keep its witnesses for good (docs/decisions/0040-agreement-of-nodes.md).
 
 A round that had ended when it was first agreed has no shares here. It is held in memory so that its shares are rejected
 as posted to an inactive round, but it is never stored, closed, reported or purged.
@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from helper.chain.agreement import RoundFacts, Said, agreed, agreed_round
-from helper.chain.models import ENDED_STATUSES, Proposal, Round, RoundStatus
+from helper.chain.chain_data import ENDED_STATUSES, Proposal, Round, RoundStatus
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState
@@ -60,7 +60,7 @@ class RoundView(NamedTuple):
         is_status_agreed: whether no other status is reported.
         are_proposals_agreed: whether no other proposals are reported.
         is_end_agreed: whether the end is agreed, and no node reports another one.
-        latest_end: the latest reported end, 0 if there is none.
+        latest_end: the latest end that is known or reported, in Unix seconds; 0 if there is none.
     """
 
     known: Round | None
@@ -234,10 +234,12 @@ class RoundRegistry:
         if chain_id is not None:
             self._node_pool.chain_id, self._node_pool.is_chain_id_agreed = chain_id, True
         self._chain_id_stored = chain_id is not None
+        ledger = await self._store.get_ledger()
         for row in await self._store.list_rounds():
             record = self._record(row.round_id)
             record.is_in_store, record.is_closed = True, row.closed_at is not None
-            record.set_facts(_parse_facts(row, 0))
+            # A node that is behind the blocks read so far may not know the latest change.
+            record.set_facts(_parse_facts(row, 0 if ledger is None else ledger.top))
         self._sort()
 
     async def reload_from_store(self) -> None:
@@ -297,10 +299,6 @@ class RoundRegistry:
         Also covers rounds that were only ever listed with invalid data.
         """
         return self._find(round_id).frozen
-
-    def latest_end(self, known_round: Round) -> int:
-        """The latest end of the round that is known or reported, in Unix seconds."""
-        return max(known_round.vote_end_time, self.view(known_round.round_id).latest_end)
 
     def unconfirmed_reports(self) -> dict[bytes, str]:
         """Reports of nodes that are not accepted, as text, by round id.
@@ -365,21 +363,21 @@ class RoundRegistry:
         self._records[round_id] = _Record(round_id, is_closed=record.is_closed, is_purged=True)
         self._sort()
 
-    def record_block(self, block_time: float, *, complete_from: int = 0) -> None:
+    def record_block(self, block_time: float | None, *, complete_from: int = 0) -> None:
         """Record that the block follower has reached a block.
 
         Args:
-            block_time: the block's time in Unix seconds.
+            block_time: the block's time in Unix seconds, None if it is not known.
             complete_from: the lowest height from which every block up to this one was processed. Earlier blocks may be
                 unread, so rounds that were created before it are not closed.
         """
-        is_new = block_time != self._chain_time
+        is_new = block_time is not None and block_time != self._chain_time
         if is_new:
             self._chain_time = block_time
             self._chain_time_at = self._clock.monotonic()
         if is_new or complete_from != self._complete_from:
             self._complete_from = complete_from
-            if any(record.has_ended(block_time) for record in self._stored):
+            if any(record.has_ended(self._chain_time) for record in self._stored):
                 self.revision += 1
 
     async def is_closed(self, round_id: bytes) -> bool:
@@ -462,10 +460,7 @@ class RoundRegistry:
             0.0 if head is None else head.time,
             {each.round_id: each for each in listed.rounds},
             listed.invalid,
-            {
-                round_id: f"status {each.status} is unknown to this version"
-                for round_id, each in listed.unknown_status.items()
-            },
+            listed.unknown_status,
         )
         return statement
 
@@ -563,25 +558,18 @@ class RoundRegistry:
 
     async def _freeze(self) -> None:
         """Freeze the rounds that enough nodes omit or list with impossible data, and unfreeze all others."""
-        problems: dict[bytes, dict[str, str]] = {}
-        for name, statement in self._said.items():
-            found = {record.round_id: statement.problem(record) for record in self._records.values()}
-            unlisted = {*statement.invalid, *statement.unknown} - found.keys()
-            found |= {round_id: statement.unlisted(round_id) for round_id in unlisted}
-            for round_id, problem in found.items():
-                if problem is not None:
-                    problems.setdefault(round_id, {})[name] = problem
+        unlisted = [round_id for each in self._said.values() for round_id in (*each.invalid, *each.unknown)]
         reasons: dict[bytes, str] = {}
-        for round_id, by_node in problems.items():
-            height = self._find(round_id).facts.height
-            said = {name: name in by_node for name, statement in self._said.items() if statement.height >= height}
+        for round_id in dict.fromkeys([*self._records, *unlisted]):
+            record = self._find(round_id)
+            problems = {name: each.problem(record) for name, each in self._said.items()}
+            found = {name: problem for name, problem in problems.items() if problem is not None}
+            said = {name: name in found for name, each in self._said.items() if each.height >= record.facts.height}
             if agreed(said, self._node_pool.needed):
-                reasons[round_id] = next(iter(by_node.values()))
-        for record in self._records.values():
-            by_node = problems.get(record.round_id, {})
-            record.problem = "; ".join(f"{problem} by {name}" for name, problem in by_node.items())
-            if record.frozen is not None and record.round_id not in reasons:
-                self._log.info("round_unfrozen", round=record.round_id.hex()[:8])
+                reasons[round_id] = next(iter(found.values()))
+            record.problem = "; ".join(f"{problem} by {name}" for name, problem in found.items())
+            if record.frozen is not None and round_id not in reasons:
+                self._log.info("round_unfrozen", round=round_id.hex()[:8])
                 record.frozen, record.frozen_shares = None, 0
                 self.revision += 1
         counts = await self._store.count_shares() if reasons else {}

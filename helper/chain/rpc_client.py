@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from helper.chain.broadcast_outcome import sanitize_text
+from helper.chain.chain_data import MAX_INT, BlockHead, TxResult, create_head
 from helper.chain.json_fields import Fields, loads
-from helper.chain.models import BlockHead, TxResult, create_head
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
@@ -19,7 +20,6 @@ from helper.chain.node_http import (
     parse_response,
 )
 from helper.chain.rest_client import refusal_of_height
-from helper.chain.verdicts import sanitize_text
 from helper.errors import ChainUnavailable, InvalidResponse
 
 TXS_PER_PAGE = 100
@@ -41,20 +41,13 @@ class RpcClient(NodeHttp):
         return await self._call("/status", {}, _parse_status)
 
     async def block_results(self, height: int) -> list[CountedNullifier] | None:
-        """The counted reveals of a block.
-
-        None if the block does not exist or is not executed yet.
+        """The counted reveals of a block, None if it does not exist or is not executed yet.
 
         Raises:
             HeightPrunedError: the node has pruned the block.
         """
         try:
-            return await self._call(
-                "/block_results",
-                {"height": str(height)},
-                lambda result: _parse_height_results(result, height),
-                limit=BLOCK_LIMIT_BYTES,
-            )
+            return await self._results(height, _parse_reveals)
         except _RpcError as refusal:
             # "not find results": the block is stored but not executed yet, or its results were pruned.
             if any(piece in refusal.data for piece in _NOT_YET_MESSAGES):
@@ -64,14 +57,19 @@ class RpcClient(NodeHttp):
     async def tx_codes(self, height: int) -> list[int] | None:
         """The code of each transaction of a block, 0 if it succeeded. None if the node does not have the results."""
         try:
-            return await self._call(
-                "/block_results",
-                {"height": str(height)},
-                lambda result: _parse_codes(result, height),
-                limit=BLOCK_LIMIT_BYTES,
-            )
+            return await self._results(height, lambda tx: [tx.uint("code", maximum=2**32)])
         except _RpcError:
             return None
+
+    async def _results(self, height: int, parse: Callable[[Fields], list[T]]) -> list[T]:
+        """What `parse` returns for each transaction of a block."""
+
+        def parse_all(result: Fields) -> list[T]:
+            if result.uint("height") != height:
+                raise InvalidResponse(f"block_results: height {result.uint('height')} was returned for {height}")
+            return [value for tx in result.children("txs_results") for value in parse(tx)]
+
+        return await self._call("/block_results", {"height": str(height)}, parse_all, limit=BLOCK_LIMIT_BYTES)
 
     async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[TxResult, bytes]]:
         """Iterate over all indexed reveals of a round, oldest first.
@@ -151,25 +149,10 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
     sync = result.child("sync_info")
     head = create_head(
         result.child("node_info").text("network"),
-        sync.uint("latest_block_height", maximum=2**62),
+        sync.uint("latest_block_height", maximum=MAX_INT),
         sync.timestamp("latest_block_time"),
     )
     return head, sync.boolean("catching_up")
-
-
-def _parse_codes(result: Fields, height: int) -> list[int]:
-    _check_height(result, height)
-    return [tx.uint("code", maximum=2**32) for tx in result.children("txs_results")]
-
-
-def _check_height(result: Fields, height: int) -> None:
-    if result.uint("height") != height:
-        raise InvalidResponse(f"block_results: height {result.uint('height')} was returned for {height}")
-
-
-def _parse_height_results(result: Fields, height: int) -> list[CountedNullifier]:
-    _check_height(result, height)
-    return [spent for tx in result.children("txs_results") for spent in _parse_reveals(tx)]
 
 
 def _parse_search(result: Fields) -> tuple[list[tuple[TxResult, bytes]], int]:
@@ -182,7 +165,7 @@ def _parse_search(result: Fields) -> tuple[list[tuple[TxResult, bytes]], int]:
 
 def _indexed(tx: Fields) -> tuple[TxResult, bytes]:
     fields = tx.child("tx_result")
-    result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=2**62), fields.text("log"))
+    result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=MAX_INT), fields.text("log"))
     return result, tx.decode("tx", tx.text("tx"), None)
 
 

@@ -21,11 +21,10 @@ from helper.errors import ConfigError, NotFound
 from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
-    from helper.audit.auditor import Audit, Progress
-    from helper.audit.block_cache import BlockCache
-    from helper.audit.source import AuditSource
-    from helper.chain.node_pool import NodePool
-    from helper.chain.read_only_pool import ReadOnlyNodePool
+    from audit.auditor import Audit, Progress
+    from audit.live_round import BlockCache
+    from audit.source import AuditSource
+    from helper.chain.node_pool import NodePool, ReadOnlyNodePool
     from helper.object_store.bucket import Bucket
 
 app = typer.Typer()
@@ -141,9 +140,9 @@ def _parse_key(text: str) -> bytes | None:
 
 async def _run(config: Path | None, request: _Request) -> dict[str, object]:
     """Make the audit and write the files."""
-    from helper.audit.auditor import audit_round  # noqa: PLC0415
-    from helper.audit.evidence import RecordingSource  # noqa: PLC0415
-    from helper.audit.report import create_report  # noqa: PLC0415
+    from audit.auditor import audit_round  # noqa: PLC0415
+    from audit.evidence import RecordingSource  # noqa: PLC0415
+    from audit.html_report import create_report  # noqa: PLC0415
 
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
         async with _open_source(config, request) as opened:
@@ -167,9 +166,9 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[_Opened]:
-    from helper.audit.block_cache import BlockCache  # noqa: PLC0415
-    from helper.audit.evidence import EvidenceSource  # noqa: PLC0415
-    from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from audit.evidence import EvidenceSource  # noqa: PLC0415
+    from audit.live_round import BlockCache  # noqa: PLC0415
+    from audit.node_source import NodeSource  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
     if request.evidence_in is not None:
@@ -203,8 +202,8 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
 @asynccontextmanager
 async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[_Opened]:
     """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
-    from helper.audit.archive_source import ArchiveSource, open_archived_round  # noqa: PLC0415
-    from helper.audit.nodes import NodeSource  # noqa: PLC0415
+    from audit.archive_source import ArchiveSource, open_archived_round  # noqa: PLC0415
+    from audit.node_source import NodeSource  # noqa: PLC0415
     from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
     from helper.operations.archive.object_names import parse_round_directory  # noqa: PLC0415
@@ -238,7 +237,7 @@ def _open_archive(config: Path | None) -> Bucket:
 @asynccontextmanager
 async def _monitored(nodes: NodePool) -> AsyncIterator[ReadOnlyNodePool]:
     """Probe the nodes in the background: a node whose newest block is old is not used. Yields their readers."""
-    from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415
+    from helper.chain.node_pool import ReadOnlyNodePool  # noqa: PLC0415
 
     readers = ReadOnlyNodePool(nodes)
     monitoring = asyncio.create_task(nodes.monitor(PROBE_SECONDS))
@@ -287,9 +286,9 @@ def _cache_file(path: Path | None) -> Iterator[Path]:
 
 async def _follow(nodes: ReadOnlyNodePool, cache: BlockCache, round_id: bytes) -> set[bytes]:
     """Read blocks into the cache until the round is finalized. Returns the ids of the proofs found to be valid."""
-    from helper.audit.nodes import NodeSource  # noqa: PLC0415
-    from helper.audit.round_follower import RoundFollower  # noqa: PLC0415
-    from helper.audit.source import DataMissing  # noqa: PLC0415
+    from audit.live_round import RoundFollower  # noqa: PLC0415
+    from audit.node_source import NodeSource  # noqa: PLC0415
+    from audit.source import DataMissing  # noqa: PLC0415
 
     follower = RoundFollower(cache, lambda: NodeSource(nodes, round_id), round_id, print_message)
     try:
@@ -345,7 +344,7 @@ def _command(request: _Request, completed: Audit) -> str:
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    from helper.audit.verdicts import CHECKS, CheckResult, Verdict, summarize  # noqa: PLC0415
+    from audit.check_results import CHECKS, CheckResult, Verdict, summarize  # noqa: PLC0415
 
     rows = [
         (check["id"], check["verdict"].replace("_", " "), check["count"], check["why"] or CHECKS[check["id"]])

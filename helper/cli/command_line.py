@@ -1,7 +1,7 @@
 """Creates the command line from the modules of the commands.
 
 Only the module of the requested command is imported: start-up is faster, and a command works even if another cannot be
-imported. The argument parser is imported after the check of the database lock.
+imported.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    import typer
+import typer
 
 COMMANDS: Final = {
     "serve": "helper.cli.serve",
@@ -47,8 +46,6 @@ _HELP: Final = "Stores encrypted vote shares, and proves and reveals each at the
 
 def create_cli(arguments: Sequence[str]) -> typer.Typer:
     """Create the command line with the command that the arguments name, or with all commands."""
-    import typer  # noqa: PLC0415 - slow to import; a second daemon is refused without it
-
     cli = typer.Typer(
         name="svote-helper",
         help=_HELP,
@@ -69,8 +66,6 @@ def create_cli(arguments: Sequence[str]) -> typer.Typer:
 
 def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
     """Create the part of the command line that is needed to complete the typed arguments."""
-    import typer  # noqa: PLC0415
-
     # typer registers its shells only when it builds a command line with its completion options
     with_options = typer.Typer(add_completion=True)
     with_options.command()(_root_callback)

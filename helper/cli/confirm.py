@@ -13,10 +13,11 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would b
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")]
 
 
-def require_confirmation(*, yes: bool, dry_run: bool) -> None:
-    """End the command if it changes something and cannot be confirmed."""
+def require_confirmation(*, yes: bool, dry_run: bool | None = None) -> None:
+    """End the command if it changes something and cannot be confirmed. `dry_run` is None if it has no preview."""
     if not yes and not dry_run and not sys.stdin.isatty():
-        fail("not a terminal, cannot ask for confirmation: use --yes, or --dry-run for a preview", ExitCode.USAGE)
+        preview = "" if dry_run is None else ", or --dry-run for a preview"
+        fail(f"not a terminal, cannot ask for confirmation: use --yes{preview}", ExitCode.USAGE)
 
 
 def confirm_or_exit(question: str, *, yes: bool) -> None:

@@ -17,7 +17,7 @@ from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_ex
 from helper.cli.passphrase import map_file_errors_to_exit_codes
 
 if TYPE_CHECKING:
-    from helper.conformance.checks import CheckResult
+    from conformance.checks import CheckResult
 
 app = typer.Typer()
 
@@ -84,7 +84,7 @@ def conformance(
 
     Exit code 0: no must check failed, 1: at least one failed, 6: the helper or the dev chain does not respond.
     """
-    from helper.conformance.report import is_conformant, to_json, to_junit  # noqa: PLC0415
+    from conformance.runner import is_conformant, to_json, to_junit  # noqa: PLC0415
 
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         if devnet is not None and shares is not None:
@@ -99,14 +99,13 @@ def conformance(
 
 async def _run(request: _Request) -> list[CheckResult]:
     """Run the selected checks."""
+    from conformance.check_failures import CheckFailed  # noqa: PLC0415
+    from conformance.dev_chain import DevChain  # noqa: PLC0415
+    from conformance.http_requests import HelperClient, parse_address  # noqa: PLC0415
+    from conformance.runner import run_checks, select_checks  # noqa: PLC0415
+    from conformance.session import Session  # noqa: PLC0415
+    from conformance.status_checks import STATUS_PATH  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.conformance.catalog import select_checks  # noqa: PLC0415
-    from helper.conformance.dev_chain import DevChain  # noqa: PLC0415
-    from helper.conformance.http_client import HelperClient, parse_address  # noqa: PLC0415
-    from helper.conformance.runner import run_checks  # noqa: PLC0415
-    from helper.conformance.session import Session  # noqa: PLC0415
-    from helper.conformance.status_checks import STATUS_PATH  # noqa: PLC0415
-    from helper.conformance.verdicts import CheckFailed  # noqa: PLC0415
 
     checks, clock = select_checks(request.only), SystemClock()
     client = HelperClient(parse_address(request.url), request.token, clock)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
+from helper.cli.confirm import YesOption, confirm_or_exit, require_confirmation
 from helper.cli.db_copy import copy
 from helper.cli.db_encrypt import decrypt, encrypt
 from helper.cli.options import ConfigOption, DbOption, JsonOption
@@ -110,8 +110,6 @@ def restore(
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         image = _open_backup(file, identity, passphrase_file)
-        if not image.startswith(backups.DATABASE_HEADER):
-            fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
         contents = check_image(image, str(file), encryption)
         aside = backups.restore_database(image, database, set_aside=force)
     if encryption is not None and not contents.encrypted:
@@ -183,7 +181,6 @@ def migrate(
     no_backup: Annotated[
         bool, typer.Option("--no-backup", help="Make no backup; the migration cannot be undone.")
     ] = False,
-    dry_run: DryRunOption = False,
     yes: YesOption = False,
     config: ConfigOption = None,
     db: DbOption = None,
@@ -194,9 +191,9 @@ def migrate(
     The next start of the helper does the same, without a backup. The migration is one transaction: if it fails,
     nothing has changed.
     """
-    if not dry_run and (backup is None) != no_backup:
-        fail("use --backup FILE or --no-backup, or --dry-run for a preview", ExitCode.USAGE)
-    require_confirmation(yes=yes, dry_run=dry_run)
+    if (backup is None) != no_backup:
+        fail("use --backup FILE or --no-backup", ExitCode.USAGE)
+    require_confirmation(yes=yes)
     harden_process()
     database = database_file(config, db)
     # imported here, so that the help loads no native code
@@ -208,9 +205,8 @@ def migrate(
     with map_file_errors_to_exit_codes():
         encryption = database_encryption(config)
         with acting_as_owner(database):
-            if not dry_run:
-                refuse_locked(database)
-            snapshot = take_snapshot(database, SystemClock(), encryption)
+            snapshot = take_snapshot(database, SystemClock(), encryption)  # refuses another program's file first
+            refuse_locked(database)
         before, target = snapshot.contents, latest_version()
         is_needed = before.schema < target
         result: dict[str, Any] = {
@@ -223,7 +219,7 @@ def migrate(
             "backup": None,
             "migrated": False,
         }
-        if is_needed and not dry_run:
+        if is_needed:
             confirm_or_exit(f"Migrate {database} from schema {before.schema} to {target}?", yes=yes)
             if backup is not None:
                 _back_up(snapshot.image, backup, recipient or [], passphrase_file)
@@ -234,7 +230,9 @@ def migrate(
     if json:
         emit_json(result)
     else:
-        typer.echo(_summarize_migration(result, needed=is_needed))
+        counts = f"{before.live} live shares, {before.confirmed} confirmed"
+        change = f"migrated from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
+        typer.echo(f"{database}: {change}, {counts}")
 
 
 app.command()(encrypt)
@@ -249,16 +247,21 @@ def _summarize(contents: Contents) -> str:
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
-    from helper.store.backup import decrypt_backup, needs_passphrase, require_backup_header  # noqa: PLC0415
+    from helper.store import backup as backups  # noqa: PLC0415
 
     sealed = file.read_bytes()
-    require_backup_header(sealed, str(file))
-    if needs_passphrase(sealed):
-        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
-    if identity is None:
-        fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
-    lines = identity.read_text("utf-8").splitlines()
-    return decrypt_backup(sealed, identities=[line for line in lines if line.startswith(_IDENTITY_PREFIX)])
+    backups.require_backup_header(sealed, str(file))
+    if backups.needs_passphrase(sealed):
+        image = backups.decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
+    else:
+        if identity is None:
+            fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
+        lines = identity.read_text("utf-8").splitlines()
+        identities = [line for line in lines if line.startswith(_IDENTITY_PREFIX)]
+        image = backups.decrypt_backup(sealed, identities=identities)
+    if not image.startswith(backups.DATABASE_HEADER):
+        fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
+    return image
 
 
 def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
@@ -267,11 +270,3 @@ def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file:
     passphrase = "" if recipients else read_new_passphrase(passphrase_file)
     write_backup(output, encrypt_backup(image, passphrase=passphrase, recipients=recipients))
     print_message(f"backed up to {output}")
-
-
-def _summarize_migration(result: dict[str, Any], *, needed: bool) -> str:
-    counts = f"{result['live']} live shares, {result['confirmed']} confirmed"
-    if not needed:
-        return f"{result['database']}: schema {result['schema']} is up to date, {counts}"
-    change = "migrated from" if result["migrated"] else "would be migrated from"
-    return f"{result['database']}: {change} schema {result['schema']} to {result['target']}, {counts}"

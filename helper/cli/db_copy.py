@@ -20,8 +20,8 @@ from helper.errors import HelperError
 from helper.runtime.hardening import harden_process
 
 if TYPE_CHECKING:
-    from helper.store.db_copy.endpoint import MigrationEndpoint
-    from helper.store.db_copy.migration import MigrationResult
+    from helper.store.db_copy.endpoint import CopyEndpoint
+    from helper.store.db_copy.queue_copy import CopyResult
 
 MAX_DAMAGED_LISTED: Final = 20
 """Maximum number of damaged rows listed."""
@@ -100,26 +100,26 @@ def _move(
     """Move the queue, or show the effect with --dry-run. Returns the result and the exit code."""
     # imported here, so that the help loads no database driver
     from helper.store.db_copy.factory import create_endpoints  # noqa: PLC0415
-    from helper.store.db_copy.migration import Migration  # noqa: PLC0415
+    from helper.store.db_copy.queue_copy import QueueCopy  # noqa: PLC0415
 
     clock = SystemClock()
     source, target = create_endpoints(origin, to, settings, clock)
     with closing(source), closing(target):
-        migration = Migration(source, target, clock=clock, on_progress=print_message)
+        queue_copy = QueueCopy(source, target, clock=clock, on_progress=print_message)
         if dry_run:
-            return _migration_json("planned", source, target.label, migration.estimate()), ExitCode.OK
+            return _copy_json("planned", source, target.label, queue_copy.estimate()), ExitCode.OK
         confirm_or_exit(f"Move the queue of {source.label} to {target.label}?", yes=yes)
         try:
-            result = migration.run()
+            result = queue_copy.run()
         except (HelperError, KeyboardInterrupt):
-            if migration.has_begun:
-                print_message("the move is not finished: run the same command again to continue")
+            if queue_copy.has_begun:
+                print_message("the move is not finished: run the same command again")
             raise
     _print_moved(result, source, target)
-    return _migration_json("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
+    return _copy_json("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
 
 
-def _print_moved(result: MigrationResult, source: MigrationEndpoint, target: MigrationEndpoint) -> None:
+def _print_moved(result: CopyResult, source: CopyEndpoint, target: CopyEndpoint) -> None:
     for share in result.damaged[:MAX_DAMAGED_LISTED]:
         print_message(
             f"not moved because the row is damaged: {share.ref or '(no reference)'}, "
@@ -147,33 +147,32 @@ def _print_moved(result: MigrationResult, source: MigrationEndpoint, target: Mig
 
 def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> dict[str, Any]:
     """Undo a move, or erase the data that remains in its source."""
-    from helper.store.db_copy import source_cleanup  # noqa: PLC0415
     from helper.store.db_copy.factory import create_source_endpoint  # noqa: PLC0415
-    from helper.store.db_copy.migration import MigrationResult  # noqa: PLC0415
+    from helper.store.db_copy.queue_copy import CopyResult, erase_source, read_moved_mark, undo_copy  # noqa: PLC0415
 
     with closing(create_source_endpoint(origin, settings, SystemClock())) as source:
-        mark = source_cleanup.read_moved_mark(source)
+        mark = read_moved_mark(source)
         if dry_run:
-            return _migration_json("planned", source, mark.other, MigrationResult())
+            return _copy_json("planned", source, mark.other, CopyResult())
         if is_undo:
             confirm_or_exit(
                 f"The queue of {source.label} was moved to {mark.other}. Changes made there are missing here: new "
                 "shares are lost, and revealed shares would be retried. Use the old queue anyway?",
                 yes=yes,
             )
-            source_cleanup.undo_migration(source)
+            undo_copy(source)
         else:
             confirm_or_exit(
                 f"Delete the data remaining in {source.label} of the queue that was moved to {mark.other}?", yes=yes
             )
-            source_cleanup.erase_source(source, on_progress=print_message)
-        return _migration_json("undone" if is_undo else "erased", source, mark.other, MigrationResult())
+            erase_source(source)
+        return _copy_json("undone" if is_undo else "erased", source, mark.other, CopyResult())
 
 
 # ---------------------------------------------------------------------- output
 
 
-def _migration_json(state: str, source: MigrationEndpoint, target: str, result: MigrationResult) -> dict[str, Any]:
+def _copy_json(state: str, source: CopyEndpoint, target: str, result: CopyResult) -> dict[str, Any]:
     return {
         "state": state,
         "source": source.label,

@@ -73,9 +73,9 @@ def _rewrite(
         encryption = read_file_encryption(keys)
         assert encryption is not None
         with acting_as_owner(database):
+            before = take_snapshot(database, SystemClock(), encryption).contents  # refuses another program's file first
             if not dry_run:
                 refuse_locked(database)
-            before = take_snapshot(database, SystemClock(), encryption).contents
         if not encrypt and not before.encrypted:
             raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")
         result: dict[str, Any] = {

@@ -95,10 +95,9 @@ async def audit_finished_round(chain: Mapping[str, Any], round_id: bytes) -> dic
         chain: the chain's ready line.
         round_id: 32 bytes.
     """
-    from helper.audit.auditor import audit_round  # noqa: PLC0415 - `--help` must not load native code
-    from helper.audit.nodes import NodeSource  # noqa: PLC0415
-    from helper.chain.node_pool import NodePool, create_nodes  # noqa: PLC0415
-    from helper.chain.read_only_pool import ReadOnlyNodePool  # noqa: PLC0415
+    from audit.auditor import audit_round  # noqa: PLC0415 - `--help` must not load native code
+    from audit.node_source import NodeSource  # noqa: PLC0415
+    from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.observability.log_config import configure  # noqa: PLC0415
 

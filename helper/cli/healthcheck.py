@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 from urllib.parse import urlsplit
 
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, print_message
-from helper.config import ListenAddresses, find_file, peek_listen_addresses
+from helper.config import find_file, is_missing
+from helper.config.discovery import DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME, variable_name
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
@@ -37,13 +39,11 @@ def healthcheck(
     json: JsonOption = False,
 ) -> None:
     """Check that shares are accepted and revealed. Exits with 0 if ready, 3 if degraded, 6 if unreachable."""
-    # reads only the addresses, without full validation: this command runs every few seconds
     file = find_file(config, os.environ)
-    if file is not None and not file.exists() and not url:  # the default addresses can be those of another helper
+    if file is not None and is_missing(file) and not url:  # the default addresses can be those of another helper
         _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} does not exist"], json=json)
-    addresses = peek_listen_addresses(file, os.environ)
     problems = []
-    for address in [url] if url else [str(addresses.socket), _wallet_address(addresses)]:
+    for address in [url] if url else find_addresses(file, os.environ):
         try:
             status, body = _request_readiness(address, timeout)
         except DaemonNotRunningError as error:
@@ -96,9 +96,28 @@ def _report_and_exit(
     raise typer.Exit(code)
 
 
-def _wallet_address(addresses: ListenAddresses) -> str:
-    """Return the base URL of the wallet API, or the path of its unix socket."""
-    if addresses.wallets_socket is not None:
-        return str(addresses.wallets_socket)
-    host = _LOOPBACK.get(addresses.host, addresses.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{addresses.port}"
+def find_addresses(file: Path | None, env: Mapping[str, str]) -> tuple[str, str]:
+    """Return the control socket and the wallet API of a helper with these settings.
+
+    Reads only these settings, because this command runs every few seconds and loading all of them takes 0.3 s. Invalid
+    ones count as not set.
+
+    Returns:
+        The path of the socket, and the base URL of the wallet API or the path of its unix socket.
+    """
+    try:
+        tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8")) if file is not None else {}
+    except (OSError, ValueError):
+        tables = {}
+
+    def read_value(section: str, key: str, default: str = "") -> str:
+        table = tables.get(section)
+        file_value = table.get(key) if isinstance(table, dict) else None
+        return str(env.get(variable_name(section, key)) or file_value or default)
+
+    default_socket = Path(read_value("helper", "db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
+    host = read_value("helper", "host", DEFAULT_HOST)
+    host = _LOOPBACK.get(host, host)
+    port = read_value("helper", "port")
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port if port.isdecimal() else DEFAULT_PORT}"
+    return read_value("operator", "socket", str(default_socket)), read_value("server", "unix_socket", url)

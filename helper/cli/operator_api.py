@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from helper.cli.settings import read_settings
+from helper.config import is_missing
 from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 from helper.store.sqlite.file_lock import is_locked
@@ -24,6 +25,7 @@ QUERY_SECONDS: Final = 10.0
 """Timeout of a query in seconds."""
 ACTION_SECONDS: Final = 3600.0
 """Timeout of an action in seconds. An action runs in small transactions, which takes minutes on a large queue."""
+_DATABASE_ADVICE: Final = "Start the helper, or specify its settings (--config) or its database (--db)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +91,22 @@ class OperatorApi:
                 f"no helper is listening on {self.socket}, and the queue is in a shared database",
                 advice="Run this on a host with a running helper; each can query the complete queue.",
             )
-        if not self.database.exists():
+        if is_missing(self.database):
             raise NotFound(
                 f"no helper is listening on {self.socket}, and database {self.database} does not exist",
-                advice="Start the helper, or specify its settings (--config) or its database (--db).",
+                advice=_DATABASE_ADVICE,
             )
+
+    @property
+    def may_use_socket(self) -> bool:
+        """Whether the helper on the socket, if one runs, uses the database."""
+        return not self.is_named or is_locked(self.database)
 
     def _request(self, path: str, query: Mapping[str, str], body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
         parameters = urlencode({name: value for name, value in query.items() if value})
         target = f"{path}?{parameters}" if parameters else path
         timeout = QUERY_SECONDS if body is None else ACTION_SECONDS
-        if self.is_named and not is_locked(self.database):
+        if not self.may_use_socket:
             return self._request_file(target, body)
         try:
             status, content = request_control_socket(self.socket, target, body, timeout=timeout)
@@ -114,7 +121,7 @@ class OperatorApi:
         if not os.access(self.database, os.R_OK if body is None else os.R_OK | os.W_OK):
             raise PermissionError(f"no permission to {'read' if body is None else 'change'} {self.database}")
         if self.database.is_file() and not self.database.stat().st_size:
-            raise NotFound(f"{self.database} is an empty file, not a queue")
+            raise NotFound(f"{self.database} is an empty file, not a queue", advice=_DATABASE_ADVICE)
         # Imported here: requests to a daemon do not need the routes and the store, which are slow to import.
         from helper.cli.offline import request_file  # noqa: PLC0415
 

@@ -79,6 +79,11 @@ def fail(text: str, code: ExitCode = ExitCode.FAILURE) -> NoReturn:
     raise typer.Exit(code)
 
 
+def discard_output() -> None:
+    """Connect standard output to the null device, so that the exit does not fail to write what is buffered."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def supports_colours() -> bool:
     """Report whether standard output is a terminal that allows colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -153,6 +158,6 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     except (DaemonUnreachableError, ChainUnavailable, BucketError, StoreUnreachable) as error:
         fail(f"{error}\n{error.advice}", ExitCode.UNREACHABLE)
     except PermissionError as error:
-        fail(str(error), ExitCode.NOT_AUTHORISED)
+        fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
     except ValueError as error:
         fail(str(error), ExitCode.USAGE)

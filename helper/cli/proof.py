@@ -214,7 +214,7 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
     """Search the chain."""
-    from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.chain.block_reader import ChainLookups  # noqa: PLC0415
     from helper.circuits.registry import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
     from helper.operations.proof_bundle import ProofBundle, find_circuit  # noqa: PLC0415
@@ -243,7 +243,7 @@ async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
 
 async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None:
     """Raise ProofBundleError unless the chain's nodes confirm the bundle."""
-    from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.chain.block_reader import ChainLookups  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
     async with open_node_pool(config) as nodes:

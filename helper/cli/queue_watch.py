@@ -11,14 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption
-from helper.cli.output import ExitCode, encode_json_line, fail, format_one_line, print_message
+from helper.cli.output import ExitCode, discard_output, encode_json_line, fail, format_one_line, print_message
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, stream_control_socket
 
 JsonLinesOption = Annotated[
@@ -36,8 +35,8 @@ _DUMB_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
 
 def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOption = False) -> None:
     """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Shows only totals."""
-    socket = OperatorApi.of(config, db).socket
-    stream = stream_states(socket)
+    api = OperatorApi.of(config, db)
+    stream = stream_states(api)
     try:
         if json:
             _print_json_lines(stream)
@@ -48,10 +47,9 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.OK) from None
     except PermissionError:
-        fail(f"no permission to use {socket}", ExitCode.NOT_AUTHORISED)
+        fail(f"no permission to use {api.socket}", ExitCode.NOT_AUTHORISED)
     except BrokenPipeError:
-        # the reader closed the pipe: do not write buffered output at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         raise typer.Exit(ExitCode.OK) from None
 
 
@@ -72,7 +70,7 @@ class StreamLost:
     reason: str
 
 
-def stream_states(socket: Path) -> Iterator[StateEvent | StreamLost]:
+def stream_states(api: OperatorApi) -> Iterator[StateEvent | StreamLost]:
     """Yield the states of the service endlessly. Reconnects whenever the stream is interrupted.
 
     Raises:
@@ -80,9 +78,10 @@ def stream_states(socket: Path) -> Iterator[StateEvent | StreamLost]:
     """
     while True:
         try:
-            yield from map(
-                StateEvent, _parse_states(stream_control_socket(socket, "/events", timeout=SILENCE_TIMEOUT_SECONDS))
-            )
+            if not api.may_use_socket:
+                raise DaemonNotRunningError(f"no helper is running on {api.database}")
+            lines = stream_control_socket(api.socket, "/events", timeout=SILENCE_TIMEOUT_SECONDS)
+            yield from map(StateEvent, _parse_states(lines))
             yield StreamLost("the helper ended the stream")
         except (DaemonNotRunningError, DaemonUnresponsiveError) as error:
             yield StreamLost(str(error))

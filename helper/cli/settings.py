@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from helper.cli.output import ExitCode, fail
-from helper.config import Loaded, find_file, load_traced
+from helper.config import Loaded, find_file, is_missing, load_traced
 
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption
@@ -26,7 +26,7 @@ def database_file(config: Path | None, db: Path | None, *, must_exist: bool = Tr
     settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
     if settings.store.url and db is None:
         fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", ExitCode.USAGE)
-    if must_exist and not settings.db_path.exists():
+    if must_exist and is_missing(settings.db_path):
         fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
     return settings.db_path
 
@@ -51,6 +51,6 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
         SettingsError: the settings are invalid; the text lists every problem.
     """
     file = find_file(config, os.environ)
-    if file is not None and file.exists() and not os.access(file, os.R_OK):
+    if file is not None and not is_missing(file) and not os.access(file, os.R_OK):
         fail(f"no permission to read {file}", ExitCode.NOT_AUTHORISED)
     return load_traced(file, os.environ, flags)

@@ -13,7 +13,7 @@ from helper.cli.output import ExitCode, emit, emit_fields, fail, map_errors_to_e
 from helper.server.operator_json import parse_hex32
 
 if TYPE_CHECKING:
-    from helper.chain.lookups import IncludedTx
+    from helper.chain.block_reader import IncludedTx
 
 app = typer.Typer(help="Show public transactions of the chain.")
 
@@ -47,7 +47,7 @@ def _print_transaction(transaction: dict[str, Any]) -> None:
 
 async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:
     # imported here, so that the help loads no HTTP client
-    from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.chain.block_reader import ChainLookups  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
     async with open_node_pool(config) as nodes:
@@ -56,8 +56,8 @@ async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None
 
 
 def _transaction_json(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
-    from helper.chain.counted_reveals import parse_reveal  # noqa: PLC0415
-    from helper.chain.verdicts import sanitize_text  # noqa: PLC0415
+    from helper.chain.broadcast_outcome import sanitize_text  # noqa: PLC0415
+    from helper.chain.reveal_transaction import parse_reveal  # noqa: PLC0415
 
     message = None if transaction.raw is None else parse_reveal(transaction.raw)
     reveal = None

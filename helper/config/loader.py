@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -20,12 +20,6 @@ from helper.object_store.credentials import CREDENTIALS_DIRECTORY
 
 Key = tuple[str, str]
 """Section and key."""
-
-REMOVED_KEYS: Final = frozenset(
-    {("server", "limit_by_address"), ("helper", "refused_burst"), ("helper", "refused_per_second")}
-)
-"""Settings of earlier versions."""
-_REMOVED: Final = "was removed, delete it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,24 +176,18 @@ class _SettingsReader:
             for key, value in table.items():
                 line = toml_lines.find_line(lines, (section, key))
                 if key not in SECTIONS[section]:
-                    message, nearest = "unknown key", _suggest_key(section, key)
-                    if (section, key) in REMOVED_KEYS:
-                        message, nearest = _REMOVED, None
-                    self.problems.append(Problem(source, line, f"{section}.{key}", message, nearest))
+                    nearest = _suggest_key(section, key)
+                    self.problems.append(Problem(source, line, f"{section}.{key}", "unknown key", nearest))
                     continue
                 self._set_value((section, key), value, Origin("file", source, line))
 
     def add_environment(self, env: Mapping[str, str]) -> None:
         """Add environment variables. An unknown one is a problem, because it would have no effect."""
         known = {variable_name(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
-        removed = {variable_name(section, key) for section, key in REMOVED_KEYS}
         for name in sorted(env):
             if not name.startswith(ENV_PREFIX) or name in NON_SETTING_VARIABLES:
                 continue
             key = known.get(name)
-            if name in removed:
-                self.problems.append(Problem(name, None, name, _REMOVED))
-                continue
             if key is None:
                 nearest = difflib.get_close_matches(name, known, n=1)
                 self.problems.append(Problem(name, None, name, "unknown variable", nearest[0] if nearest else None))

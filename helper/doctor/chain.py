@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from helper.chain.models import find_same_nodes
+from helper.chain.chain_data import find_same_nodes
 from helper.chain.node_http import SLOW_CALL_SECONDS
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient

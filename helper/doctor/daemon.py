@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from helper.chain.models import ENDED_STATUSES
+from helper.chain.chain_data import ENDED_STATUSES
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.observability.readiness_text import Check
@@ -49,7 +49,8 @@ _ADVICE_BY_NOTE: Final = {
     "store": "Check the disk for errors, and restart the helper. If its log has `database_damaged` again, restore the "
     "newest backup.",
     "chain": "List two different nodes in [chain] endpoints; see the node checks.",
-    "blocks": "No action is needed: the blocks are read in the background.",
+    "blocks": "No action is needed. A round is closed once the blocks since its creation are read; a node with RPC "
+    "([chain] rpc) makes that faster.",
     "rounds": "Query your own node. A changed end time takes effect once two nodes report it. If the status is "
     "unknown, install a newer version.",
 }
@@ -65,7 +66,6 @@ class ServiceReport:
 
     Attributes:
         paused: why processing is paused, None if it is not.
-        unread_blocks: older blocks that are not read yet.
         workers: number of prover workers.
         prover_exits: number of unexpected exits of prover workers.
         proofs: number of proofs made; `p50_ms` and `p99_ms` are percentiles of the recent proving times.
@@ -79,7 +79,6 @@ class ServiceReport:
     circuit: str | None = None
     chain_id: str | None = None
     paused: str | None = None
-    unread_blocks: int = 0
     checks: tuple[Check, ...] = ()
     process: ProcessLimits | None = None
     workers: int = 1
@@ -105,7 +104,7 @@ class DaemonReport:
     """State reported by the running helper.
 
     Attributes:
-        is_running: whether a helper responds, or at least listens.
+        is_running: whether a helper responds, or at least listens; True if this user lacks permission.
         problem: why it could not be queried, None if it could.
         is_forbidden: whether this user lacks permission.
         service: its state.
@@ -192,7 +191,6 @@ def parse_service(state: Mapping[str, Any]) -> ServiceReport:
         circuit=state.get("circuit"),
         chain_id=state.get("chain_id"),
         paused=state.get("paused"),
-        unread_blocks=state.get("unread_blocks") or 0,
         checks=tuple(
             Check(str(check["name"]), check.get("problem"), check.get("note")) for check in state.get("checks") or ()
         ),
@@ -240,7 +238,7 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
             )
         ]
     if daemon.is_forbidden:
-        return [warn("helper", f"running, but {daemon.problem}", "Run doctor as the helper's user.")]
+        return [warn("helper", f"unknown whether it runs: {daemon.problem}", "Run doctor as the helper's user.")]
     if daemon.problem is not None:
         advice = (
             "See the check of the database: the helper does not respond while the database is unreachable."
@@ -266,16 +264,6 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
     if service.paused and service.paused not in problems.values():
         advice = "See the other checks and the log."
         results.append(fail("helper: dispatch", f"dispatch is paused: {service.paused}", advice))
-    if service.unread_blocks:
-        results.append(
-            warn(
-                "helper: history",
-                f"{service.unread_blocks} older blocks not read yet; shares are still revealed",
-                "No action is needed. A round is closed once the blocks since its creation are read; a node with"
-                " RPC ([chain] rpc) makes that faster.",
-                unread_blocks=service.unread_blocks,
-            )
-        )
     if results:
         return results
     reported = {"pid": service.pid, "ready": service.ready, "height": service.height}

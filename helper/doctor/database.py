@@ -47,13 +47,13 @@ class DatabaseReport:
 
     Attributes:
         finding: whether it can be read.
-        outlook: totals of each round.
+        outlook: totals of each round; None if they could not be read.
         damaged: number of quarantined rows.
         retries: shares that wait for a retry.
     """
 
     finding: CheckResult
-    outlook: Sequence[RoundSummary] = ()
+    outlook: Sequence[RoundSummary] | None = None
     damaged: Sequence[DamagedShare] = ()
     retries: Sequence[RetryGroup] = ()
 
@@ -69,7 +69,7 @@ async def read_database(path: Path, key_file: str, *, now: float) -> DatabaseRep
     try:
         size = path.stat().st_size
         if not size:
-            return DatabaseReport(ok("database", f"{path} is empty: the first start creates the schema"))
+            return DatabaseReport(ok("database", f"{path} is empty: the first start creates the schema"), ())
         if not os.access(path, os.R_OK):
             raise PermissionError
         encryption = read_file_encryption(key_file)

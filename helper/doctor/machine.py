@@ -33,7 +33,7 @@ def check_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[Chec
     private = [*(Path(f"{database}{part}") for database in databases for part in DATABASE_SUFFIXES), *secrets]
     existing = {path: mode for path in private if (mode := _read_mode(path)) is not None}
     results = [_accessible_result(path, mode) for path, mode in existing.items() if mode & _OTHER_USERS_MODE]
-    for directory in {path.parent for path in existing}:
+    for directory in {path.absolute().parent for path in existing}:
         mode = _read_mode(directory) or 0
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             advice = f"chmod o-w {directory}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from admin.config_fetch import ConfigFetcher
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.circuits.registry import default_circuit
 from helper.clock import Clock
-from helper.config import Config
+from helper.config import Config, is_missing
 from helper.core.drain import ProofRate
 from helper.doctor import backlog, chain, database, disk, machine, onion, page, proving
 from helper.doctor import daemon as daemons
@@ -180,12 +181,14 @@ class _Doctor:
                 await self._call_in_thread(lambda: database.check_shared_database(config, now=now, running=running))
             ]
         path, now = self.config.db_path, self.clock.now()
-        if not path.exists():
-            return [database.evaluate_missing_file(path, running=self.daemon.is_running)]
+        if is_missing(path):
+            missing = database.evaluate_missing_file(path, running=self.daemon.is_running)
+            self.file_report = database.DatabaseReport(missing, outlook=())
+            return [missing]
         self.file_report = await self._call_in_thread(
             lambda: asyncio.run(database.read_database(path, self.config.store.key_file, now=now))
         )
-        outlook, damaged = self.file_report.outlook, len(self.file_report.damaged)
+        outlook, damaged = self.file_report.outlook or (), len(self.file_report.damaged)
         failed, in_ended = database.failed_shares(outlook), database.failed_in_ended_rounds(outlook, now)
         if self.daemon.failed is not None:
             failed, damaged, in_ended = self.daemon.failed, self.daemon.damaged, self.daemon.failed_in_ended
@@ -193,8 +196,10 @@ class _Doctor:
 
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path
-        if self.config.store.url or self.daemon.is_running or not path.exists() or not path.stat().st_size:
+        if self.config.store.url or self.daemon.is_running:
             return []  # the running helper checks the file and reports damage
+        if not os.access(path, os.R_OK) or not path.stat().st_size:
+            return []  # the check of the database reports it
         return [await self._call_in_thread(lambda: database.check_integrity(path, self.clock))]
 
     def _check_modes(self) -> list[CheckResult]:
@@ -325,6 +330,8 @@ class _Doctor:
         waiting: Sequence[WaitingShares] | None = self.daemon.waiting
         retries: Sequence[RetryGroup] = self.daemon.retries
         if waiting is None:
+            if self.file_report.outlook is None:
+                return []  # the check of the database reports why
             waiting = database.waiting_shares_from_outlook(self.file_report.outlook)
             retries = self.file_report.retries
         blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]

@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 import anyio
 import structlog
 
+from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason

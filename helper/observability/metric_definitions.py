@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from helper.chain.verdicts import Verdict
+from helper.chain.broadcast_outcome import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from helper.chain.models import Round, RoundStatus
+from helper.chain.chain_data import Round, RoundStatus
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.observability.backlog_forecast import Counts, count_unproven, forecast_rounds, measured_rate

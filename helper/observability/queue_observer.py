@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from helper.chain.models import Round
+from helper.chain.chain_data import Round
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.errors import HelperError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from helper.chain.models import Round
+from helper.chain.chain_data import Round
 from helper.core.drain import DrainResult
 from helper.core.share import ShareState
 from helper.observability.backlog_forecast import Counts, forecast_rounds, measured_rate

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import structlog
 from typing_extensions import TypedDict
 
-from helper.chain.models import Round
+from helper.chain.chain_data import Round
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock

@@ -10,15 +10,12 @@ changes: if the nodes refuse it, dispatch is paused with a reason.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import structlog
 
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.counted_reveals import is_counted, parse_reveal
-from helper.chain.models import TxResult
 from helper.chain.node_pool import NodePool
-from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import RevealMessage, is_counted, parse_reveal
 from helper.circuits.registry import GENERATIONS, circuit_for_version, circuits_of_kind, default_circuit
 from helper.circuits.versions import is_newer_than_known
 from helper.clock import Clock
@@ -38,8 +35,9 @@ APPLIED_PAUSE_SECONDS = 10.0
 """Seconds that a pause reported by another host lasts unless it is reported again."""
 
 
-async def _request_result(tx_hash: bytes, client: ChainClient) -> TxResult | None:
-    return await client.tx(tx_hash)
+async def _is_counted(node_pool: NodePool, message: RevealMessage, height: int) -> bool:
+    tx_hash = message.tx_hash()
+    return bool(is_counted(await node_pool.call(lambda client: client.tx(tx_hash)), height))
 
 
 def next_circuit(circuit: str) -> str:
@@ -53,7 +51,6 @@ class CircuitChoice:
 
     Args:
         setting: "auto", or the name of a generation.
-        clock: measures pauses.
         store_counted: stores the generation that a chain has counted, as (key, value).
 
     Attributes:
@@ -69,7 +66,7 @@ class CircuitChoice:
         self._counted: str | None = None  # in a block
         self._accepted: str | None = None  # by a node
         self._refused = set[str]()
-        self._height = 0  # greatest height at which the choice was confirmed or refused
+        self._height = 0  # greatest height at which the choice was confirmed or refused, or a reveal was examined
         self._paused_until: float | None = None
         self._pause_reason: PauseReason | None = None
         self._may_try = False  # whether a block was produced since the last refusal
@@ -187,7 +184,6 @@ class CircuitChoice:
     async def record_counted(self, circuit: str, height: int) -> None:
         """Record that the chain counted a proof of this generation in an agreed block."""
         self._end_refusals(circuit)
-        self._height = height
         if self._is_auto and (circuit, circuit) != (self._counted, self.current):
             await self._store_counted(self.storage_key(self._chain_id), circuit)
             self._counted = self.current = circuit
@@ -236,18 +232,19 @@ class CircuitChoice:
     ) -> None:
         """Learn the generation from a reveal that was counted in the agreed block at `height`, if it is not known.
 
-        The block is read again from one node. The store has the nullifiers that are counted by agreement, and the proof
-        is checked here, so a false node can only withhold it.
+        The block is read once more, because an RPC has its results only. The store has the nullifiers that are counted
+        by agreement, and the proof is checked here, so a false node can only withhold it.
         """
         if not self._is_auto or not self._chain_id or self.current == self._counted or height <= self._height:
             return
+        self._height = height
         try:
             block = await node_pool.call(lambda client: client.block(height), min_height=height)
             for message in filter(None, map(parse_reveal, block.txs if block is not None else ())):
                 anchor = trees.anchor_at(message.round_id, message.anchor_height)
                 if anchor is None or not await store.is_spent(message.round_id, message.nullifier):
                     continue
-                if not is_counted(await node_pool.call(partial(_request_result, message.tx_hash())), height):
+                if not await _is_counted(node_pool, message, height):
                     continue  # the same bytes may also be in a later block, where they failed
                 for circuit in self.required_circuits:
                     if len(message.enc_share) != GENERATIONS[circuit].enc_share_bytes:

@@ -55,27 +55,14 @@ _EXPECTED_CAUSES = frozenset({PauseCause.BLOCKS_UNREAD, PauseCause.NO_NODE_IN_SY
 
 @dataclass(frozen=True, slots=True)
 class BacklogClaim:
-    """Result of a claim in a backlog.
-
-    Attributes:
-        shares: the claimed shares, each with whether it has priority.
-        next_due_ms: earliest due time of the rounds that are not overdue, in Unix milliseconds; None if there is none.
-    """
+    """Claimed shares, each with whether it has priority, and the next due time of the rounds that are not overdue."""
 
     shares: list[tuple[QueuedShare, bool]]
     next_due_ms: int | None
 
 
 class Backlog:
-    """Claims shares of all rounds in a backlog.
-
-    Args:
-        store: the queue.
-        proof_times: the measured pace.
-        limits: from which due shares are a backlog.
-        clock: monotonic time limits the age of lists.
-        stats: source of the number of confirmed shares.
-    """
+    """Claims shares of all rounds in a backlog; `limits` say from which due shares there is one."""
 
     def __init__(
         self, *, store: Store, proof_times: ProofTimes, limits: BacklogLimits, clock: Clock, stats: Stats
@@ -102,7 +89,6 @@ class Backlog:
         Args:
             ends: the ends of the rounds, in Unix seconds.
             now: Unix seconds; shares due later are not claimed.
-            chain_time: time of the newest block, in Unix seconds.
             limit: maximum number of shares, may be 0 or negative.
             first_limit: maximum number if those above `limit` have priority.
         """
@@ -213,7 +199,6 @@ class Dispatcher:
 
     Attributes:
         claimed_count: number of shares that are claimed for the provers.
-        pause_reason: why dispatch is paused, or None.
     """
 
     def __init__(
@@ -263,9 +248,6 @@ class Dispatcher:
 
         In the first minutes of a round, thousands of shares arrive that are due days later. An iteration for each would
         slow down their admission.
-
-        Args:
-            due_time: the due time of the share, in Unix seconds.
         """
         if due_time < self._sleep_until:
             self._wake_event.set()

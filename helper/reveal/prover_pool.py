@@ -37,6 +37,8 @@ WAIT_SLICE_SECONDS = 1.0
 """Maximum seconds that one wait for a reply counts."""
 START_TIMEOUT_SECONDS = 180.0
 """Maximum seconds for a worker to create its keys; about 3 s on an idle machine, much more under load."""
+FIRST_WORKER_SECONDS = 10.0
+"""Maximum seconds for which the other workers wait at the start until the first one is ready."""
 LOAD_IDLE_SECONDS = 5.0
 """Seconds without a job after which a worker creates the keys of the other circuits, one worker at a time."""
 MIN_TIMEOUT_SECONDS = 60.0
@@ -169,18 +171,13 @@ class ProverPool:
     Args:
         workers: number of concurrent proofs.
         circuits: generations that workers use. A worker is ready with the keys of the first, which its self-test uses.
-        clock: measures the duration of proofs.
         nice: added to the niceness of a worker (0 to 19), so that the API has priority.
         timeout: seconds after which a proof is cancelled and its worker killed; 0 means
             max(60, 50 × the slowest self-test).
-        command: the command line of a worker.
-        spawn: starts a worker.
         check_start: called in a thread before each start of a worker; raises HelperError to prevent it. None for no
             check.
 
     Attributes:
-        workers: number of concurrent proofs.
-        fingerprints: fingerprints of the loaded keys, by circuit.
         unexpected_exits: number of unexpected worker exits: `died` (exited) and `timeout` (killed after a timeout).
     """
 
@@ -212,7 +209,6 @@ class ProverPool:
         self._fatal_error: asyncio.Future[None] | None = None
         self._load_lock = asyncio.Lock()
         self._pids: dict[int, int] = {}
-        self.fingerprints: dict[str, str] = {}
         self.unexpected_exits: Counter[str] = Counter()
 
     def set_circuits(self, circuits: Sequence[str]) -> None:
@@ -293,8 +289,6 @@ class ProverPool:
         """Create one proof.
 
         Args:
-            circuit: the generation.
-            share: the witness and the public inputs.
             path: the 24 siblings of the share's leaf, leaf level first.
             on_start: called when a worker starts the job (not when it is queued).
             is_needed: called when a worker is free, immediately before it starts the job.
@@ -347,6 +341,10 @@ class ProverPool:
         """Run one worker after another until a fatal error."""
         assert self._fatal_error is not None
         failures = 0
+        if slot > 0:
+            # Due shares wait for the keys of one worker only. It creates them with all cores.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._first_ready.wait(), FIRST_WORKER_SECONDS)
         while not self._fatal_error.done():
             await self._clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
             was_ready = await self._run_worker(slot)
@@ -431,7 +429,6 @@ class ProverPool:
             return None
         if "error" in reply:
             raise ProverCrashed(f"could not create keys: {reply['message']}")
-        self.fingerprints |= reply["fingerprints"]
         return reply
 
     async def _run_task(self, process: WorkerProcess, task: _Task) -> None:

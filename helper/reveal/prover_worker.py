@@ -17,7 +17,6 @@ import queue
 import struct
 import sys
 import threading
-from collections.abc import Mapping
 from typing import IO, Any
 
 import orjson
@@ -82,9 +81,10 @@ def read_frame(stream: IO[bytes]) -> Frame | None:
 class CircuitEngine:
     """The circuits of this release. Tests substitute a fast engine."""
 
-    def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
-        """Create the keys and return their fingerprints. Raises `proofs.CircuitError` if one is wrong."""
-        return {name: get_generation(name).warm() for name in circuits}
+    def create_keys(self, circuits: list[str]) -> None:
+        """Create the keys, and check their fingerprints. Raises `proofs.CircuitError` if one is wrong."""
+        for name in circuits:
+            get_generation(name).warm()
 
     def self_test(self, circuit: str) -> float:
         """Prove a sample share and verify the proof. Returns the seconds that proving took."""
@@ -139,11 +139,12 @@ def _create_reply(engine: CircuitEngine, frame: Frame) -> Frame:
 def _handle_request(engine: CircuitEngine, frame: Frame) -> Frame:
     match frame["op"]:
         case "start":
-            fingerprints = engine.create_keys(frame["circuits"])
+            engine.create_keys(frame["circuits"])
             os.nice(frame["nice"])  # not before: due shares wait for the keys, also on a busy machine
-            return {"fingerprints": dict(fingerprints), "self_test_seconds": engine.self_test(frame["circuits"][0])}
+            return {"self_test_seconds": engine.self_test(frame["circuits"][0])}
         case "load":
-            return {"fingerprints": dict(engine.create_keys(frame["circuits"]))}
+            engine.create_keys(frame["circuits"])
+            return {}
         case "prove":
             return engine.prove(frame)
         case "verify":

@@ -52,9 +52,6 @@ class ProofTimes:
     Args:
         provers: number of concurrent proofs of this host.
         get_estimate: the self-test's duration in seconds, None before it.
-
-    Attributes:
-        hosts: number of hosts that work on the queue; they are assumed to be equally fast.
     """
 
     def __init__(self, provers: int, get_estimate: Callable[[], float | None]) -> None:
@@ -62,7 +59,7 @@ class ProofTimes:
         self._get_estimate = get_estimate
         self._recent: deque[float] = deque(maxlen=RECENT_PROOFS)
         self._confirmed: deque[tuple[float, int]] = deque()  # monotonic time, total
-        self.hosts = 1
+        self.hosts = 1  # that work on the queue; they are assumed to be equally fast
 
     def record(self, seconds: float) -> None:
         """Record the duration of a proof."""
@@ -84,12 +81,7 @@ class ProofTimes:
         return ProofPace(proof_seconds, self._fastest_seconds(), max(own_rate, self._confirmed_rate()))
 
     def can_finish_proof(self, end: float, chain_time: float) -> bool:
-        """Return whether a proof that begins now can be done before the end of its round.
-
-        Args:
-            end: the round's end, in Unix seconds.
-            chain_time: time of the newest block, in Unix seconds.
-        """
+        """Return whether a proof that begins now can be done before its round's end. Times are in Unix seconds."""
         return can_finish_proof(end, chain_time, self._fastest_seconds())
 
     def _fastest_seconds(self) -> float:
@@ -108,12 +100,8 @@ class ProofTimes:
 class AttemptBudget:
     """Spends attempts and schedules retries, until the chain has closed the round of the share.
 
-    The time of a retry is stored before the wait begins, so that a restart does not shorten it.
-
-    Args:
-        node_pool: source of the time from which each delay is measured.
-        rounds: the end of each round.
-        quick_retries: number of retries within seconds; the later ones follow at longer intervals.
+    The time of a retry is stored before the wait begins, so that a restart does not shorten it. The first
+    `quick_retries` follow within seconds, the later ones at longer intervals.
     """
 
     def __init__(
@@ -146,8 +134,8 @@ class AttemptBudget:
 
     def seconds_left(self, round_id: bytes) -> float:
         """Seconds until the round's end; infinity if the round is not known."""
-        known = self._rounds.get(round_id)
-        return math.inf if known is None else self._rounds.latest_end(known) - self._node_pool.wall_time()
+        end = self._rounds.view(round_id).latest_end
+        return end - self._node_pool.wall_time() if end else math.inf
 
     async def record_crash(self, queued: QueuedShare, reason: str) -> None:
         """Record that a prover worker crashed on a share, and release it. The third crash spends an attempt."""
@@ -165,11 +153,10 @@ class AttemptBudget:
 
         Never before the share's due time, even if the clock was set back since.
         """
-        known = self._rounds.get(share.round_id)
+        known, last_attempt = self._rounds.get(share.round_id), math.inf
         end = math.inf if known is None else float(known.vote_end_time)
-        last_attempt = (
-            end if known is None else last_attempt_time(share.first_due_ms / 1000, end, rank_fraction(share.rank))
-        )
+        if known is not None:
+            last_attempt = last_attempt_time(share.first_due_ms / 1000, end, rank_fraction(share.rank))
         time = retry_time(
             share.attempts + 1,
             self._node_pool.wall_time(),
@@ -216,11 +203,7 @@ class Revealer:
         self._stats = stats
 
     async def prove(self, queued: QueuedShare, *, has_priority: bool = True) -> bool:
-        """Prove the share and store its message (fsync).
-
-        Args:
-            queued: the claimed share.
-            has_priority: whether its proof precedes queued proofs that do not have priority.
+        """Prove a claimed share and store its message (fsync). A proof with priority precedes queued ones without.
 
         Returns:
             True if a message is ready to be sent; False if the share was requeued, failed, or was confirmed in
@@ -283,10 +266,8 @@ class Revealer:
         if await self._store.is_spent(queued.round_id, queued.nullifier):
             self._stats.count("proof_skipped")
             return False
-        known, head = self._rounds.get(queued.round_id), self._node_pool.head
-        if known is None or head is None:
-            return True
-        if self._proof_times.can_finish_proof(self._rounds.latest_end(known), head.time):
+        end, head = self._rounds.view(queued.round_id).latest_end, self._node_pool.head
+        if not end or head is None or self._proof_times.can_finish_proof(end, head.time):
             return True
         note = "the round ends before a proof would be done"
         await self._store.requeue(queued.id, stage="proof", note=note)
@@ -298,10 +279,7 @@ class Revealer:
             self._stats.lateness_start.add_sample(self._clock.now() - queued.due_ms / 1000)
 
     async def _wait_for_tree(self, queued: QueuedShare) -> None:
-        """Requeue without spending an attempt.
-
-        The delay prevents a busy loop until the next block.
-        """
+        """Requeue without spending an attempt; the delay prevents a busy loop until the next block."""
         self._stats.count("retry_tree")
         retry_ms = int((self._node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
         note = "no verified root covers this leaf yet"

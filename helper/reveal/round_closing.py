@@ -1,11 +1,10 @@
-"""RoundClosing of closed rounds: reports unconfirmed shares, then purges the round."""
+"""Closes rounds: reports their unconfirmed shares, then purges them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from dataclasses import replace
-from enum import Enum
 
 import structlog
 
@@ -25,32 +24,6 @@ CHECK_INTERVAL_SECONDS = 1.0
 """Minimum interval between two checks of the rounds, in seconds."""
 RUN_PATIENCE = 0.05
 """Seconds that dispatch waits for reports and purges; longer ones continue in the background."""
-
-
-class ClosingStage(Enum):
-    """The stages of a closed round. A round passes through them in this order and is deleted after the last."""
-
-    OPEN = "not closed by the chain"
-    CLOSED = "closed; unconfirmed shares not yet reported"
-    RETAINED = "reported; data retained for the operator"
-    EXPIRED = "reported; data ready to be purged"
-
-
-def closing_stage(stored: StoredRound, *, is_closed: bool, chain_now: float | None, purge_after: float) -> ClosingStage:
-    """Return the stage of a round.
-
-    Args:
-        stored: the round with its marks.
-        is_closed: whether the chain has closed it.
-        chain_now: the chain's time in Unix seconds, None if unknown; then nothing expires.
-        purge_after: seconds of the chain's time from the end of the round to its purge.
-    """
-    if not is_closed:
-        return ClosingStage.OPEN
-    if stored.closed_at is None or stored.alerted_at is None:
-        return ClosingStage.CLOSED
-    has_expired = chain_now is not None and chain_now >= stored.closed_at + purge_after
-    return ClosingStage.EXPIRED if has_expired else ClosingStage.RETAINED
 
 
 class RoundClosing:
@@ -132,18 +105,16 @@ class RoundClosing:
 
         Returns the Unix time of its purge, infinity if none is due.
         """
-        is_closed = stored.closed_at is not None or await self._rounds.is_closed(stored.round_id)
-        if self._stage(stored, is_closed=is_closed) is ClosingStage.CLOSED:
-            stored = await self._report(stored)
-        if self._stage(stored, is_closed=is_closed) is ClosingStage.EXPIRED:
-            await self._purge(stored)
+        if stored.closed_at is None and not await self._rounds.is_closed(stored.round_id):
             return math.inf
-        return math.inf if stored.closed_at is None else stored.closed_at + self._purge_after
-
-    def _stage(self, stored: StoredRound, *, is_closed: bool) -> ClosingStage:
-        return closing_stage(
-            stored, is_closed=is_closed, chain_now=self._rounds.chain_now(), purge_after=self._purge_after
-        )
+        if stored.closed_at is None or stored.alerted_at is None:
+            stored = await self._report(stored)
+        assert stored.closed_at is not None
+        purge_at, now = stored.closed_at + self._purge_after, self._rounds.chain_now()
+        if now is None or now < purge_at:
+            return purge_at
+        await self._purge(stored)
+        return math.inf
 
     async def _report(self, stored: StoredRound) -> StoredRound:
         """Fail the unconfirmed shares of a closed round and log their number.

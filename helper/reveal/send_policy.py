@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from helper.chain.broadcast_outcome import MESSAGE_REFUSALS, BroadcastOutcome, Verdict
 from helper.chain.node import NO_PENALTY, Penalty
 from helper.chain.node_pool import RESEND_SECONDS
-from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict
 from helper.store.models import SentReveal
 
 INCLUSION_WAIT_BLOCKS: Final = 3
@@ -156,8 +156,8 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
     for height in (process.agreed, head if is_old else 0):
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
-    # The recorded height was false, or waiting is of no use: the time alone decides.
-    if is_old and has_new_block and (head < first or outcome in _REFUSED_OUTCOMES):
+    # The recorded height was false, heights stand still, or waiting is of no use: the time alone decides.
+    if is_old and has_new_block and (head <= first or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 

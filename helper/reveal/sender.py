@@ -15,14 +15,18 @@ from functools import partial
 
 import structlog
 
+from helper.chain.broadcast_outcome import (
+    MESSAGE_REFUSALS,
+    BroadcastOutcome,
+    Verdict,
+    classify_refusal,
+    classify_response,
+)
+from helper.chain.chain_data import TxResult
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.counted_reveals import shows_spent
-from helper.chain.limited_gather import gather_limited
-from helper.chain.models import TxResult
 from helper.chain.node_http import RequestProgress
-from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool
-from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal, classify_response
+from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool, gather_limited
+from helper.chain.reveal_transaction import RevealMessage, shows_spent
 from helper.circuits.registry import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
@@ -135,13 +139,7 @@ class Sender:
         await self._run_exclusively(share_id, self._follow_up)
 
     async def reconcile(self) -> None:
-        """Follow up unconfirmed reveals that need a decision now: at most `MAX_FOLLOW_UPS` of each kind.
-
-        An error with one share is logged and does not affect the others.
-
-        Raises:
-            StoreError: the shares cannot be read.
-        """
+        """Follow up unconfirmed reveals that need a decision now: at most `MAX_FOLLOW_UPS` of each kind."""
         head = self._node_pool.head
         if not self._lease.is_held or head is None:
             return
@@ -152,13 +150,7 @@ class Sender:
             await self._follow_up_all(await self._store.list_sent_ahead(height=head.height, limit=self._limit))
 
     async def send_new(self) -> None:
-        """Send messages that other hosts have prepared and that were never sent.
-
-        An error with one share is logged and does not affect the others.
-
-        Raises:
-            StoreError: the shares cannot be read.
-        """
+        """Send messages that other hosts have prepared and that were never sent."""
         previous_ids: set[int] = set()
         while self._lease.is_held:
             share_ids = await self._store.list_follow_ups(height=NEVER_SENT_HEIGHT, limit=self._limit)
@@ -173,7 +165,7 @@ class Sender:
         return MAX_FOLLOW_UPS + self._states.waiting
 
     async def _follow_up_all(self, share_ids: Sequence[int]) -> None:
-        """Follow up reveals concurrently, at most `CONCURRENT_RESENDS` at a time."""
+        """Follow up reveals concurrently. An error with one share is logged and does not affect the others."""
 
         async def follow_up(share_id: int) -> None:
             try:
@@ -320,10 +312,7 @@ class Sender:
     async def _send_to(self, node: Node, reveal: SentReveal, message: RevealMessage) -> bool:
         """Send a message to a node. Returns whether any byte may have left; if not, another node can be tried now.
 
-        Args:
-            node: the node.
-            reveal: the message, with the number of sends including this one.
-            message: the same message, decoded.
+        The number of sends in `reveal` includes this one.
         """
         state = self._states.get(reveal.share_id)
         if reveal.sends == 1:
@@ -459,17 +448,20 @@ class Sender:
     async def _find_result(self, reveal: SentReveal) -> tuple[Node | None, TxResult | None]:
         """The result of exactly this accepted message in a block, with the node that reports it, if there is one.
 
-        Some nodes check proofs only in blocks.
+        Some nodes check proofs only in blocks. A failure is preferred: a false node may report that the message was
+        counted, and to prove the share again does no harm.
         """
+        counted: tuple[Node | None, TxResult | None] = (None, None)
         for node in self._node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
             try:
                 result = await node.client.tx(reveal.prepared.tx_hash)
             except ChainError as error:
                 self._node_pool.record_error(node, error)
                 continue
-            if result is not None:
+            if result is not None and not shows_spent(result):
                 return node, result
-        return None, None
+            counted = counted if result is None else (node, result)
+        return counted
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)

@@ -43,7 +43,7 @@ from helper.server.connection_limits import (
     ConnectionLimits,
 )
 from helper.server.connection_timers import Deadline, StallTimer
-from helper.server.middleware import CorsMiddleware, refusal_response
+from helper.server.middleware import CORS_HEADERS, CorsMiddleware, refusal_response
 from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
@@ -501,9 +501,9 @@ class BoundedProtocol(HttpConnection):
         retry_after = "" if refusal.retry_after is None else f"retry-after: {refusal.retry_after}\r\n"
         head = (
             f"HTTP/1.1 {refusal.status} {refusal.status.phrase}\r\ncontent-type: application/json\r\n{retry_after}"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
-        return head.encode() + body
+        return b"".join([head.encode(), *(b"%b: %b\r\n" % header for header in CORS_HEADERS), b"\r\n", body])
 
     def _count_refusal(self, status: int) -> None:
         if self._refusals is not None:

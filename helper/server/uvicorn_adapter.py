@@ -1,8 +1,8 @@
 """Adapter of uvicorn: the only module that uses uvicorn's undocumented classes and attributes.
 
 `HttpConnection` and `Server` extend uvicorn's classes and change behavior that the service cannot use. Other modules
-use only members that these two classes define. tests/unit/server/test_uvicorn_adapter.py checks the members of uvicorn
-that the adapter uses; run it with each new version before raising the upper bound in pyproject.toml.
+use only members that these two classes define. Before raising the upper bound in pyproject.toml, run mypy, which
+reports members of uvicorn that are missing, and tests/unit/server, which checks the behavior.
 """
 
 from __future__ import annotations

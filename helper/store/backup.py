@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import scrypt
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import pyrage
 from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt as aead_encrypt
@@ -26,6 +26,7 @@ from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt as aead_encr
 from helper.errors import BackupError, BackupKeyError
 from helper.runtime.privileges import acting_as_owner
 from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
+from helper.store.sqlite.opening import refuse_other_file
 
 MIN_PASSPHRASE_CHARS: Final = 12
 """Minimum length of a passphrase for a new backup."""
@@ -187,7 +188,8 @@ def write_backup(path: Path, sealed: bytes, *, replace: bool = False, passphrase
     try:
         with acting_as_owner(path) as real:
             if replace and real.exists():
-                _require_backup(real.read_bytes(), path, passphrase)
+                with real.open("rb") as existing:
+                    _require_backup(existing, path, passphrase)
             written = _write_temporary(real, sealed)
             try:
                 (_replace_file if replace else _create_file)(written, real)
@@ -202,12 +204,14 @@ def write_backup(path: Path, sealed: bytes, *, replace: bool = False, passphrase
         raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _require_backup(sealed: bytes, path: Path, passphrase: str) -> None:
+def _require_backup(file: BinaryIO, path: Path, passphrase: str) -> None:
     """Raise BackupError unless a file is a backup: encrypted to recipients, or a database in this passphrase.
 
     Backups and exports look alike without the passphrase, but an export is never encrypted to recipients.
     """
-    require_backup_header(sealed, str(path))
+    head = file.read(len(AGE_HEADER))
+    require_backup_header(head, str(path))  # before the rest is read, which of a device has no end
+    sealed = head + file.read()
     if not needs_passphrase(sealed):
         return
     try:
@@ -269,10 +273,12 @@ def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path |
 
     Raises:
         StoreLocked: a helper has the database open.
+        StoreForeign: there is a file at its path that is not a database of this helper.
         BackupError: a database exists already, or the files could not be written.
     """
     try:
         with acting_as_owner(database) as real:
+            refuse_other_file(real, may_be_damaged=True)
             lock = FileLock(real)
             lock.acquire(to_restore=True)
             try:

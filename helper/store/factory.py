@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.roles import ROLES
-from helper.errors import StoreError
+from helper.errors import StoreError, StoreLocked
+from helper.store.sqlite.file_lock import is_locked
 from helper.store.sqlite.file_system import MOUNTS_FILE, refuse_unsuitable_file_system
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -67,16 +68,17 @@ def read_file_encryption(key_file: str) -> RowEncryption | None:
 
 
 def refuse_host_in_use(config: Config) -> None:
-    """Refuse to start if another process uses this host's name on the shared database.
+    """Refuse to start if another process uses the database file, or this host's name on the shared database.
 
-    An early check before most modules are imported; the store acquires the name when it opens.
-    `helper.cli.early_lock_check` is the counterpart for a file.
+    An early check before most modules are imported; the store acquires file or name when it opens.
 
     Raises:
         StoreLocked: another process uses it.
         StoreError: the URL is not valid, or a required package is not installed.
     """
     if not config.store.url:
+        if is_locked(config.db_path):
+            raise StoreLocked(f"another helper has this database open: {config.db_path}")
         return
     with require_postgres_packages():
         from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415 - as above

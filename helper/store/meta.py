@@ -1,4 +1,4 @@
-"""Rows of the table `meta`: texts with a check, the database's own keys, and the marks of a migration. Pure."""
+"""Rows of the table `meta`: texts with a check, the database's own keys, and the marks of a copy. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY_CHECK: Final = "seal.check"
 KEYS_IN_USE: Final = "seal.keys"
 """Key of the identifiers (hex, separated by spaces) of the keys with which rows of a file may be encrypted."""
 UNFINISHED_KEY: Final = "copy.unfinished"
-"""A migration into this database is unfinished."""
+"""A copy into this database is unfinished."""
 MOVED_KEY: Final = "copy.moved"
 """The queue of this database was moved to another one."""
 _CHECK_KEY: Final = b"small facts"
@@ -53,11 +53,11 @@ def read_key(rows: Sequence[Row], name: str, label: str = "the database") -> byt
 
 
 @dataclass(frozen=True, slots=True)
-class MigrationMark:
-    """A mark of a migration.
+class CopyMark:
+    """A mark of a copy.
 
     Attributes:
-        id: identifier of the migration, the same in both databases.
+        id: identifier of the copy, the same in both databases.
         other: the other database, as named in messages without a password.
         at: Unix time at which the mark was written.
     """
@@ -71,20 +71,20 @@ class MigrationMark:
         return orjson.dumps(asdict(self)).decode()
 
 
-def read_mark(rows: Sequence[Row]) -> MigrationMark | None:
+def read_mark(rows: Sequence[Row]) -> CopyMark | None:
     """Parse a mark. An unreadable one is returned as a mark with unknown fields, so that it still blocks use."""
     if not rows:
         return None
     text = read_meta_value(rows)
     try:
         fields: Mapping[str, Any] = orjson.loads(text or "")
-        return MigrationMark(str(fields["id"]), str(fields["other"]), int(fields["at"]))
+        return CopyMark(str(fields["id"]), str(fields["other"]), int(fields["at"]))
     except (ValueError, KeyError, TypeError):
-        return MigrationMark(_UNREADABLE, _UNREADABLE, 0)
+        return CopyMark(_UNREADABLE, _UNREADABLE, 0)
 
 
 def refuse_marked(rows: Sequence[Row], label: str) -> None:
-    """Refuse to use a database that a migration has marked.
+    """Refuse to use a database that a copy has marked.
 
     Args:
         rows: result of the query `get_marks`.

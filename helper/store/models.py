@@ -140,7 +140,7 @@ class ProposalLike(Protocol):
 
 
 class RoundLike(Protocol):
-    """The stored part of a round; `helper.chain.models.Round` implements it."""
+    """The stored part of a round; `helper.chain.chain_data.Round` implements it."""
 
     @property
     def round_id(self) -> bytes:

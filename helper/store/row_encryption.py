@@ -69,9 +69,8 @@ class Witness(NamedTuple):
 
 
 _WITNESS_START: Final = ShareRow._fields.index("share_index")
-_WITNESS_END: Final = _WITNESS_START + _FIXED_COUNT
-"""In `shares`, the columns `tag` and `witness` take the place of these columns of `ShareRow`, and of the last two."""
-_KIND: Final = ShareRow._fields.index("kind")
+_WITNESS_END: Final = _WITNESS_START + len(Witness._fields)
+"""In `shares`, the columns `tag` and `witness` take the place of these columns of `ShareRow`."""
 _read_numbers: Final = itemgetter(*map(ShareRow._fields.index, Witness._fields[:_NUMBER_COUNT]))
 _read_fixed_bytes: Final = itemgetter(*map(ShareRow._fields.index, Witness._fields[_NUMBER_COUNT:_FIXED_COUNT]))
 _witness_in_row_order: Final = attrgetter(*ShareRow._fields[_WITNESS_START:_WITNESS_END])
@@ -124,7 +123,6 @@ class RowEncryption:
             "sent_reveal": self._decrypt_sent_reveal,
             "list_waiting": self._decrypt_list_entry,
             "list_in_progress": self._decrypt_list_entry,
-            "list_share": self._decrypt_list_entry,
             "shares_by_prefix": self._decrypt_list_entry,
             "reveal_facts": self._reveal_facts,
         }
@@ -153,7 +151,7 @@ class RowEncryption:
         """Return the values for the columns of `shares`."""
         tag = self.keyring.nullifier_tag(row.nullifier)
         witness = self.keyring.encrypt(_encode_witness(row))
-        return (*row[1:_WITNESS_START], tag, witness, *row[_WITNESS_END:_KIND])
+        return (*row[1:_WITNESS_START], tag, witness, *row[_WITNESS_END:])
 
     def _encrypted_reveal(self, columns: Row) -> Row:
         """Return the values for the columns of `reveals`, whose message begins with the transaction hash."""
@@ -182,8 +180,7 @@ class RowEncryption:
     def _decrypt_share(self, columns: Row) -> ShareRow:
         witness = Witness.decode(self._open(columns[_WITNESS_START + 1]))
         others = columns[_WITNESS_START + 2 :]
-        in_row_order = _witness_in_row_order(witness)
-        return ShareRow._make((*columns[:_WITNESS_START], *in_row_order, *others, witness.kind, witness.extra))
+        return ShareRow._make((*columns[:_WITNESS_START], *_witness_in_row_order(witness), *others))
 
     def _hash_and_message(self, sealed: object) -> tuple[bytes, bytes]:
         plain = self._open(sealed)

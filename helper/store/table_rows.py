@@ -31,12 +31,9 @@ def truncate_text(text: str, limit: int = MAX_NOTE_CHARS) -> str:
 
 def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
     """Return whether a row passes its check, which is its last column."""
-    return _matches_check(key, row[:-1], row[-1])
-
-
-def _matches_check(key: bytes, columns: tuple[Column, ...], stored: Column) -> bool:
+    stored = row[-1]
     try:
-        return isinstance(stored, bytes) and compare_digest(stored, row_check(key, columns))
+        return isinstance(stored, bytes) and compare_digest(stored, row_check(key, row[:-1]))
     except (TypeError, OverflowError):
         return False  # a column has a type or size that is never written
 
@@ -77,6 +74,8 @@ class ShareRow(NamedTuple):
     c2: bytes
     nullifier: bytes
     received_ms: int
+    kind: str
+    extra: bytes
     rank: int
     state: int
     due_ms: int
@@ -86,8 +85,6 @@ class ShareRow(NamedTuple):
     stage: str
     note: str
     row_check: bytes = b""
-    kind: str = ""
-    extra: bytes = b""
 
     def with_check(self, key: bytes) -> ShareRow:
         """Return the same row with its check."""
@@ -95,11 +92,7 @@ class ShareRow(NamedTuple):
 
     def is_sound(self, key: bytes) -> bool:
         """Return whether the row passes its check."""
-        return _matches_check(key, self.checked_columns(), self.row_check)
-
-    def checked_columns(self) -> tuple[Column, ...]:
-        """Return the columns that the check covers: all others."""
-        return (*self[:_SHARE_CHECK], self.kind, self.extra)
+        return is_sound(key, self)
 
     def to_columns(self) -> tuple[Column, ...]:
         """Return the values for the columns of `shares`."""
@@ -158,16 +151,10 @@ class ShareRow(NamedTuple):
         )
 
 
-_SHARE_CHECK = ShareRow._fields.index("row_check")
-
-
 def add_row_checks(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
     """Return the same rows with their checks."""
-    checks = row_checks(key, [row.checked_columns() for row in rows])
-    return [
-        ShareRow._make((*row[:_SHARE_CHECK], check, row.kind, row.extra))
-        for row, check in zip(rows, checks, strict=True)
-    ]
+    checks = row_checks(key, [row[:-1] for row in rows])
+    return [ShareRow._make((*row[:-1], check)) for row, check in zip(rows, checks, strict=True)]
 
 
 class RevealRow(NamedTuple):

@@ -48,12 +48,10 @@ class TakenShare(NamedTuple):
     Attributes:
         is_confirmed: whether it has a tombstone or its nullifier is spent.
         id_by_mac: the live row with the MAC of its share key, None if there is none.
-        id_by_nullifier: the newest live row with its nullifier, None if there is none.
     """
 
     is_confirmed: bool
     id_by_mac: int | None
-    id_by_nullifier: int | None
 
 
 class StoredShare(NamedTuple):

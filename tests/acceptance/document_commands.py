@@ -27,8 +27,6 @@ class DocumentedCommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandBlock:
-    """A block of commands with its mark."""
-
     kind: str
     name: str
     commands: tuple[DocumentedCommand, ...]
@@ -67,8 +65,6 @@ class DocumentShell:
     """One shell for all commands, so that variables are preserved between them.
 
     Args:
-        directory: working directory.
-        env: environment.
         places: replacements on this machine for names on the page.
         prefix: a command that runs the command appended to it, for example in a container.
         inside: path of the working directory for the commands, if it differs.
@@ -99,7 +95,6 @@ class DocumentShell:
         return self._variable_names.sub(lambda match: self._path_mapping[match[0]], text)
 
     def run_command(self, command: DocumentedCommand) -> CommandResult:
-        """Run one command and wait for its end."""
         out, variables = self._directory / ".out", self._inside / ".variables"
         script = (
             f"set -a; . {variables}; set +a; cd {self._inside}\n{self.localize(command.command_line)}\n"
@@ -151,12 +146,7 @@ class DocumentShell:
 
 @dataclass(frozen=True)
 class DocumentedMachine:
-    """The machine that the page describes.
-
-    Attributes:
-        shell: shell for all commands.
-        read_journal: returns the log of the service, for failures.
-    """
+    """The machine that the page describes."""
 
     shell: DocumentShell
     read_journal: Callable[[], str]

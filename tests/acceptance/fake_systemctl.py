@@ -39,11 +39,9 @@ class SystemdUnit:
         self.lines = [line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#")]
 
     def values(self, key: str) -> list[str]:
-        """Return all values of a key."""
         return [value for name, value in self.lines if name == key]
 
     def pid(self) -> int | None:
-        """Return the process id if the service runs."""
         try:
             pid = int((self.run / "pid").read_text())
             stat_text = Path(f"/proc/{pid}/stat").read_text()
@@ -112,14 +110,12 @@ class SystemdUnit:
         return 0
 
     def is_active(self) -> int:
-        """Return whether the service runs."""
         active = self.pid() is not None
         print("active" if active else "inactive")
         return 0 if active else 3
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command. Returns its exit status."""
     places: dict[str, str] = json.loads(Path(arguments[0]).read_text())
     words = [argument for argument in arguments[1:] if argument not in ("enable", "--now")]
     if words == ["daemon-reload"]:

@@ -59,7 +59,6 @@ async def count_states(helper: HelperProcess) -> dict[str, int]:
     return {name: number for name, number in total.items() if number and name != "total"}
 
 
-@pytest.mark.anyio
 async def test_switch_section_moves_the_queue_here_and_back(
     tmp_path: Path, chain_and_helper: tuple[DevChain, HelperProcess]
 ) -> None:

@@ -28,7 +28,6 @@ PHONE_VIEWPORT: ViewportSize = {"width": 375, "height": 812}
 
 
 def create_private_key() -> str:
-    """Create a unique private key in hex."""
     return f"{next(_KEY_NUMBERS):064x}"
 
 
@@ -56,12 +55,9 @@ class BrowserTab:
     """One tab.
 
     Attributes:
-        page: the tab as a Playwright page.
-        origin: origin of the service.
         allowed_urls: external addresses that the page may request.
         expected_messages: substrings of console messages that a test causes deliberately.
         console_messages: all other console messages and uncaught errors.
-        requested_urls: URL of every request.
     """
 
     page: Page
@@ -72,7 +68,6 @@ class BrowserTab:
     requested_urls: list[str] = field(default_factory=list)
 
     def start_recording(self) -> None:
-        """Start recording messages and requests."""
         self.page.set_default_timeout(1000 * TIMEOUT_SECONDS)
         self.page.on("console", self._record_console)
         self.page.on("pageerror", lambda error: self.console_messages.append(f"uncaught: {error}"))
@@ -96,23 +91,19 @@ class BrowserTab:
         ] == []
 
     async def open_page(self, path: str) -> None:
-        """Open a path, like an external link."""
         await self.page.goto(f"{self.origin}{path}")
 
     async def wait_for_text(self, text: str) -> Locator:
-        """Wait until a text is visible."""
         locator = self.page.get_by_text(text).first
         await locator.wait_for()
         return locator
 
     async def wait_for_heading(self, name: str) -> Locator:
-        """Wait for the view with this heading."""
         locator = self.page.get_by_role("heading", level=1, name=name)
         await locator.wait_for()
         return locator
 
     async def press_button(self, name: str) -> None:
-        """Press a button."""
         await self.page.get_by_role("button", name=name).click()
 
     async def open_queue(self, token: str) -> None:
@@ -124,7 +115,6 @@ class BrowserTab:
         await self.page.get_by_role("heading", name="Due in the next hour").wait_for()
 
     async def wait_until_live(self) -> None:
-        """Wait until the queue view is live."""
         await self.page.locator(".badge", has_text="Live").wait_for()
 
     async def install_wallet(self, **behavior: Any) -> None:
@@ -134,15 +124,17 @@ class BrowserTab:
         await self.page.add_init_script(path=WALLET_SCRIPT)
 
     async def wallet_requests(self, method: str) -> list[list[Any]]:
-        """Return the arguments of all calls of this wallet method."""
         calls: list[dict[str, Any]] = await self.page.evaluate("wallet.calls")
         return [call["with"] for call in calls if call["method"] == method]
 
-    async def find_accessibility_violations(self) -> list[str]:
-        """Return the accessibility violations that axe-core finds on the current page, with all rules enabled."""
+    async def find_accessibility_violations(self, mode: str = "light") -> list[str]:
+        """Return the violations that axe-core finds on the current page. Only colors differ in a dark mode."""
         if not await self.page.evaluate("'axe' in globalThis"):
             await self.page.evaluate(AXE_SCRIPT.read_text())
-        results = await self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        rules = ["color-contrast"] if "dark" in mode else None
+        results = await self.page.evaluate(
+            "(rules) => axe.run(document, { resultTypes: ['violations'], ...(rules && { runOnly: rules }) })", rules
+        )
         return [
             f"{rule['id']}: {node['html']} {node['failureSummary']}"
             for rule in results["violations"]

@@ -18,7 +18,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-async def browser_environment(anyio_backend: str) -> AsyncIterator[BrowserEnvironment]:
+async def environment(anyio_backend: str) -> AsyncIterator[BrowserEnvironment]:
     async with run_environment() as stage:
         yield stage
 
@@ -30,11 +30,11 @@ async def browser(anyio_backend: str) -> AsyncIterator[Browser]:
 
 
 @pytest.fixture
-async def browser_tab(browser_environment: BrowserEnvironment, browser: Browser) -> AsyncIterator[BrowserTab]:
+async def tab(environment: BrowserEnvironment, browser: Browser) -> AsyncIterator[BrowserTab]:
     """A tab without stored state. Unexpected messages or requests fail the test at its end."""
     context = await browser.new_context(viewport=WIDE_VIEWPORT, locale="en-GB", timezone_id="Europe/Berlin")
     try:
-        tab = BrowserTab(await context.new_page(), browser_environment.url, browser_environment.vote_server_urls)
+        tab = BrowserTab(await context.new_page(), environment.url, environment.vote_server_urls)
         tab.start_recording()
         yield tab
         tab.assert_clean()

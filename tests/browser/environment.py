@@ -1,4 +1,4 @@
-"""Environment of browser tests and screenshots: a chain and a helper with real proofs and data for every view."""
+"""Environment of browser tests and screenshots: a chain and a helper with data for every view."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from admin.registration_request import RegistrationRequest
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, unix_time_in
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 from tests.support.process import find_free_port
 
 TOKEN = "operators-only"
@@ -46,7 +46,6 @@ class BrowserEnvironment:
         past_round_id: a finalized round with a tally and a vote that was too late.
         open_round_id: an active round; the shares of one vote are due in a few minutes.
         support: votes for the first option of the past round's first proposal.
-        silent: a published vote server that does not exist.
     """
 
     chain: DevChain
@@ -59,7 +58,6 @@ class BrowserEnvironment:
 
     @property
     def url(self) -> str:
-        """The URL of the page."""
         return self.helper.url
 
     @property
@@ -74,7 +72,6 @@ class BrowserEnvironment:
         return await _cast_vote(self.chain, self.helper, self.open_round_id, times, proposal, decision, weight)
 
     async def pending_validators(self) -> dict[str, dict[str, Any]]:
-        """Return the pending validators by address."""
         response = await self.http.get(f"{self.url}/api/pending-validators")
         response.raise_for_status()
         return {entry["operator_address"]: entry for entry in response.json()}
@@ -87,7 +84,6 @@ class BrowserEnvironment:
         return entry
 
     async def bond_validator(self, account: str) -> None:
-        """Create a validator's staking record."""
         await self.chain.post(
             "/devnet/validators", {"operator_address": adr036.validator_address(account), "moniker": "bonded"}
         )
@@ -99,13 +95,14 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
     with tempfile.TemporaryDirectory(prefix="svote-stage-") as name:
         directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(directory, http, "--block-seconds", "0.3")
+            chain = DevChain(directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
             await chain.start()
             try:
                 helper = HelperProcess(
                     directory,
                     http,
                     chain,
+                    program=STAND_IN_PROGRAM,
                     admin={
                         "db_path": str(directory / "admin.db"),
                         "config_url": f"{chain.url}/devnet/voting-config?wait=9",

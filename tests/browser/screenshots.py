@@ -13,9 +13,9 @@ from typing import Literal
 
 from playwright.async_api import Browser, ViewportSize
 
-from helper.audit.auditor import audit_round
-from helper.audit.evidence import RecordingSource
-from helper.audit.report import create_report
+from audit.auditor import audit_round
+from audit.evidence import RecordingSource
+from audit.html_report import create_report
 from tests.browser.browser_tab import PHONE_VIEWPORT, ROOT, BrowserTab, launch_browser
 from tests.browser.environment import BrowserEnvironment, run_environment, times_within
 from tests.browser.view_states import VIEW_STATES, ViewState

@@ -12,8 +12,6 @@ from tests.browser.browser_tab import BrowserTab
 from tests.browser.environment import TOKEN, BrowserEnvironment
 from tests.browser.view_states import VIEW_STATES
 
-pytestmark = pytest.mark.anyio
-
 KEYS_SCRIPT = (Path(__file__).parent / "keys.js").read_text()
 TABBED_VIEWS = (
     "join",
@@ -51,9 +49,9 @@ async def collect_tab_stops(page: Page, max_stops: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("scene", TABBED_VIEWS)
-async def test_tab_reaches_every_control_with_visible_focus(browser_tab: BrowserTab, scene: str) -> None:
-    await VIEW_STATES[scene](browser_tab)
-    page = browser_tab.page
+async def test_tab_reaches_every_control_with_visible_focus(tab: BrowserTab, scene: str) -> None:
+    await VIEW_STATES[scene](tab)
+    page = tab.page
     expected_stops: list[str] = await page.evaluate(KEYS_SCRIPT, "stops")
     visited = await collect_tab_stops(page, len(expected_stops))
     assert [stop["name"] for stop in visited] == expected_stops
@@ -61,9 +59,9 @@ async def test_tab_reaches_every_control_with_visible_focus(browser_tab: Browser
     assert [stop["name"] for stop in visited if not stop["uncovered"]] == []
 
 
-async def test_shift_tab_visits_same_stops_in_reverse(browser_tab: BrowserTab) -> None:
-    await VIEW_STATES["reviewed"](browser_tab)
-    page = browser_tab.page
+async def test_shift_tab_visits_same_stops_in_reverse(tab: BrowserTab) -> None:
+    await VIEW_STATES["reviewed"](tab)
+    page = tab.page
     forward = [stop["name"] for stop in await collect_tab_stops(page, 60)]
     await page.evaluate(KEYS_SCRIPT, "reset")
     for _ in forward:
@@ -77,8 +75,6 @@ async def test_shift_tab_visits_same_stops_in_reverse(browser_tab: BrowserTab) -
 
 
 class KeyboardUser:
-    """A user with only a keyboard."""
-
     def __init__(self, page: Page) -> None:
         self._keys = page.keyboard
         self._page = page
@@ -101,14 +97,14 @@ class KeyboardUser:
         await self._keys.press(key)
 
 
-async def test_join_works_with_keyboard_only(browser_tab: BrowserTab, browser_environment: BrowserEnvironment) -> None:
-    await browser_tab.install_wallet()
-    await browser_tab.open_page("/validators")
-    page, keyboard = browser_tab.page, KeyboardUser(browser_tab.page)
-    await browser_tab.wait_for_heading("Pending validators")
+async def test_join_works_with_keyboard_only(tab: BrowserTab, environment: BrowserEnvironment) -> None:
+    await tab.install_wallet()
+    await tab.open_page("/validators")
+    page, keyboard = tab.page, KeyboardUser(tab.page)
+    await tab.wait_for_heading("Pending validators")
     await keyboard.tab_to("Join")
     await keyboard.press_key("Enter")
-    await browser_tab.wait_for_heading("Join the network")
+    await tab.wait_for_heading("Join the network")
     await page.wait_for_function("document.activeElement.matches('h1')")  # a new view starts at its heading
     await keyboard.tab_to("moniker")
     await keyboard.type_text("keys only")
@@ -120,49 +116,49 @@ async def test_join_works_with_keyboard_only(browser_tab: BrowserTab, browser_en
     await keyboard.press_key("ArrowUp")
     await keyboard.tab_to("Connect Keplr")
     await keyboard.press_key("Enter")
-    await browser_tab.wait_for_text("Connected as")
+    await tab.wait_for_text("Connected as")
     await keyboard.tab_to("Show the text")
     await keyboard.press_key("Space")
-    await browser_tab.wait_for_text("This exact text is signed")
+    await tab.wait_for_text("This exact text is signed")
     await keyboard.tab_to("Sign with Keplr and send")
     await keyboard.press_key("Enter")
-    await browser_tab.wait_for_heading("Waiting to be bonded")
+    await tab.wait_for_heading("Waiting to be bonded")
     await page.wait_for_function("document.activeElement.matches('h1')")
-    ((_, signer, _),) = await browser_tab.wallet_requests("signArbitrary")
-    assert (await browser_environment.wait_for_pending(signer))["moniker"] == "keys only"
+    ((_, signer, _),) = await tab.wallet_requests("signArbitrary")
+    assert (await environment.wait_for_pending(signer))["moniker"] == "keys only"
 
 
-async def test_queue_opens_with_keyboard_only(browser_tab: BrowserTab) -> None:
-    await browser_tab.open_page("/queue")
-    keyboard = KeyboardUser(browser_tab.page)
+async def test_queue_opens_with_keyboard_only(tab: BrowserTab) -> None:
+    await tab.open_page("/queue")
+    keyboard = KeyboardUser(tab.page)
     await keyboard.tab_to("Skip to content")
     await keyboard.press_key("Enter")
-    await browser_tab.page.wait_for_function("document.activeElement.matches('main')")
+    await tab.page.wait_for_function("document.activeElement.matches('main')")
     await keyboard.tab_to("token")
     await keyboard.type_text(TOKEN)
     await keyboard.press_key("Enter")
-    await browser_tab.wait_until_live()
+    await tab.wait_until_live()
     await keyboard.tab_to("Show as table")
     await keyboard.press_key("Enter")
-    await browser_tab.page.get_by_role("columnheader", name="Minutes from now").wait_for()
+    await tab.page.get_by_role("columnheader", name="Minutes from now").wait_for()
     await keyboard.tab_to("System")
     await keyboard.press_key("ArrowRight")
     await keyboard.press_key("ArrowRight")
-    assert await browser_tab.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert await tab.page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-async def test_form_error_moves_focus_to_field(browser_tab: BrowserTab) -> None:
-    await browser_tab.install_wallet()
-    await browser_tab.open_page("/join")
-    keyboard = KeyboardUser(browser_tab.page)
+async def test_form_error_moves_focus_to_field(tab: BrowserTab) -> None:
+    await tab.install_wallet()
+    await tab.open_page("/join")
+    keyboard = KeyboardUser(tab.page)
     await keyboard.tab_to("Show the text")
     await keyboard.press_key("Enter")
-    stop = await read_focus(browser_tab.page)
+    stop = await read_focus(tab.page)
     assert stop is not None
     assert "moniker" in stop["name"]
-    field = browser_tab.page.get_by_label("Name", exact=True)
+    field = tab.page.get_by_label("Name", exact=True)
     assert await field.get_attribute("aria-invalid") == "true"
     described = (await field.get_attribute("aria-describedby") or "").split()
     assert "Give your validator a name." in [
-        await browser_tab.page.locator(f"#{element_id}").inner_text() for element_id in described
+        await tab.page.locator(f"#{element_id}").inner_text() for element_id in described
     ]

@@ -7,72 +7,63 @@ import json
 import re
 from typing import Any
 
-import pytest
 from playwright.async_api import Locator, expect
 
 from tests.browser.browser_tab import BrowserTab
 from tests.browser.environment import PROPOSALS, TOKEN, WAITING_MONIKERS, BrowserEnvironment, times_within
 from tests.support.secrets import collect_secrets, secrets_in_text
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_pending_validators_can_be_searched_sorted_and_copied(
-    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
+    tab: BrowserTab, environment: BrowserEnvironment
 ) -> None:
-    await browser_tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    await browser_tab.open_page("/validators")
-    rows = browser_tab.page.get_by_role("row")
+    await tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await tab.open_page("/validators")
+    rows = tab.page.get_by_role("row")
     await rows.filter(has_text=WAITING_MONIKERS[0]).wait_for()
-    waiting = list((await browser_environment.pending_validators()).values())
+    waiting = list((await environment.pending_validators()).values())
     await expect(rows).to_have_count(len(waiting) + 1)
 
-    await browser_tab.page.get_by_role("button", name="Name", exact=True).click()
-    await expect(browser_tab.page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
-    names = await browser_tab.page.locator("td[data-label=Name]").all_inner_texts()
+    await tab.page.get_by_role("button", name="Name", exact=True).click()
+    await expect(tab.page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
+    names = await tab.page.locator("td[data-label=Name]").all_inner_texts()
     assert sorted(names) == sorted(entry["moniker"] for entry in waiting)
     own_names = [name for name in names if name in WAITING_MONIKERS]
     assert own_names == ["Höhle <&> node", "north-star-07", "Orchard Rising", "Ελιά"]
 
-    await browser_tab.page.get_by_label("Search").fill("star vote-3 north")
-    await browser_tab.wait_for_text("No match")
-    await browser_tab.page.get_by_label("Search").fill("orchard vote-1")
+    await tab.page.get_by_label("Search").fill("star vote-3 north")
+    await tab.wait_for_text("No match")
+    await tab.page.get_by_label("Search").fill("orchard vote-1")
     await expect(rows).to_have_count(2)
     (entry,) = [entry for entry in waiting if entry["moniker"] == "Orchard Rising"]
-    await browser_tab.press_button(f"Copy address of {entry['moniker']}")
-    assert await browser_tab.page.evaluate("navigator.clipboard.readText()") == entry["operator_address"]
+    await tab.press_button(f"Copy address of {entry['moniker']}")
+    assert await tab.page.evaluate("navigator.clipboard.readText()") == entry["operator_address"]
     row = rows.filter(has_text=entry["moniker"])
     await expect(row.locator("[data-label='Expires in']")).to_have_text(re.compile(r"^6 d 23 h$|^7 d$"))
 
 
-async def test_network_view_shows_server_status(
-    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
-) -> None:
-    browser_tab.expected_messages.append("ERR_CONNECTION_REFUSED")
-    await browser_tab.open_page("/network")
-    card = browser_tab.page.get_by_role("listitem")
+async def test_network_view_shows_server_status(tab: BrowserTab, environment: BrowserEnvironment) -> None:
+    tab.expected_messages.append("ERR_CONNECTION_REFUSED")
+    await tab.open_page("/network")
+    card = tab.page.get_by_role("listitem")
     own, silent, unchecked = (card.filter(has_text=label) for label in ("This helper", "Harbour", "Attic"))
     await own.get_by_text("Reachable", exact=True).wait_for()
     assert re.fullmatch(r"[\d.,]+ (ms|s)", await own.locator(".latency").inner_text())
     await silent.get_by_text("Not reachable").wait_for()
     await unchecked.get_by_text("Not checked").wait_for()
     await card.filter(has_text="https://pir.example.org").wait_for()
-    await browser_tab.wait_for_text("min_wallet")
+    await tab.wait_for_text("min_wallet")
 
-    await browser_tab.page.get_by_role("radio", name="JSON").check()
-    text = await browser_tab.page.get_by_role("group", name="voting configuration as JSON").inner_text()
-    assert (
-        json.loads(text) == (await browser_environment.http.get(f"{browser_environment.url}/api/voting-config")).json()
-    )
-    requested = {url for url in browser_tab.requested_urls if url.endswith("/status")}
-    assert requested == {f"{browser_environment.url}/shielded-vote/v1/status", *browser_environment.vote_server_urls}
+    await tab.page.get_by_role("radio", name="JSON").check()
+    text = await tab.page.get_by_role("group", name="voting configuration as JSON").inner_text()
+    assert json.loads(text) == (await environment.http.get(f"{environment.url}/api/voting-config")).json()
+    requested = {url for url in tab.requested_urls if url.endswith("/status")}
+    assert requested == {f"{environment.url}/shielded-vote/v1/status", *environment.vote_server_urls}
 
 
-async def test_rounds_view_shows_ends_and_totals(
-    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
-) -> None:
-    await browser_tab.open_page("/rounds")
-    opened = browser_tab.page.get_by_role("article", name=f"Round {browser_environment.open_round_id.hex()[:8]}")
+async def test_rounds_view_shows_ends_and_totals(tab: BrowserTab, environment: BrowserEnvironment) -> None:
+    await tab.open_page("/rounds")
+    opened = tab.page.get_by_role("article", name=f"Round {environment.open_round_id.hex()[:8]}")
     await opened.wait_for()
     await opened.get_by_text("Open", exact=True).wait_for()
     ends = await opened.locator("time").inner_text()
@@ -82,12 +73,12 @@ async def test_rounds_view_shows_ends_and_totals(
         await opened.get_by_role("heading", name=str(proposal["title"])).wait_for()
     await expect(opened.get_by_role("table")).to_have_count(0)  # there is no tally before the end of the round
 
-    past = browser_tab.page.get_by_role("table", name=f"Result of “{PROPOSALS[0]['title']}”")
+    past = tab.page.get_by_role("table", name=f"Result of “{PROPOSALS[0]['title']}”")
     row = past.get_by_role("row", name=re.compile("^Support"))
     await expect(row.get_by_role("cell").first).to_have_text("1,260")
     await expect(row.get_by_role("cell").last).to_have_text("100.0%")
-    assert browser_environment.support == 1260
-    late = browser_tab.page.get_by_role("table", name=f"Result of “{PROPOSALS[1]['title']}”")
+    assert environment.support == 1260
+    late = tab.page.get_by_role("table", name=f"Result of “{PROPOSALS[1]['title']}”")
     await expect(late.get_by_role("row", name="Total").get_by_role("cell").first).to_have_text("0")
 
 
@@ -97,19 +88,19 @@ async def read_counts(round_card: Locator) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"(\w+)\s+([\d]+)", text)}
 
 
-async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environment: BrowserEnvironment) -> None:
-    await browser_tab.open_queue(TOKEN)
-    card = browser_tab.page.get_by_role("article", name=f"Round {browser_environment.open_round_id.hex()[:8]}")
+async def test_queue_view_updates_live(tab: BrowserTab, environment: BrowserEnvironment) -> None:
+    await tab.open_queue(TOKEN)
+    card = tab.page.get_by_role("article", name=f"Round {environment.open_round_id.hex()[:8]}")
     await card.wait_for()
     before = await read_counts(card)
     assert before["Pending"] > 0
-    vote = await browser_environment.cast_vote(times_within(5, after=6))
+    vote = await environment.cast_vote(times_within(5, after=6))
     total = sum(before.values()) + 16
-    async with browser_environment.helper.timeout("shows all shares of a vote"):
+    async with environment.helper.timeout("shows all shares of a vote"):
         while sum((await read_counts(card)).values()) < total:
             await asyncio.sleep(0.05)
     states: list[dict[str, Any]] = []
-    async with browser_environment.helper.timeout("has revealed a vote"):
+    async with environment.helper.timeout("has revealed a vote"):
         while not states or states[-1]["Confirmed"] < before["Confirmed"] + 16:
             now = await read_counts(card)
             if not states or now != states[-1]:
@@ -121,61 +112,57 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
     assert steps == sorted(steps)
     assert len(set(steps)) > 2, "requests are sequential"
 
-    failures = browser_tab.page.get_by_role("region", name="Recent failures")
+    failures = tab.page.get_by_role("region", name="Recent failures")
     await failures.get_by_text("the round closed before the share was confirmed").wait_for()
     await failures.get_by_text("16 ×").wait_for()
-    await browser_tab.page.get_by_text("Show as table").click()
-    table = browser_tab.page.get_by_role("table", name=re.compile("Shares due per minute"))
+    await tab.page.get_by_text("Show as table").click()
+    table = tab.page.get_by_role("table", name=re.compile("Shares due per minute"))
     due = [int(await cell.inner_text()) for cell in await table.get_by_role("cell").all()]
     assert 0 < sum(due) <= 32
-    shown = await browser_tab.page.content()
+    shown = await tab.page.content()
     assert secrets_in_text(shown, collect_secrets(vote)) == []
     assert not any(share.nullifier.hex() in shown for share in vote.shares)
-    assert not any("token" in url or TOKEN in url for url in browser_tab.requested_urls)
+    assert not any("token" in url or TOKEN in url for url in tab.requested_urls)
 
 
-async def test_queue_view_reconnects_after_stream_loss(
-    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
-) -> None:
+async def test_queue_view_reconnects_after_stream_loss(tab: BrowserTab, environment: BrowserEnvironment) -> None:
     """The page reports the loss while it reconnects."""
-    browser_tab.expected_messages += ["ERR_INTERNET_DISCONNECTED", "ERR_FAILED"]
-    await browser_tab.open_page("/queue")
-    await browser_tab.page.get_by_label("Operator token").fill(TOKEN)
-    await browser_tab.page.context.set_offline(True)
-    await browser_tab.press_button("Watch the queue")
-    await browser_tab.wait_for_text("The server cannot be reached")
-    await browser_tab.page.context.set_offline(False)
-    await browser_tab.wait_until_live()
-    await browser_tab.page.get_by_role(
-        "article", name=f"Round {browser_environment.open_round_id.hex()[:8]}"
-    ).wait_for()
+    tab.expected_messages += ["ERR_INTERNET_DISCONNECTED", "ERR_FAILED"]
+    await tab.open_page("/queue")
+    await tab.page.get_by_label("Operator token").fill(TOKEN)
+    await tab.page.context.set_offline(True)
+    await tab.press_button("Watch the queue")
+    await tab.wait_for_text("The server cannot be reached")
+    await tab.page.context.set_offline(False)
+    await tab.wait_until_live()
+    await tab.page.get_by_role("article", name=f"Round {environment.open_round_id.hex()[:8]}").wait_for()
 
 
-async def test_queue_token_wrong_is_refused_and_sign_out_forgets_it(browser_tab: BrowserTab) -> None:
-    browser_tab.expected_messages.append("401")
-    await browser_tab.open_page("/queue")
-    await browser_tab.page.get_by_label("Operator token").fill("not the token")
-    await browser_tab.press_button("Watch the queue")
-    await browser_tab.wait_for_text("A token has no spaces or accents")
-    await browser_tab.page.get_by_label("Operator token").fill("nearly-operators-only")
-    await browser_tab.press_button("Watch the queue")
-    await browser_tab.wait_for_text("The token was refused")
-    await browser_tab.page.get_by_label("Operator token").fill(TOKEN)
-    await browser_tab.page.get_by_label("Remember for this tab").check()
-    await browser_tab.press_button("Watch the queue")
-    await browser_tab.wait_until_live()
-    await browser_tab.page.reload()
-    await browser_tab.wait_until_live()
-    await browser_tab.press_button("Sign out")
-    await browser_tab.page.get_by_label("Operator token").wait_for()
-    assert await browser_tab.page.evaluate("JSON.stringify([sessionStorage, localStorage])") == "[{},{}]"
+async def test_queue_token_wrong_is_refused_and_sign_out_forgets_it(tab: BrowserTab) -> None:
+    tab.expected_messages.append("401")
+    await tab.open_page("/queue")
+    await tab.page.get_by_label("Operator token").fill("not the token")
+    await tab.press_button("Watch the queue")
+    await tab.wait_for_text("A token has no spaces or accents")
+    await tab.page.get_by_label("Operator token").fill("nearly-operators-only")
+    await tab.press_button("Watch the queue")
+    await tab.wait_for_text("The token was refused")
+    await tab.page.get_by_label("Operator token").fill(TOKEN)
+    await tab.page.get_by_label("Remember for this tab").check()
+    await tab.press_button("Watch the queue")
+    await tab.wait_until_live()
+    await tab.page.reload()
+    await tab.wait_until_live()
+    await tab.press_button("Sign out")
+    await tab.page.get_by_label("Operator token").wait_for()
+    assert await tab.page.evaluate("JSON.stringify([sessionStorage, localStorage])") == "[{},{}]"
 
 
-async def test_content_security_policy_blocks_injected_content(browser_tab: BrowserTab) -> None:
+async def test_content_security_policy_blocks_injected_content(tab: BrowserTab) -> None:
     """Verifies the detection that all other tests rely on: a violation is reported and has no effect."""
-    await browser_tab.open_page("/join")
-    await browser_tab.wait_for_heading("Join the network")
-    await browser_tab.page.evaluate(
+    await tab.open_page("/join")
+    await tab.wait_for_heading("Join the network")
+    await tab.page.evaluate(
         """() => {
           const script = document.createElement("script");
           script.textContent = "globalThis.inlined = true";
@@ -185,11 +172,11 @@ async def test_content_security_policy_blocks_injected_content(browser_tab: Brow
           document.head.append(style);
         }"""
     )
-    left = await browser_tab.page.evaluate("fetch('http://192.0.2.7/').then(() => 'left', () => 'kept')")
+    left = await tab.page.evaluate("fetch('http://192.0.2.7/').then(() => 'left', () => 'kept')")
     assert left == "kept"
-    assert await browser_tab.page.evaluate("globalThis.inlined") is None
-    assert await browser_tab.page.get_by_role("heading", level=1).is_visible()
-    directives = set(re.findall(r"directive:? ['\"](\w+-src)", "".join(browser_tab.console_messages)))
-    assert directives == {"script-src", "style-src", "connect-src"}, browser_tab.console_messages
-    browser_tab.console_messages.clear()
-    browser_tab.requested_urls.clear()
+    assert await tab.page.evaluate("globalThis.inlined") is None
+    assert await tab.page.get_by_role("heading", level=1).is_visible()
+    directives = set(re.findall(r"directive:? ['\"](\w+-src)", "".join(tab.console_messages)))
+    assert directives == {"script-src", "style-src", "connect-src"}, tab.console_messages
+    tab.console_messages.clear()
+    tab.requested_urls.clear()

@@ -36,7 +36,7 @@ from tests.support.command import CommandResult, run_command
 from tests.support.harness import HelperProcess
 from tests.support.postgres import Cluster
 
-MAX_REFUSED = {"sqlite": 1, "postgres": 5}
+MAX_REFUSED = {"sqlite": 3, "postgres": 5}
 """Seconds within which a second helper is refused, by store."""
 POSTER_COUNT = 64
 SHARES_PER_VOTE = 16

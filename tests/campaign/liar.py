@@ -45,6 +45,7 @@ SCENARIOS: tuple[tuple[Lie, ...], ...] = (
     ("error_texts", "false_spent"),
     ("index_gaps", "swallow"),
     ("twin",),
+    ("one_height", "swallow"),
 )
 QUICK_SCENARIOS = SCENARIOS[:8]
 LANE_COUNT = 4

@@ -68,8 +68,6 @@ CMD ["postgres"]
 
 @dataclass(frozen=True)
 class BaseImages:
-    """Names of the images."""
-
     python: str = "localhost/python"
     rust: str = "localhost/rust"
     postgres: str = "localhost/postgres"

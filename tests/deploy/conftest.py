@@ -1,21 +1,21 @@
 """Shared parts of the tests in a booted system: the Debian root, the wheel, the packages it needs, an installation.
 
-`make test ARGS='tests/deploy'` installs the Debian packages that the tests need. Without root, one of the programs, or
-the history of the repository, tests are skipped, or fail if SVOTE_REQUIRE_DEPLOY is set (`prerequisites`).
+`make test ARGS='tests/deploy'` installs the Debian packages that the tests need. Without root or one of the programs,
+tests are skipped, or fail if SVOTE_REQUIRE_DEPLOY is set (`prerequisites`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import shutil
-import subprocess
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from scripts.release import Commit, export_sources
+from helper.store.sqlite.schema import latest_version
 from tests.deploy.debian_root import BUILD, debian_root
 from tests.deploy.installation import (
     CONFIGURE_BLOCKS,
@@ -28,8 +28,8 @@ from tests.deploy.installation import (
     prepare_machine,
 )
 from tests.deploy.machine import BootedMachine
-from tests.deploy.prerequisites import require_programs, require_root, skip_or_fail
-from tests.support.release import ROOT, build_wheel, sign_release
+from tests.deploy.prerequisites import require_programs, require_root
+from tests.support.release import build_wheel, sign_release
 
 PROGRAMS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"} | dict.fromkeys(
     ("nsenter", "setpriv"), "util-linux"
@@ -59,29 +59,13 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def previous_dist() -> Path:
-    """The output of `make wheel` at the commit before the last migration of the schema."""
-    log = ["git", "-C", str(ROOT), "log", "-1", "--diff-filter=A", "--format=%H", "--", MIGRATIONS]
-    newest = subprocess.run(log, check=False, capture_output=True, text=True).stdout.strip()
-    shown = ["git", "-C", str(ROOT), "show", "-s", "--format=%H %ct", f"{newest}^"]
-    previous = subprocess.run(shown, check=False, capture_output=True, text=True)
-    if not newest or previous.returncode:
-        skip_or_fail("needs the history of the repository (git fetch --unshallow)")
-    commit, epoch = previous.stdout.split()
-    directory = BUILD / f"dist-{commit[:12]}"
-    with (BUILD / "previous.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not directory.exists():
-            source, target, unfinished = BUILD / "source", BUILD / "target", directory.with_suffix(".unfinished")
-            for path in (target, unfinished):
-                shutil.rmtree(path, ignore_errors=True)
-            export_sources(Commit(commit, int(epoch)), source)
-            # A copy: its dependencies are compiled already, and its output would replace that of this source tree.
-            shutil.copytree(ROOT / "proofs" / "target", target)
-            build_wheel(unfinished, source, CARGO_TARGET_DIR=str(target))
-            for path in (source, target):
-                shutil.rmtree(path)
-            unfinished.rename(directory)
+def newer_dist(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same release with one more version of the schema, signed with another key."""
+    directory = Path(shutil.copytree(dist, tmp_path_factory.mktemp("newer") / "newer"))
+    (wheel,) = directory.glob("*.whl")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr(f"{MIGRATIONS}/{latest_version() + 1:04}_more.sql", "CREATE TABLE more (n INTEGER) STRICT;\n")
+    sign_release(directory, directory.parent / "signers")
     return directory
 
 

@@ -51,11 +51,7 @@ TIMEOUT_SECONDS = 900.0
 
 
 def debian_root(packages: Iterable[str] = PACKAGES) -> Path:
-    """Return the root directory with these packages; make it if it is not cached (2 minutes).
-
-    Raises:
-        AssertionError: debootstrap failed; the message has the end of its output.
-    """
+    """Return the root directory with these packages; make it if it is not cached (2 minutes)."""
     names = sorted(packages)
     digest = hashlib.sha256("\n".join([SUITE, *names]).encode()).hexdigest()[:12]
     root = BUILD / f"root-{digest}"

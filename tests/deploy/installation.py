@@ -36,8 +36,6 @@ class Installation:
     """The program of the page in a system that runs.
 
     Args:
-        machine: the system.
-        dist: directory of this machine with the output of `make wheel`.
         inside: its path in the system.
     """
 
@@ -52,7 +50,6 @@ class Installation:
         return self.machine.run("journalctl", "--no-pager", f"--unit={SERVICE}", *(options or ("--output=cat",))).stdout
 
     def run_blocks(self, *names: str, kinds: Sequence[str] = ("do",)) -> None:
-        """Run blocks of the page by their names."""
         by_name = {block.name: block for block in self.blocks if block.kind in kinds}
         for name in names:
             self.page.run_block(by_name[name])
@@ -62,7 +59,6 @@ class Installation:
         self.page.repeat_until(self.block("until", "healthy"), succeeds=True)
 
     def block(self, kind: str, name: str) -> CommandBlock:
-        """Return a block of the page."""
         (block,) = (block for block in self.blocks if (block.kind, block.name) == (kind, name))
         return block
 
@@ -127,7 +123,6 @@ class Installation:
         )
 
     def main_pid(self) -> int:
-        """Return the process id of the service in the system."""
         return int(self.machine.properties(SERVICE, "MainPID")["MainPID"])
 
 

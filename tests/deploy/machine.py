@@ -36,7 +36,6 @@ class BootedMachine:
         binds: directories of this machine by their paths in the system.
 
     Attributes:
-        name: its host name.
         upper: directory with the changes to the root.
     """
 
@@ -152,7 +151,6 @@ class BootedMachine:
         return self.run("sh", "-euc", script, check=check, timeout=timeout).stdout
 
     def read(self, path: str) -> str:
-        """Return the text of a file."""
         return self.run("cat", path).stdout
 
     def write(self, path: str, text: str) -> None:

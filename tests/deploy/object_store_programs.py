@@ -42,12 +42,7 @@ def install_s3rver() -> Path:
 
 
 def versitygw_command(program: Path, *, versions: bool = False) -> tuple[str, ...]:
-    """Return the command of a server for `ObjectStoreProcess`.
-
-    Args:
-        program: the program.
-        versions: whether it can keep all versions of an object.
-    """
+    """Return the command of a server for `ObjectStoreProcess`."""
     versioning = ("--versioning-dir", "{data}-versions") if versions else ()
     return (str(program), "--port", "127.0.0.1:{port}", "--quiet", "posix", *versioning, "{data}")
 

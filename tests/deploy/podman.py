@@ -55,7 +55,6 @@ class Podman:
         }
 
     def output(self, *arguments: str | Path, stdin: str = "", timeout: float = COMMAND_SECONDS) -> str:
-        """Run podman and return its standard output."""
         return run(["podman", *arguments], self.environment, stdin=stdin, timeout=timeout)
 
     def exit_code(self, *arguments: str | Path) -> int:
@@ -130,11 +129,7 @@ class Compose:
 def run(
     command: Sequence[str | Path], environment: Mapping[str, str], *, stdin: str = "", timeout: float = COMMAND_SECONDS
 ) -> str:
-    """Run a command and return its standard output.
-
-    Raises:
-        AssertionError: it failed; the message has the end of its output.
-    """
+    """Run a command and return its standard output."""
     completed = subprocess.run(
         [str(part) for part in command],
         env=environment,

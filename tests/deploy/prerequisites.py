@@ -27,11 +27,7 @@ def require_root(purpose: str) -> None:
 
 
 def require_programs(programs: Mapping[str, str]) -> None:
-    """Skip the test if a program is missing.
-
-    Args:
-        programs: programs and their Debian packages.
-    """
+    """Skip the test if a program is missing."""
     missing = [package for program, package in programs.items() if shutil.which(program) is None]
     if missing:
         skip_or_fail(f"needs a Debian with {', '.join(missing)} (apt install {' '.join(missing)})")

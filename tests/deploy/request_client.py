@@ -20,10 +20,7 @@ PAUSE_SECONDS = 0.02
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """A connection to a unix socket."""
-
     def connect(self) -> None:
-        """Connect."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self.host)

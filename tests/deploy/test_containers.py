@@ -85,7 +85,6 @@ def limit_of(process: int, controller: str, old: str, new: str) -> str:
 
 
 def open_round(chain: str, helper: str) -> str:
-    """Open a round on the development chain; return its id when the helper's gateway knows it."""
     round_id = str(httpx.post(f"{chain}/devnet/rounds", json={"status": 1}).raise_for_status().json()["vote_round_id"])
     url = f"{helper}/shielded-vote/v1/round/{round_id}"
     wait_until(lambda: '"status":1' in httpx.get(url).text.replace(" ", ""), f"{url} has status 1")
@@ -93,7 +92,6 @@ def open_round(chain: str, helper: str) -> str:
 
 
 def vote(compose: Compose, service: str, round_id: str, *options: str) -> None:
-    """Cast a vote through the base URL, from inside a container."""
     command = ("svote-helper", "wallet", "vote", round_id, "--proposal", "1", "--decision", "1")
     printed = compose.exec(service, *command, "--base", "http://127.0.0.1:8090", "--json", *options)
     assert json.loads(printed.splitlines()[-1])

@@ -71,8 +71,6 @@ CHANGES: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM) * 2
 PROGRAMS: Final = ("go", "npm")
 """Programs that install the stores; go 1.25 or newer."""
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _programs() -> None:

@@ -1,4 +1,4 @@
-"""Upgrades a helper with pending shares to the wheel of this source tree as the page describes."""
+"""Upgrades a helper with pending shares to a version with a newer schema as the page describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.deploy.installation import (
     WHEELS,
     Installation,
     copy_dist,
-    download_wheels,
     pip_configuration,
 )
 from tests.deploy.machine import BootedMachine
@@ -25,7 +24,6 @@ from tests.deploy.machine import BootedMachine
 pytestmark = pytest.mark.timeout(1200)
 
 NEW_DIST = Path("/srv/dist-new")
-OLD_WHEELS = "/srv/wheels-old"
 SPREAD_SECONDS = 90
 READ_SCHEMA = (
     f"import sqlite3; database = sqlite3.connect('file:{STATE}/queue.db?mode=ro', uri=True);"
@@ -40,14 +38,13 @@ REGISTER = (
 
 @pytest.fixture
 def old_and_new(
-    installed: tuple[Path, ...], dist: Path, previous_dist: Path, wheels: Path, tmp_path: Path
+    installed: tuple[Path, ...], dist: Path, newer_dist: Path, wheels: Path, tmp_path: Path
 ) -> Iterator[tuple[Installation, Installation]]:
-    """A system with the previous wheel, and the same system for commands in the directory of the new one."""
-    old_wheels = download_wheels(previous_dist / "requirements.txt")
-    old_copy, new_copy = (copy_dist(source, tmp_path / source.name) for source in (previous_dist, dist))
-    binds = {str(DIST): old_copy, str(NEW_DIST): new_copy, WHEELS: wheels, OLD_WHEELS: old_wheels}
+    """A system with this wheel, and the same system for commands in the directory of the newer one."""
+    old_copy, new_copy = (copy_dist(source, tmp_path / source.name) for source in (dist, newer_dist))
+    binds = {str(DIST): old_copy, str(NEW_DIST): new_copy, WHEELS: wheels}
     with BootedMachine(installed, binds) as machine:
-        machine.write("/etc/pip.conf", pip_configuration(WHEELS, OLD_WHEELS))
+        machine.write("/etc/pip.conf", pip_configuration(WHEELS))
         # The chain does not depend on the installation that is upgraded.
         machine.sh("mv /opt/svote-helper /opt/chain && rm /usr/local/bin/svote-helper")
         old = Installation(machine, old_copy)
@@ -66,7 +63,7 @@ def read_schema(machine: BootedMachine) -> int:
 def test_upgrade_with_pending_shares(old_and_new: tuple[Installation, Installation]) -> None:
     old, new = old_and_new
     machine = old.machine
-    assert read_schema(machine) == latest_version() - 1
+    assert read_schema(machine) == latest_version()
     old.vote(old.create_round(), spread=SPREAD_SECONDS)
     machine.sh(REGISTER)
     new.run_blocks("passphrase", kinds=["backup"])
@@ -74,7 +71,7 @@ def test_upgrade_with_pending_shares(old_and_new: tuple[Installation, Installati
     new.wait_until_ready()
     assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-2/bin/svote-helper"
     assert new.count_confirmed() < SHARES_PER_VOTE, "shares were pending during the upgrade"
-    assert read_schema(machine) == latest_version()
+    assert read_schema(machine) == latest_version() + 1
     new.wait_for_confirmed(SHARES_PER_VOTE)
     assert machine.properties(SERVICE, "NRestarts") == {"NRestarts": "0"}
 
@@ -85,7 +82,7 @@ def test_upgrade_with_pending_shares(old_and_new: tuple[Installation, Installati
 
     new.run_blocks("rollback", kinds=["upgrade"])
     new.wait_until_ready()
-    assert read_schema(machine) == latest_version() - 1
+    assert read_schema(machine) == latest_version()
     new.wait_for_confirmed(SHARES_PER_VOTE)
     machine.wait_until(f"svote-helper admin pending | grep {VALIDATOR}")
     assert machine.sh("readlink -f /usr/local/bin/svote-helper").strip() == "/opt/svote-helper-1/bin/svote-helper"

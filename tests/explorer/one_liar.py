@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts, Said
-from helper.chain.models import Proposal, Round, RoundStatus
+from helper.chain.chain_data import Proposal, Round, RoundStatus
 from helper.store import ledger
 from helper.store.ledger import Ledger
 from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from helper.chain import agreement
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
+from helper.chain.chain_data import Round, RoundStatus, TxResult
 from helper.chain.commitment_trees import Anchor
-from helper.chain.models import Round, RoundStatus, TxResult
 from helper.chain.node import NO_PENALTY
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal import revealer, round_closing, send_policy, sender
@@ -262,6 +262,7 @@ class HostProcess:
         lease: Any = _Lease(self)
         chain_rounds: Any = SimpleNamespace(
             get=lambda _round: None,
+            view=lambda _round: SimpleNamespace(latest_end=0),
             chain_now=lambda: START + self.env.height * BLOCK_SECONDS,
             is_closed=self._is_closed,
             frozen_reason=lambda _round: None,

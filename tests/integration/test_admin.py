@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from admin import adr036
 from devnet import ballot
 from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds, open_event_clients
@@ -19,15 +18,12 @@ from tests.support.harness import REAL_PROGRAM, HelperProcess, cast_vote, run_he
 from tests.support.secrets import collect_secrets, secrets_in_text
 from tests.unit.admin.fixtures import sign_registration
 
-pytestmark = pytest.mark.anyio
-
 TOKEN = "operators-only"
 
 
 async def read_state_events(
     http: httpx.AsyncClient, url: str, count: int, **headers: str
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Read this many events. Returns the name and state of each."""
     events: list[tuple[str, dict[str, Any]]] = []
     sent = {"Authorization": f"Bearer {TOKEN}", **headers}
     async with asyncio.timeout(30), http.stream("GET", f"{url}/shielded-vote/v1/events", headers=sent) as stream:
@@ -43,37 +39,6 @@ async def read_state_events(
                 if len(events) == count:
                     break
     return events
-
-
-async def read_registered(http: httpx.AsyncClient, helper: HelperProcess) -> list[dict[str, Any]]:
-    response = await http.get(f"{helper.url}/api/pending-validators")
-    assert response.status_code == 200, response.text
-    registrations: list[dict[str, Any]] = response.json()
-    return registrations
-
-
-async def test_validator_is_pending_until_it_bonds(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
-    async with run_helper(tmp_path, http, chain) as helper:
-        assert (await http.get(f"{helper.url}/shielded-vote/v1/events")).status_code == 404, "no token is configured"
-        body = sign_registration(timestamp=int(time.time()))
-        response = await http.post(f"{helper.url}/api/register-validator", json=body)
-        assert response.json()["status"] == "pending"
-        async with helper.timeout("lists the registration"):
-            while not (listed := await read_registered(http, helper)):
-                await asyncio.sleep(0.05)
-        (waiting,) = listed
-        assert waiting["operator_address"] == body["operator_address"]
-        await chain.post(
-            "/devnet/validators",
-            {"operator_address": adr036.validator_address(body["operator_address"]), "moniker": "node"},
-        )
-        async with helper.timeout("sees the validator bonded"):
-            while await read_registered(http, helper):
-                await asyncio.sleep(0.2)
-        again = sign_registration(timestamp=int(time.time()) + 1)
-        response = await http.post(f"{helper.url}/api/register-validator", json=again)
-        assert response.json() == {"status": "registered"}
-        assert (await http.get(f"{helper.url}/api/chain")).json()["chain_id"] == "svote-devnet-1"
 
 
 async def test_events_require_operator_token(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:

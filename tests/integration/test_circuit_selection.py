@@ -13,7 +13,6 @@ from tests.support.harness import WARM_UP_TIMEOUT_SECONDS, run_chain_and_helper,
 SHARES = 4
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("N21")
 async def test_circuit_trial_with_several_due_shares_sends_one_invalid_proof(tmp_path: Path, era: str) -> None:
     flags = (*era_flags(era), "--version", "v1.2.0")  # starts with k11, so the valid proofs are the fast ones

@@ -26,10 +26,7 @@ from tests.support.process import find_free_port
 from tests.support.proxies import PROXIES, run_proxy
 from tests.support.short_connections import ShortConnectionPoster
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can read the memory of a hardened process"),
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can read the memory of a hardened process")
 
 CLIENT_ADDRESS = "127.83.42.77"
 CLAIMED_ADDRESS = "203.0.113.177"

@@ -13,9 +13,9 @@ import anyio
 import httpx
 import pytest
 
+from conformance.runner import CHECKS
+from conformance.shares import encode, seal, shares_of
 from devnet.postgres import find_binaries
-from helper.conformance.catalog import CHECKS
-from helper.conformance.shares import encode, seal, shares_of
 from tests.support.conformance import describe_failures, failed_ids, open_kit_chain, restart_on_request, run_kit
 from tests.support.devnet import NEW_ERA, DevChain, era_flags
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
@@ -30,7 +30,6 @@ NOT_OF_PROXY = {"CONN-022", "SIZE-002", "SLOW-024", "SMUGGLE-020", "LOAD-003", "
 as too large, deadlines of heads, a required `Host`, and the times of a burst, which the proxy doubles."""
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("store", ["sqlite", *CLUSTERS])
 async def test_kit_own_helper_passes_every_check(
     store: str, tmp_path: Path, request: pytest.FixtureRequest, era: str
@@ -59,7 +58,6 @@ class Target:
         self.processes: list[HelperProcess | DevChain] = []
 
     async def start(self, http: httpx.AsyncClient) -> None:
-        """Start both, unless they run."""
         if self.processes:
             return
         path = Path(self.directory.name)
@@ -72,7 +70,6 @@ class Target:
         await helper.wait_until_ready()
 
     async def stop(self) -> None:
-        """Kill both."""
         for process in reversed(self.processes):
             await process.kill()
 
@@ -95,7 +92,6 @@ def shared_target() -> Iterator[Target]:
 
 @pytest.fixture
 async def target(shared_target: Target, http: httpx.AsyncClient) -> Target:
-    """The chain and the helper of this module."""
     await shared_target.start(http)
     return shared_target
 
@@ -127,7 +123,6 @@ class Planted:
 
 
 def numbered(topic: str, *numbers: int) -> set[str]:
-    """Return the ids of checks with these numbers."""
     return {f"{topic}-{number:0{4 if topic == 'FIELD' else 3}}" for number in numbers}
 
 
@@ -212,7 +207,6 @@ async def find_fault(target: Target, fault: Fault) -> str:
     return f"{fault.name}: {found}\n{describe_failures(results)}"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "fault", [fault for fault in PLANTED if fault not in TIMED], ids=lambda fault: fault.name.lower()
 )
@@ -220,14 +214,12 @@ async def test_kit_finds_planted_fault_without_false_alarm(target: Target, fault
     assert await find_fault(target, fault) == ""
 
 
-@pytest.mark.anyio
 async def test_kit_finds_planted_faults_that_take_time_without_false_alarm(target: Target) -> None:
     """At the same time, because the checks mostly wait."""
     differences = await asyncio.gather(*(find_fault(target, fault) for fault in TIMED))
     assert "\n".join(text for text in differences if text) == ""
 
 
-@pytest.mark.anyio
 async def test_kit_with_file_of_shares_passes(target: Target, tmp_path: Path) -> None:
     """Six votes, whose shares are posted with the times in the file."""
     file, due = tmp_path / "shares.jsonl", unix_time_in(1000)
@@ -252,7 +244,6 @@ async def test_kit_with_file_of_shares_passes(target: Target, tmp_path: Path) ->
     assert {result.verdict for result in posts} == {"passed"}
 
 
-@pytest.mark.anyio
 async def test_kit_wrong_helper_without_fault_passes(target: Target) -> None:
     """The faults alone make the wrong helper fail, not the proxy."""
     chosen = [check.id for check in CHECKS if check.id not in NOT_OF_PROXY]

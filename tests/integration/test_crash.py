@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from devnet import ballot
-from devnet.wallet import Wallet
+from devnet.wallet import CastVote, Wallet
 from helper.reveal.send_policy import REPROVE_BLOCKS
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
@@ -29,7 +29,19 @@ KILL_MOMENTS = (
 )
 
 
-@pytest.mark.anyio
+async def post_until_killed(chain: DevChain, helper: HelperProcess, round_id: bytes) -> CastVote:
+    """Vote, and post the shares to a helper that starts and is killed meanwhile."""
+    async with Wallet(chain.url, [], mode="parallel") as wallet:
+        sealed = await wallet.seal_ballot(round_id, 1, 1, weight=1234)
+        position = await wallet.cast_ballot(sealed)
+    await helper.wait_until_listening()
+    await helper.wait_until_ready()
+    async with helper.create_wallet() as wallet:
+        vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(unix_time_in(0.5)))
+    assert await helper.wait_for_exit() == -9, "the service was killed at the chosen moment"
+    return vote
+
+
 @pytest.mark.rule("R9")
 @pytest.mark.parametrize("moment", KILL_MOMENTS)
 async def test_kill_loses_no_share_and_counts_none_twice(
@@ -39,38 +51,26 @@ async def test_kill_loses_no_share_and_counts_none_twice(
     helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, helper={"max_concurrent_proofs": 1})
     helper.spawn(KILL_AT=moment)
     try:
-        async with Wallet(chain.url, [], mode="parallel") as wallet:
-            sealed = await wallet.seal_ballot(round_id, 1, 1, weight=1234)
-            position = await wallet.cast_ballot(sealed)
-        await helper.wait_until_listening()
-        await helper.wait_until_ready()
-        due = unix_time_in(0.5)
-        async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-            vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(due))
-        assert await helper.wait_for_exit() == -9, "the service was killed at the chosen moment"
+        vote = await post_until_killed(chain, helper, round_id)
+        nullifiers = [share.nullifier.hex() for share in vote.shares]
         acknowledged = {share.index for share in vote.shares if share.is_accepted}
         await helper.start()
         await helper.wait_until_ready()
         known = {}
-        for share in sealed.shares:
-            response = await helper.post_share(ballot.post_body(sealed, share, position, due))
+        due = vote.shares[0].submit_at
+        for share in vote.ballot.shares:
+            response = await helper.post_share(ballot.post_body(vote.ballot, share, vote.position, due))
             known[share.index] = response.json()["status"]
         assert {index for index, status in known.items() if status == "duplicate"} >= acknowledged
         await helper.wait_until_confirmed(vote)
-        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in sealed.shares}
-        sent = [
-            entry
-            for entry in await chain.broadcasts()
-            if entry["nullifier"] in {s.nullifier.hex() for s in vote.shares}
-        ]
-        assert min(entry["time"] for entry in sent) >= due
+        assert await chain.spent_nullifiers(round_id) == dict.fromkeys(nullifiers, 1)
+        assert min(sent["time"] for sent in await chain.broadcasts() if sent["nullifier"] in nullifiers) >= due
         counts = await helper.service_counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
     finally:
         await helper.kill()
 
 
-@pytest.mark.anyio
 async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -86,7 +86,6 @@ async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
         assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R9")
 async def test_restart_resends_sent_message_before_new_proof(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
@@ -96,14 +95,7 @@ async def test_restart_resends_sent_message_before_new_proof(
     helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, helper={"max_concurrent_proofs": 1})
     helper.spawn(KILL_AT="mark_sending:after")
     try:
-        async with Wallet(chain.url, [], mode="parallel") as wallet:
-            sealed = await wallet.seal_ballot(round_id, 1, 1, weight=1234)
-            position = await wallet.cast_ballot(sealed)
-        await helper.wait_until_listening()
-        await helper.wait_until_ready()
-        async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-            vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(unix_time_in(0.5)))
-        assert await helper.wait_for_exit() == -9
+        vote = await post_until_killed(chain, helper, round_id)
         query = "SELECT nullifier, tx_hash FROM shares JOIN reveals ON share_id = id"
         stored = {nullifier.hex(): tx_hash for nullifier, tx_hash in helper.query_rows(query)}
         assert stored

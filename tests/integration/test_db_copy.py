@@ -20,7 +20,6 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
 async def copy_after_kill(helper: HelperProcess, target: str) -> None:
-    """Kill the helper and move its queue."""
     await helper.kill()
     arguments = ("db", "copy", "--to", target, "--yes", "--json", "--config", str(helper.config))
     code, copied, messages = await run_command_line(helper.config.parent, *arguments)
@@ -29,7 +28,6 @@ async def copy_after_kill(helper: HelperProcess, target: str) -> None:
     assert copied["state"] == "moved"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("database", CLUSTERS)
 async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
     request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, database: str

@@ -51,7 +51,6 @@ def demo_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("circuit", "store"), [("k10", SHARED_STORE), ("k11", "sqlite")])
 async def test_demo_ends_with_correct_tally_and_no_remains(demo_directory: Path, circuit: str, store: str) -> None:
     mark = f"demo-{uuid.uuid4()}"
@@ -85,7 +84,6 @@ async def test_demo_ends_with_correct_tally_and_no_remains(demo_directory: Path,
     assert list(demo_directory.iterdir()) == [], "no file remains"
 
 
-@pytest.mark.anyio
 async def test_demo_with_keep_serves_page_with_live_data(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,

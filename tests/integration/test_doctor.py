@@ -20,8 +20,6 @@ from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
 from tests.support.process import TIMEOUT_SECONDS
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:

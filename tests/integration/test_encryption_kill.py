@@ -26,7 +26,7 @@ from tests.unit.store.fixtures import enqueue_and_prepare, enqueue_shares
 from tests.unit.store.test_erasure import count_occurrences
 from tests.unit.store.test_file_encryption import secret_bytes
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not is_strace_installed(), reason="needs strace")]
+pytestmark = pytest.mark.skipif(not is_strace_installed(), reason="needs strace")
 
 KEY = b"k" * 32
 ENCRYPTION = make_file_encryption([KEY])
@@ -36,7 +36,6 @@ POINTS = 10
 
 
 def run(command: str, path: Path, key_file: Path, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Run the command with strace to its end."""
     flags = ("--db", str(path), "--key-file", str(key_file), "--yes")
     process = subprocess.Popen([*prefix, sys.executable, "-m", "helper", "db", command, *flags], stderr=subprocess.PIPE)
     process.communicate(timeout=TIMEOUT_SECONDS)

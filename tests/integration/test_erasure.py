@@ -21,7 +21,6 @@ FAR_POSITION = 70_000
 """Leaves before the vote, so that its position takes three bytes and can be searched for in a file."""
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R14")
 async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path, era: str) -> None:
     flags = ("--stand-in-proofs", *era_flags(era))
@@ -67,13 +66,11 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path,
 
 
 async def find_messages(chain: DevChain, round_id: bytes) -> dict[bytes, bytes]:
-    """Return the bytes of every reveal on the chain and their transaction hashes."""
     transactions = await chain.find_transactions(round_id)
     return {base64.b64decode(tx["tx"]): bytes.fromhex(tx["hash"]) for tx in transactions}
 
 
 def proof_prefix(message: bytes) -> bytes:
-    """Return the first bytes of a message's proof."""
     reveal = decode(message)
     assert isinstance(reveal, Reveal)
     return reveal.proof[:64]

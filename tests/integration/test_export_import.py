@@ -49,7 +49,6 @@ async def count_failed(helper: HelperProcess) -> int:
     return int((await helper.operator_get("/stats"))["total"]["failed"])
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R4", "R10", "R15")
 async def test_export_move_of_due_shares_imports_elsewhere_or_back(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, monkeypatch: pytest.MonkeyPatch

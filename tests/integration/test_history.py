@@ -16,7 +16,6 @@ SECONDS_LEFT = 60.0
 MAX_LATENESS_MS = 5000.0
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R2")
 async def test_history_sync_does_not_delay_due_shares(tmp_path: Path, era: str) -> None:
     async with httpx.AsyncClient(timeout=60) as http:

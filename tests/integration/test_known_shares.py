@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 
 import httpx
-import pytest
 
 from bench.known_shares import compare, time_responses
 from devnet import ballot
@@ -21,7 +20,6 @@ MAX_RATIO = 1.5
 """Maximum ratio of the medians, in either direction."""
 
 
-@pytest.mark.anyio
 async def test_known_share_is_answered_as_fast_as_a_new_one(
     chain: DevChain, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:

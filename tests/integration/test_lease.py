@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from devnet import ballot
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, unix_time_in
 from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
-
-pytestmark = pytest.mark.anyio
 
 LEASE_SECONDS = 5
 

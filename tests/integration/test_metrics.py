@@ -22,8 +22,6 @@ from tests.support.s3 import CREDENTIALS_ENV
 from tests.support.secrets import collect_secrets, secrets_in_text
 from tests.unit.observability.test_metrics import parse_samples
 
-pytestmark = pytest.mark.anyio
-
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
 DASHBOARD = DEPLOY / "grafana" / "svote-helper.json"
@@ -38,7 +36,6 @@ def load_alert_rules() -> list[dict[str, Any]]:
 
 
 def load_queries() -> Iterator[str]:
-    """Return all expressions of the rules and the dashboard."""
     for file in ALERTS.parent.glob("*.yaml"):
         yield from (rule["expr"] for rule in yaml.safe_load(file.read_text())["groups"][0]["rules"])
     for panel in json.loads(DASHBOARD.read_text())["panels"]:

@@ -1,4 +1,4 @@
-"""Two nodes, the first of them faulty: the second serves, no share spends an attempt, and confirmations wait."""
+"""Two nodes, of which the first sends truncated JSON: no share spends an attempt, and confirmations wait."""
 
 from __future__ import annotations
 
@@ -12,20 +12,10 @@ import pytest
 from tests.support.devnet import DevChain
 from tests.support.harness import cast_vote, run_helper
 
-NODE_FAULTS: dict[str, dict[str, Any]] = {
-    "responds with truncated JSON": {"half_json": 1},
-    "responds 400 to reveals": {"routes": ["reveal-share"], "status_400": 1},
-}
-"""A fault of all routes on the new era, and one of reveals only on the old one; the simulation draws the others."""
 
-
-@pytest.mark.anyio
 @pytest.mark.rule("R11")
-@pytest.mark.parametrize("fault", NODE_FAULTS)
-async def test_one_faulty_node_costs_no_attempt(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, fault: str
-) -> None:
-    await chain.set_faults(**NODE_FAULTS[fault])
+async def test_one_faulty_node_costs_no_attempt(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
+    await chain.set_faults(half_json=1)
     sections: dict[str, Any] = {"helper": {"max_concurrent_proofs": 1}, "chain": {"stale_seconds": 3}}
     async with run_helper(tmp_path, http, chain, nodes=2, **sections) as helper:
         healthy_node = chain.at_node(1)
@@ -41,13 +31,5 @@ async def test_one_faulty_node_costs_no_attempt(
         counts = await helper.service_counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
-        if "routes" in NODE_FAULTS[fault]:
-            through = {
-                entry["nullifier"]
-                for entry in await healthy_node.broadcasts()
-                if entry["node"] == healthy_node.ready_data["name"] and entry["status"] == 200
-            }
-            assert through >= counted.keys()
-        else:
-            faulty = chain.nodes[0]["rest"].removeprefix("http://")
-            assert faulty in helper.log.read_text(), "the report contains the faulty node"
+        faulty = chain.nodes[0]["rest"].removeprefix("http://")
+        assert faulty in helper.log.read_text(), "the report contains the faulty node"

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from devnet import ballot
 from devnet.leak_check import find_leaks
 from devnet.wallet import CastVote
@@ -58,7 +56,6 @@ async def record_requests(
     return [entry for entry in await chain.request_log() if entry["seq"] > before], end - start
 
 
-@pytest.mark.anyio
 async def test_arrivals_cause_no_node_request(tmp_path: Path, era: str) -> None:
     flags = ("--stand-in-proofs", "--block-seconds", "0.6", *era_flags(era))
     async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM) as (chain, helper):
@@ -90,5 +87,4 @@ async def test_arrivals_cause_no_node_request(tmp_path: Path, era: str) -> None:
 
 
 def count_difference(kinds: Sequence[Counter[tuple[str, str, str]]], kind: tuple[str, str, str]) -> int:
-    """Return the difference of a kind's counts."""
     return abs(kinds[1][kind] - kinds[0][kind])

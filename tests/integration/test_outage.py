@@ -8,22 +8,18 @@ import httpx
 import pytest
 
 from devnet import ballot
-from devnet.wallet import CastVote
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
 
 
 async def refuse_connections(chain: DevChain) -> None:
-    """Make the node refuse every connection, on both ports."""
     await chain.set_faults(refuse=1)
 
 
 async def wait_until_noticed(helper: HelperProcess) -> None:
-    """Wait until the helper has detected the outage."""
     await helper.wait_until("sees the outage", lambda facts: all(endpoint["reason"] for endpoint in facts["endpoints"]))
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R11")
 async def test_short_outage_spends_no_attempt_and_accepts_shares(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
@@ -51,11 +47,9 @@ async def test_short_outage_spends_no_attempt_and_accepts_shares(
 
 
 async def count_spent_attempts(helper: HelperProcess) -> int:
-    """Return the sum of spent attempts of all pending shares."""
     return sum(share["attempts"] for share in (await helper.operator_get("/queue"))["shares"])
 
 
-@pytest.mark.anyio
 async def test_service_started_without_chain_waits_for_it(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
@@ -78,54 +72,5 @@ async def test_service_started_without_chain_waits_for_it(
             await helper.wait_until_confirmed(
                 await wallet.post_shares(sealed, position, times=ballot.immediate_times())
             )
-    finally:
-        await helper.kill()
-
-
-async def assert_all_duplicates(helper: HelperProcess, *votes: CastVote) -> None:
-    """Post every share again, for its due time and a later one: `duplicate` regardless of the chain's state."""
-    for vote in votes:
-        for share in vote.shares:
-            for at in (share.submit_at, share.submit_at + 1):
-                response = await helper.post_share(
-                    ballot.post_body(vote.ballot, vote.ballot.shares[share.index], vote.position, at)
-                )
-                assert (response.status_code, response.json()) == (200, {"status": "duplicate"})
-
-
-@pytest.mark.anyio
-@pytest.mark.rule("R10", "N11")
-async def test_duplicate_is_detected_after_close_restart_and_outage(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
-) -> None:
-    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM)
-    await helper.start()
-    try:
-        await helper.wait_until_ready()
-        end = unix_time_in(8)
-        round_id = await chain.open_round(vote_end_time=end, tally_blocks=100_000)
-        confirmed = await cast_vote(chain, helper, round_id)
-        await helper.wait_until_confirmed(confirmed)
-        waiting = await cast_vote(chain, helper, round_id, proposal=2, times=ballot.same_second_times(end))
-        await refuse_connections(chain)
-        await wait_until_noticed(helper)
-        await assert_all_duplicates(helper, confirmed, waiting)
-        await chain.clear_faults()
-        await helper.wait_until(
-            "is in sync", lambda facts: not any(endpoint["reason"] for endpoint in facts["endpoints"])
-        )
-        async with helper.timeout("knows that the round is tallied"):
-            while helper.query_rows("SELECT status FROM rounds ORDER BY seen_ms DESC LIMIT 1") != [(2,)]:
-                await helper.wait_until("continues", lambda facts: facts["height"])
-        await assert_all_duplicates(helper, confirmed, waiting)
-        assert await helper.stop() == 0
-        await helper.start()
-        await helper.wait_until_ready()
-        await assert_all_duplicates(helper, confirmed, waiting)
-        await refuse_connections(chain)
-        await wait_until_noticed(helper)
-        await assert_all_duplicates(helper, confirmed, waiting)
-        await chain.clear_faults()
-        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in confirmed.shares}
     finally:
         await helper.kill()

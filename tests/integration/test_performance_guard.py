@@ -26,15 +26,14 @@ import proofs
 from bench.fill_database import generate_shares, insert_shares, open_existing_database, transaction
 from devnet import ballot
 from devnet.ballot import Ballot
-from helper.ingest.admission import AdmissionController
-from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult, PreparedReveal
 from helper.store.operations.blocks import apply_blocks
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
 from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
-from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeChain, FakeClock
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
+from tests.unit.server.wallet_fixtures import WalletApp
 
 VOTES = 8
 ROUNDS, MAX_ROUNDS = 5, 20
@@ -81,19 +80,9 @@ def test_enqueue_cpu_stays_within_baseline_ratio(tmp_path: Path) -> None:
 async def measure_enqueue_cpu(path: Path, votes: Sequence[Ballot], bodies: Sequence[bytes]) -> float:
     """Return the CPU seconds of enqueueing these shares concurrently, from the body to the disk."""
     leaves = {(ROUND_ID, position): vote.commitment for position, vote in enumerate(votes)}
-    chain = FakeChain(FakeClock(), leaves=leaves)
     store = SqliteStore(path)
     await store.open()
-    intake = AdmissionController(
-        store=store,
-        rounds=chain.registry,
-        trees=chain.trees,
-        validator=ShareValidator(proofs),
-        clock=chain.clock,
-        wake=lambda _due: None,
-        get_pause_reason=lambda: None,
-        get_round_pause_reason=lambda _round_id: None,
-    )
+    intake = WalletApp(store, leaves=leaves, native=proofs).intake
     started_at = time.process_time()
     responses = await asyncio.gather(*map(intake.admit, bodies))
     spent = time.process_time() - started_at
@@ -188,7 +177,6 @@ def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> Non
 
 
 def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> int:
-    """Return the number of statements of an operation."""
     conn = tx.conn
     with patch.object(tx, "conn", Mock(wraps=conn)) as counting:
         operation()
@@ -196,7 +184,6 @@ def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> 
 
 
 def count_steps(tx: SqliteTransaction, operation: Callable[[], object]) -> int:
-    """Return the number of SQLite VM steps of an operation."""
     steps = 0
 
     def step() -> None:

@@ -35,7 +35,7 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 WALLET_TIMEOUT_SECONDS = 5
 """Seconds after which a wallet that posts shares one by one gives up on a request."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", SERVERS)]
+pytestmark = pytest.mark.parametrize("database", SERVERS)
 
 
 class Servers:
@@ -47,13 +47,11 @@ class Servers:
 
     @property
     def both_url(self) -> str:
-        """The URL with both servers as hosts."""
         return f"postgresql://tests@/postgres?host={self.primary.directory},{self.standby.directory}"
 
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
-    """A running primary and its standby."""
     started = Servers()
     try:
         started.primary.start()
@@ -80,7 +78,6 @@ class Hosts:
     async def start_host(
         self, name: str, url: str, *, sender: Mapping[str, Any] = NO_SETTINGS, s3: Mapping[str, Any] = NO_SETTINGS
     ) -> HelperProcess:
-        """Start a host and wait until it is ready."""
         (self._directory / name).mkdir()
         host = HelperProcess(
             self._directory / name,
@@ -115,17 +112,14 @@ class Voter:
         self._round_id = round_id
 
     async def cast(self, proposal: int) -> tuple[Ballot, int]:
-        """Cast a ballot on the chain. Returns it and its position."""
         sealed = await self._wallet.seal_ballot(self._round_id, proposal, 1)
         return sealed, await self._wallet.cast_ballot(sealed)
 
     async def post(self, cast: tuple[Ballot, int], times: list[int]) -> CastVote:
-        """Post all shares of a ballot concurrently."""
         return await self._wallet.post_shares(*cast, times=times)
 
 
 async def wait_until_counted(chain: DevChain, round_id: bytes, count: int) -> None:
-    """Wait until the chain has counted this many reveals of a round."""
     async with asyncio.timeout(60):
         while len(await chain.spent_nullifiers(round_id)) < count:
             await asyncio.sleep(0.1)

@@ -30,7 +30,7 @@ NETWORKS = ["network"] if find_binaries() is not None else []
 LIFETIME_SECONDS = 20.0
 """Lifetime of the certificate that expires: longer than a helper takes to start."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", NETWORKS)]
+pytestmark = pytest.mark.parametrize("database", NETWORKS)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,6 @@ def write_settings(directory: Path, url: str) -> Path:
 
 
 def create_store_section(directory: Path, url: str) -> dict[str, Any]:
-    """Return section `[store]` of a host."""
     for name, content in {"url": url, "keys": token_hex(32)}.items():
         (directory / name).touch(0o600)
         (directory / name).write_text(content)
@@ -70,7 +69,6 @@ def create_store_section(directory: Path, url: str) -> dict[str, Any]:
 
 
 async def doctor_result(config: Path) -> CheckResult:
-    """Return what the doctor reports about the database."""
     report = await run_doctor(config, {}, SystemClock(), skip_proof=True)
     return next(result for result in report.findings if result.subject == "database")
 

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from devnet import ballot
 from helper.operations.archive.object_names import PART_BLOCKS
 from tests.support.command import run_in_process
@@ -36,7 +34,6 @@ def config_without_rpc(helper: HelperProcess) -> Path:
     return config
 
 
-@pytest.mark.anyio
 async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
     tmp_path: Path, object_store: ObjectStoreProcess, era: str
 ) -> None:

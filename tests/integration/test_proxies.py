@@ -32,8 +32,6 @@ from tests.support.servers import serve_connections
 from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 CLIENT_ADDRESS = "127.83.42.77"
 EXAMPLES = {"example.conf", "Caddyfile"}
 X25519_KEY_SHARE = bytes.fromhex("001d0020")
@@ -51,14 +49,7 @@ FORGED_HEADERS = {
 
 @dataclass
 class RecordingUpstream:
-    """Replaces the helper: records requests, and sends a response or closes the connection.
-
-    Attributes:
-        port: listening port.
-        received_heads: heads of the received requests, in lower case.
-        closes_connection: whether it closes the connection instead of sending a response.
-        body: body of its responses.
-    """
+    """Replaces the helper: records requests, and sends a response or closes the connection."""
 
     port: int = 0
     received_heads: list[str] = field(default_factory=list)
@@ -80,7 +71,6 @@ class RecordingUpstream:
 
 
 def parse_headers(head: str) -> dict[str, str]:
-    """Return the headers of a request head."""
     return dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:] if line)
 
 
@@ -287,7 +277,6 @@ SMUGGLED_REQUESTS = (
 
 @contextlib.asynccontextmanager
 async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
-    """Serve the public application on a socket. Yields its port."""
     server, listener = create_server(wallets.app), bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.support.devnet import era_flags
 from tests.support.harness import STAND_IN_PROGRAM, cast_vote, run_chain_and_helper
 from tests.support.terminal import run_in_terminal
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_queue_watch_follows_queue_and_survives_restart(tmp_path: Path, era: str) -> None:

@@ -15,12 +15,10 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, ru
 
 
 async def rescan(helper: HelperProcess, first: int) -> Any:
-    """Run the command and return its output."""
     command = ("chain", "rescan", "--from", str(first), "--config", str(helper.config), "--json")
     return (await run_in_process(helper.config.parent, *command)).json()
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R12")
 async def test_rescan_confirms_and_erases_shares_whose_blocks_were_served_empty(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain

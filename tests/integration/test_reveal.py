@@ -14,7 +14,6 @@ from tests.support.harness import STAND_IN_PROGRAM, cast_vote, run_chain_and_hel
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R1", "R2", "R4", "R6")
 @BOTH_ERAS
 async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path, era: str) -> None:
@@ -56,7 +55,6 @@ async def read_tally(chain: DevChain, round_id: bytes) -> dict[tuple[int, int], 
     return {(row["proposal_id"], row.get("vote_decision", 0)): row["total_value"] for row in response["results"]}
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R10", "W6")
 async def test_repeated_share_is_duplicate_before_and_after_confirmation(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
@@ -82,27 +80,3 @@ async def test_repeated_share_is_duplicate_before_and_after_confirmation(
         )
         assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
         assert (await helper.operator_get("/queue"))["shares"] == []
-
-
-@pytest.mark.anyio
-@pytest.mark.rule("R12", "N7", "W7")
-async def test_share_revealed_by_other_helper_is_confirmed(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
-) -> None:
-    """Two helpers have the same shares. The second one sees them confirmed, and no share is confirmed twice."""
-    first_directory, second_directory = tmp_path / "one", tmp_path / "two"
-    first_directory.mkdir()
-    second_directory.mkdir()
-    async with run_helper(first_directory, http, chain) as first, run_helper(second_directory, http, chain) as second:
-        round_id = await chain.open_round()
-        vote = await cast_vote(chain, first, round_id, times=ballot.same_second_times(unix_time_in(2)))
-        for share in vote.ballot.shares:
-            body = ballot.post_body(vote.ballot, share, vote.position, vote.shares[share.index].submit_at)
-            assert (await second.post_share(body)).json() == {"status": "queued"}
-        await first.wait_until_confirmed(vote)
-        await second.wait_until_confirmed(vote)
-        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
-        for helper in (first, second):
-            counts = await helper.service_counts()
-            assert counts["confirmed"] == 16
-            assert counts.get("failures", 0) == 0

@@ -23,14 +23,7 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
 class Hosts:
-    """Hosts that share a queue, by name.
-
-    Args:
-        directory: directory of their files.
-        http: HTTP client for all hosts.
-        chain: the dev chain.
-        url: database URL.
-    """
+    """Hosts that share a queue, by name."""
 
     def __init__(self, directory: Path, http: httpx.AsyncClient, chain: DevChain, url: str) -> None:
         self._directory = directory
@@ -57,7 +50,6 @@ class Hosts:
             assert changed.rowcount == 1
 
     def create_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        """Create a host without starting it."""
         directory = self._directory / name
         directory.mkdir()
         host = HelperProcess(
@@ -74,7 +66,6 @@ class Hosts:
         return host
 
     async def start_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        """Start a host and wait until it is ready."""
         host = self.create_host(name, role, **sender)
         await host.start()
         await host.wait_until("is ready", lambda facts: facts["ready"])
@@ -93,7 +84,7 @@ async def hosts(
             await host.kill()
 
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", CLUSTERS)]
+pytestmark = pytest.mark.parametrize("database", CLUSTERS)
 
 
 async def test_three_roles_reveal_vote_and_standby_sender_takes_over(

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import pytest
 
 from devnet import ballot
 from helper.operations.archive.object_names import PART_BLOCKS
@@ -18,7 +17,6 @@ SECONDS = 90
 """Length of the round; the chain's blocks advance to its end, within the permitted clock skew."""
 
 
-@pytest.mark.anyio
 async def test_finished_round_is_archived_and_audited(tmp_path: Path, object_store: ObjectStoreProcess) -> None:
     async with (
         run_chain_and_helper(

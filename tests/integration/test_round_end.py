@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from devnet import ballot
 from tests.support.devnet import DevChain, era_flags
@@ -29,12 +28,10 @@ async def _post_until_accepted(helper: HelperProcess, body: object) -> list[int]
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("nodes", [1, 2])
 async def test_extended_round_reveals_shares_due_after_its_first_end(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, nodes: int
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    async with run_helper(tmp_path, http, chain, nodes=nodes) as helper:
+    async with run_helper(tmp_path, http, chain, nodes=2) as helper:
         first_end = unix_time_in(20)
         round_id = await chain.open_round(vote_end_time=first_end)
         other_round = await chain.open_round()
@@ -64,7 +61,6 @@ async def test_extended_round_reveals_shares_due_after_its_first_end(
         assert (checks["rounds"]["problem"], checks["rounds"]["note"]) == (None, None)
 
 
-@pytest.mark.anyio
 async def test_round_with_unknown_status_is_closed_and_purged(
     tmp_path: Path, http: httpx.AsyncClient, era: str
 ) -> None:

@@ -15,7 +15,6 @@ from tests.support.process import wait_until_gone
 SLOW_PROVER_ENV = {"STANDIN_SECONDS": "0.4"}
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("R9", "R11")
 async def test_sigterm_during_work_shuts_down_and_loses_no_share(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
@@ -45,7 +44,6 @@ async def test_sigterm_during_work_shuts_down_and_loses_no_share(
         await helper.kill()
 
 
-@pytest.mark.anyio
 async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
     helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM)
     await helper.start(STANDIN_SECONDS="30")
@@ -60,7 +58,6 @@ async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.Async
     await wait_until_gone(workers)
 
 
-@pytest.mark.anyio
 async def test_second_service_on_same_database_is_refused(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:

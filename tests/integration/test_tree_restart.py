@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from bench import tree as bench
 
 LEAF_COUNT = 20_000
 
 
-@pytest.mark.anyio
 async def test_tree_restore_is_faster_than_sync(tmp_path: Path) -> None:
     leaves = bench.random_leaves(LEAF_COUNT, random.Random(1))
     tree, appending = bench.build_tree(leaves)

@@ -29,8 +29,6 @@ from tests.support.wallet_http import Attempt
 from tests.support.wallet_library import HelperState, LibraryWallet, SentShare
 from tests.support.wallet_responses import ChainOutcome, ChainReply, ShareOutcome
 
-pytestmark = pytest.mark.anyio
-
 ERAS = ("0.5", "1.6")
 BYTES_PER_SECOND = 20_000
 DELAY_SECONDS = 1.0
@@ -54,6 +52,7 @@ class Service:
     """Two helpers and a gateway, each behind a slow link, and a second link to the gateway."""
 
     helpers: list[HelperProcess]
+    gateway: HelperProcess
     helper_links: list[SlowLink]
     gateway_link: SlowLink
     batch_link: SlowLink
@@ -96,7 +95,7 @@ async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.Asyn
         await stack.enter_async_context(SlowLink(url, bytes_per_second=BYTES_PER_SECOND, delay=DELAY_SECONDS))
         for url in (*(helper.url for helper in helpers), gateway.url, gateway.url)
     ]
-    return Service(helpers, links[:2], links[2], links[3])
+    return Service(helpers, gateway, links[:2], links[2], links[3])
 
 
 async def end_refusals(chain: DevChain) -> None:
@@ -180,6 +179,10 @@ async def vote_in_era(era: str, directory: Path, http: httpx.AsyncClient) -> Non
         assert find_leaks(sent_by_helpers, secret) == []
         for helper in service.helpers:
             assert (await helper.service_counts()).get("failures", 0) == 0
+        assert (await http.post(f"{service.gateway.url}/shielded-vote/v1/reveal-share", json={})).status_code == 404
+        assert (await service.gateway.post_share({})).status_code == 404, "it has no queue"
+        gateway_log = service.gateway.log.read_text()
+        assert not [text for text in (vote_route, votes[0].ballot.commitment.hex()) if text in gateway_log]
         assert await read_tally(chain, round_id) == {choice[:2]: choice[2] for choice in choices}
 
         large = await batch
@@ -204,7 +207,7 @@ def group_by_vote(shares: Sequence[SentShare]) -> list[CastVote]:
     ]
 
 
-@pytest.mark.rule("N7", "N16", "N30", "W14")
+@pytest.mark.rule("N7", "N16", "N17", "N30", "W14")
 async def test_library_wallet_votes_over_slow_links_in_every_era(tmp_path: Path, http: httpx.AsyncClient) -> None:
     # All eras at once, because the wallets spend almost all of the time waiting.
     async with asyncio.TaskGroup() as group:

@@ -104,7 +104,6 @@ async def check_exchange(chain: ReplayedChain, row: dict[str, Any], service: str
     assert find_differences(row["response"], response.json(), free) == []
 
 
-@pytest.mark.anyio
 async def test_devnet_rest_matches_recorded_exchanges(chain: ReplayedChain) -> None:
     rows = sorted(EXCHANGES, key=lambda row: HEIGHTS.get(row["name"], recorded.CLOSED_HEIGHT))
     problems = {}
@@ -119,7 +118,6 @@ async def test_devnet_rest_matches_recorded_exchanges(chain: ReplayedChain) -> N
     assert problems == {}
 
 
-@pytest.mark.anyio
 async def test_devnet_blocks_and_rpc_match_recording(chain: ReplayedChain) -> None:
     await chain.round.advance(recorded.NEWEST_HEIGHT)
     for row in BLOCKS:
@@ -128,7 +126,6 @@ async def test_devnet_blocks_and_rpc_match_recording(chain: ReplayedChain) -> No
         )
 
 
-@pytest.mark.anyio
 async def test_devnet_abci_queries_match_recording(chain: ReplayedChain) -> None:
     await chain.round.advance(recorded.CLOSED_HEIGHT)
     rows = json.loads((RECORDED / "abci-query.json").read_text())
@@ -142,7 +139,6 @@ async def test_devnet_abci_queries_match_recording(chain: ReplayedChain) -> None
         )
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("recorded_height", "height"), [(58, 58), (85, 84)])
 async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, recorded_height: int, height: int) -> None:
     row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={recorded_height}"))
@@ -152,7 +148,6 @@ async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, rec
     assert find_differences(row["response"], response.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
 
 
-@pytest.mark.anyio
 async def test_devnet_round_end_events_match_recording(chain: ReplayedChain) -> None:
     row = next(row for row in OTHER_ROUND if "round_status_change" in row["name"])
     await chain.round.advance(recorded.CLOSED_HEIGHT)
@@ -169,7 +164,6 @@ async def test_devnet_round_end_events_match_recording(chain: ReplayedChain) -> 
     )
 
 
-@pytest.mark.anyio
 async def test_devnet_finds_recorded_transactions_by_height(chain: ReplayedChain) -> None:
     await chain.round.advance(recorded.ALL_REVEALED_HEIGHT)
     for row in read_recorded_lines("reveals.jsonl"):

@@ -12,9 +12,9 @@ import pytest
 from helper.chain.follower import BlockFollower
 from helper.chain.round_registry import RoundRegistry
 from helper.store.ledger import Ledger
-from tests.recorded.test_models import message_from_request
+from tests.recorded.test_chain_data import message_from_request
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, MemoryStore, read_recorded
+from tests.unit.chain.fakes import ROUND_ID, ChainStore, FakeNetwork, FakeNode, read_recorded
 
 
 def nullifiers_of_reveals(reveals: list[dict[str, Any]]) -> set[tuple[bytes, bytes]]:
@@ -54,10 +54,9 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     clock = FakeClock()
     node = create_recorded_chain(clock, recorded_reveals)
     endpoints = FakeNetwork(node=node).create_node_pool(clock, rpc=rpc)
-    store = MemoryStore()
-    store.ledger = Ledger(1, 100)
-    own_nullifiers = sorted(nullifiers_of_reveals(recorded_reveals))[:3]
-    store.own_nullifiers = {spent: number for number, spent in enumerate(own_nullifiers, start=1)}
+    store = ChainStore(clock, Ledger(1, 100))
+    for number, (_, nullifier) in enumerate(sorted(nullifiers_of_reveals(recorded_reveals))[:3], start=1):
+        store.add_share(number, nullifier)
     confirmed: list[int] = []
     blocks: list[int] = []
     rounds = RoundRegistry(store, endpoints)
@@ -65,7 +64,7 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     await endpoints.probe_all()
     while await listener.read_new() or await listener.read_gaps():
         pass
-    assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
+    assert store.spent == nullifiers_of_reveals(recorded_reveals)
     assert len(store.spent) == 16
     assert store.ledger == Ledger(1, 120)
     assert blocks[-1] == 120
@@ -79,7 +78,7 @@ async def test_follower_from_round_start_finds_all_reveals(recorded_reveals: lis
     clock = FakeClock()
     node = create_recorded_chain(clock, recorded_reveals)
     endpoints = FakeNetwork(node=node).create_node_pool(clock)
-    store = MemoryStore()
+    store = ChainStore(clock)
     rounds = RoundRegistry(store, endpoints)
     listener = BlockFollower(store, endpoints, rounds)
     await endpoints.probe_all()
@@ -89,5 +88,5 @@ async def test_follower_from_round_start_finds_all_reveals(recorded_reveals: lis
     assert store.ledger == Ledger(55, 120, ((55, 112),))
     while await listener.read_gaps():
         pass
-    assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
+    assert store.spent == nullifiers_of_reveals(recorded_reveals)
     assert store.ledger == Ledger(55, 120)

@@ -31,7 +31,7 @@ from helper.operations.proof_bundle import (
 )
 from proofs import CIRCUITS, verify
 from tests.conftest import read_recorded_lines
-from tests.recorded.test_models import message_from_request
+from tests.recorded.test_chain_data import message_from_request
 
 RECORDED_ROOT = b64decode("6seWJ65Nj5gUfTvYPqNkC+gEWXQv8jGEYt94JCfHXRk=")
 
@@ -58,7 +58,6 @@ def read_parts(bundle: bytes = BUNDLE) -> dict[str, bytes]:
 
 
 def write_zip(contents: dict[str, bytes], *, method: int = zipfile.ZIP_STORED) -> bytes:
-    """Create a zip file like a bundle, with any contents."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", method) as bundle:
         for name, content in contents.items():
@@ -69,7 +68,6 @@ def write_zip(contents: dict[str, bytes], *, method: int = zipfile.ZIP_STORED) -
 
 
 def with_manifest_changes(**changes: Any) -> bytes:
-    """Create a bundle with changes to the manifest only."""
     contents = read_parts()
     contents[MANIFEST] = orjson.dumps(orjson.loads(contents[MANIFEST]) | changes, option=orjson.OPT_INDENT_2) + b"\n"
     return write_zip(contents)
@@ -87,7 +85,6 @@ def test_bundle_of_confirmed_reveal_is_valid_and_deterministic() -> None:
 
 
 def with_foreign_parts(**changes: Any) -> bytes:
-    """Create a consistent bundle with one foreign part."""
     return pack_bundle(replace(FIRST_EVIDENCE, **changes))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 import proofs
-from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
+from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimTree, is_valid_proof
@@ -43,7 +43,6 @@ class SimRound:
     _served_rounds: dict[RoundStatus, Round] = field(default_factory=dict)
 
     def status(self, height: int) -> RoundStatus:
-        """Return the round's status after a block."""
         if self.finalized_height and height >= self.finalized_height:
             return RoundStatus.FINALIZED
         return RoundStatus.TALLYING if self.tallying_height and height >= self.tallying_height else RoundStatus.ACTIVE
@@ -73,7 +72,6 @@ class SimRound:
         return None
 
     def leaves(self, first: int, last: int) -> list[LeafBlock]:
-        """Return the leaves appended in a range of heights."""
         blocks, start = [], 0
         for height, size in self.tree_sizes:
             if first <= height <= last:
@@ -97,7 +95,6 @@ class PendingTransaction:
     """A transaction in the mempool.
 
     Attributes:
-        not_before: loop time of the first block that may include it.
         code: result code in the block; None applies the chain's rules.
     """
 
@@ -113,9 +110,6 @@ class SimChain:
     Attributes:
         blocks: by height; index 0 is a placeholder.
         confirmed: height at which the chain counted each nullifier.
-        is_halted: whether block production is stopped.
-        max_mempool_delay: maximum seconds a transaction stays in the mempool.
-        max_block_reveals: maximum number of reveals in a block; None for no limit.
     """
 
     def __init__(self, rng: random.Random, event_log: EventLog, *, interval: tuple[float, float], circuit: str) -> None:
@@ -137,26 +131,21 @@ class SimChain:
 
     @property
     def height(self) -> int:
-        """Height of the newest block."""
         return len(self.blocks) - 1
 
     def head(self, height: int) -> BlockHead:
-        """Return a block's header."""
         return self.blocks[height].head
 
     def now(self) -> float:
-        """Return the true Unix time."""
         return EPOCH + asyncio.get_running_loop().time()
 
     async def run(self) -> None:
-        """Produce blocks forever."""
         while True:
             await asyncio.sleep(self._rng.uniform(*self._interval))
             if not self.is_halted:
                 self.make_block()
 
     def make_block(self) -> None:
-        """Produce the next block."""
         time = max(self.now() - self._rng.random() * 0.5, self.head(self.height).time + 0.001)
         height = self.height + 1
         block = SimBlock(BlockHead(CHAIN_ID, height, time))
@@ -245,14 +234,12 @@ class SimChain:
     def submit_transaction(
         self, tx: bytes, message: RevealMessage, *, delay: float = 0.0, code: int | None = None
     ) -> None:
-        """Add a transaction to the mempool."""
         now = asyncio.get_running_loop().time()
         self.mempool.setdefault(
             tx, PendingTransaction(tx, message, now + delay + self._rng.random() * self.max_mempool_delay, code)
         )
 
     def is_confirmed(self, nullifier: bytes) -> bool:
-        """Return whether any round has counted this nullifier."""
         return any((round_id, nullifier) in self.confirmed for round_id in self.rounds)
 
     async def cast_vote(self, round_: SimRound, leaf: bytes) -> int:
@@ -268,7 +255,6 @@ def authority_note(leaf: bytes) -> bytes:
 
 
 def statement_of(message: RevealMessage, root: bytes) -> proofs.Statement:
-    """Return the statement that a reveal's proof must prove."""
     return proofs.Statement(
         nullifier=message.nullifier,
         c1=message.enc_share[:32],

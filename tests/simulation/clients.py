@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from helper.chain.models import (
+from helper.chain.chain_data import (
     MAX_LEAVES,
     Block,
     BlockHead,
@@ -76,7 +76,6 @@ class ServiceRun:
     is_killed = False
 
     async def block_if_killed(self) -> None:
-        """Block forever if the service was killed."""
         if self.is_killed:
             await asyncio.get_running_loop().create_future()
 
@@ -96,7 +95,6 @@ class _PendingCalls:
         return bool(self._started_at) and asyncio.get_running_loop().time() - self._started_at[0] > SLOW_CALL_SECONDS
 
     async def reach_node(self) -> SimNode:
-        """Return the node once a request from a running service has reached it."""
         if self._service_run.is_killed:
             await self._service_run.block_if_killed()
         started_at = asyncio.get_running_loop().time()
@@ -108,7 +106,6 @@ class _PendingCalls:
         return self._node
 
     async def run_broadcast(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a broadcast of a running service."""
         if self._service_run.is_killed:
             call.close()
             await self._service_run.block_if_killed()
@@ -219,8 +216,6 @@ def _raise_if_pruned(node: SimNode, height: int) -> None:
 
 
 class SimRpc(RpcClient):
-    """`RpcClient` without HTTP."""
-
     def __init__(self, node: SimNode, service_run: ServiceRun) -> None:
         self.node = node
         self.name = f"rpc.{node.name}"
@@ -255,5 +250,4 @@ class SimRpc(RpcClient):
 
 
 def create_node(node: SimNode, service_run: ServiceRun, *, rpc: bool) -> Node:
-    """Create the clients of a node for one service run."""
     return Node(SimClient(node, service_run), SimRpc(node, service_run) if rpc else None)

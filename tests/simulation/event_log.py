@@ -9,12 +9,7 @@ from tests.simulation.virtual_loop import SimLoop
 
 
 class EventLog:
-    """Ordered events and the promises that were broken.
-
-    Attributes:
-        violations: each broken promise, with its time.
-        broken: how often each promise was broken.
-    """
+    """Ordered events and the promises that were broken."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -27,21 +22,18 @@ class EventLog:
         self._events.append((self._loop.time(), event, details))
 
     def record_violation(self, promise: str, *details: object) -> None:
-        """Record a broken promise."""
         self.record(f"BROKEN: {promise}", *details)
         self.broken[promise] += 1
         text = " ".join([promise, *map(_format_value, details)])
         self.violations.append(f"{self._loop.time():.3f} {text}")
 
     def format_lines(self) -> list[str]:
-        """Return the event log as text."""
         return [
             f"{at:10.3f}  {what} {' '.join(map(_format_value, details))}".rstrip() for at, what, details in self._events
         ]
 
     @property
     def digest(self) -> str:
-        """Hash of all lines."""
         return sha256("\n".join(self.format_lines()).encode()).hexdigest()
 
 

@@ -22,12 +22,10 @@ def hash_parts(kind: bytes, *parts: bytes | int) -> bytes:
 
 
 def commitment(round_id: bytes, shares_hash: bytes, proposal_id: int, vote_decision: int) -> bytes:
-    """Return the vote commitment."""
     return hash_parts(b"commitment", round_id, shares_hash, proposal_id, vote_decision)
 
 
 def nullifier(vote_commitment: bytes, share_index: int, blind: bytes) -> bytes:
-    """Return a share's nullifier."""
     return hash_parts(b"nullifier", vote_commitment, share_index, blind)
 
 
@@ -37,7 +35,6 @@ def shares_hash(share_comms: bytes) -> bytes:
 
 
 def share_commitment(blind: bytes, c1: bytes, c2: bytes) -> bytes:
-    """Return the commitment to one share."""
     return hash_parts(b"share", blind, c1, c2)
 
 
@@ -100,7 +97,6 @@ class SimTree:
 
 
 def prove(circuit: str, statement: proofs.Statement) -> bytes:
-    """Return the fake proof of a statement."""
     return hash_parts(
         b"proof " + circuit.encode(),
         statement.nullifier,
@@ -122,8 +118,6 @@ def is_valid_proof(circuit: str, proof: bytes, statement: proofs.Statement) -> b
 
 
 class Ballot:
-    """One vote: its commitment and its shares."""
-
     def __init__(self, rng: random.Random, round_id: bytes, proposal_id: int, vote_decision: int) -> None:
         self.round_id = round_id
         self._proposal, self._decision = proposal_id, vote_decision
@@ -133,7 +127,6 @@ class Ballot:
         self.commitment = commitment(round_id, self._hash, proposal_id, vote_decision)
 
     def share(self, index: int, position: int, submit_at: int) -> Share:
-        """Return a share for the leaf at this position."""
         blind, c1, c2 = self._parts[index]
         return Share(
             round_id=self.round_id,
@@ -150,5 +143,4 @@ class Ballot:
         )
 
     def nullifier(self, index: int) -> bytes:
-        """Return the nullifier of a share."""
         return nullifier(self.commitment, index, self._parts[index][0])

@@ -11,7 +11,7 @@ import time
 import warnings
 from dataclasses import asdict, dataclass, replace
 
-from helper.chain.models import Proposal
+from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.drain import MAX_REVEALS_PER_BLOCK
 from helper.core.refusals import TemporaryRefusal
@@ -76,7 +76,6 @@ class FleetResult:
     wall_seconds: float
 
     def as_json(self) -> dict[str, float]:
-        """Return the figures, rounded to three decimals."""
         return {name: round(value, 3) for name, value in asdict(self).items()}
 
 

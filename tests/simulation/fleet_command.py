@@ -31,7 +31,6 @@ K10_PROOF_SECONDS = 0.42
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the fleet."""
     fleet = parser.add_argument_group("fleet", "several helpers on one chain, instead of seeds")
     fleet.add_argument("--fleet", action="store_true", help="run a fleet; --seed selects its seed (default: 1)")
     fleet.add_argument("--helpers", type=int, default=10, help="number of helpers (default: 10)")
@@ -73,11 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def create_plan(options: argparse.Namespace) -> FleetPlan:
-    """Create the plan of the options.
-
-    Raises:
-        ValueError: the options contradict each other.
-    """
+    """Create the plan of the options."""
     if (options.overdue is None) == (options.voters is None):
         raise ValueError("a fleet needs either --overdue or --voters")
     for name in ("oldest_first", "dead", "late"):

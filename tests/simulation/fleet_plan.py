@@ -36,8 +36,6 @@ class FleetHelper:
 
     Attributes:
         is_oldest_first: whether it proves a backlog oldest first, as the original helper does.
-        starts_at: when it starts.
-        proves_from: when its provers are ready.
         dies_at: when it is killed for good; infinity for never.
     """
 
@@ -47,7 +45,6 @@ class FleetHelper:
     dies_at: float = math.inf
 
     def can_prove(self, at: float) -> bool:
-        """Return whether the helper proves shares at a time."""
         return max(self.starts_at, self.proves_from) <= at < self.dies_at
 
 
@@ -56,7 +53,6 @@ class FleetVote:
     """A vote and its shares. Times are loop seconds.
 
     Attributes:
-        cast_at: when the vote is cast on the chain.
         posts: (when the share is posted at the earliest, when it is due) of each share. A due time of None means
             immediately.
     """
@@ -71,11 +67,8 @@ class FleetPlan:
 
     Attributes:
         per_share: number of helpers to which a wallet gives each share.
-        provers: provers of each helper.
         proof_seconds: mean seconds of a proof on one prover.
-        block_seconds: seconds between blocks.
         round_seconds: loop second at which the round ends.
-        votes: the votes.
     """
 
     helpers: tuple[FleetHelper, ...]
@@ -88,7 +81,6 @@ class FleetPlan:
 
     @property
     def share_count(self) -> int:
-        """Number of shares of all votes."""
         return sum(len(vote.posts) for vote in self.votes)
 
     @property
@@ -107,10 +99,6 @@ class IdealRun:
     """What an ideal fleet of the same provers does.
 
     It proves each share once, as soon as the share is due and a prover is free, and the next block counts it.
-
-    Attributes:
-        revealed: shares that it reveals before the end of the round.
-        finished_at: loop second at which the last of them is revealed.
     """
 
     revealed: int
@@ -150,9 +138,6 @@ def draw_round(
 
     Args:
         voters: number of voters; each votes on every proposal at once.
-        proposals: number of proposals.
-        end: loop second of the end of the round.
-        rng: draws the times.
         deadline_fraction: fraction of the voters that vote inside the last-moment window; the others vote at any time
             of the round.
     """

@@ -75,16 +75,7 @@ class SimClock(Clock):
 
 
 class ServiceHost:
-    """Runs the service with its simulated dependencies.
-
-    Args:
-        name: distinguishes the hosts of one loop.
-        settings: more settings of the service, by section.
-
-    Attributes:
-        service: the running service, None if none runs.
-        on_attempt_spent: called for each attempt spent.
-    """
+    """Runs the service with its simulated dependencies."""
 
     def __init__(
         self,
@@ -136,7 +127,6 @@ class ServiceHost:
         self._event_log.record("service starts")
 
     def _create_service_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Create a task owned by this service run."""
         return self._loop.create_owned_task(self._owner, coroutine)
 
     async def _run_service(self, service_run: ServiceRun) -> None:
@@ -182,11 +172,7 @@ class ServiceHost:
             self.service = None
 
     async def send_request(self, request_handler: Callable[[Service], Awaitable[T]]) -> T:
-        """Send a request to the service.
-
-        Raises:
-            UnreachableError: no service is running, or it ended before it responded.
-        """
+        """Send a request to the service."""
         service = self.service
         if service is None:
             await asyncio.sleep(0)
@@ -202,7 +188,6 @@ class ServiceHost:
 
     @property
     def is_running(self) -> bool:
-        """Whether the service runs or is restarting."""
         return self._task is not None and not self._task.done()
 
     async def kill(self) -> None:

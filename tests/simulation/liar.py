@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
+from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.chain import SimBlock, SimChain, SimRound
 from tests.simulation.fakes import SimTree
@@ -29,6 +29,7 @@ class Lie(Enum):
     AHEAD = "reports a height that is 60 too high"
     AHEAD_BRIEFLY = "reports a height that is 90 too high for some seconds"
     AHEAD_GROWING = "reports a height that rises by one each second"
+    ONE_HEIGHT = "reports one height, with the current time"
     EMPTY_BLOCKS = "serves blocks without transactions"
     FUTURE_BLOCKS = "serves 50 empty blocks above its newest one"
     FORGED_TIME = "reports heads two minutes and blocks ten years ahead"
@@ -60,11 +61,7 @@ SWALLOWING = frozenset({Lie.INVENTED_BLOCK, Lie.TWIN, Lie.SWALLOW})
 
 
 class Liar:
-    """The lies of one node, and the false chain that they make up.
-
-    Attributes:
-        lies: the active lies.
-    """
+    """The lies of one node, and the false chain that they make up."""
 
     def __init__(self, chain: SimChain) -> None:
         self._chain = chain
@@ -104,6 +101,7 @@ class Liar:
     def false_height(self, height: int) -> int:
         """The height that the node reports instead of `height`."""
         seconds = asyncio.get_running_loop().time() - self._started_at
+        height = self._fork_height if self.tells(Lie.ONE_HEIGHT) else height
         return height + max((FALSE_HEIGHTS[lie](seconds) for lie in self.lies & FALSE_HEIGHTS.keys()), default=0)
 
     def head(self, head: BlockHead) -> BlockHead:
@@ -138,7 +136,6 @@ class Liar:
         return self._disputed[height]
 
     def find_transaction(self, tx_hash: bytes, true: TxResult | None, newest: int) -> TxResult | None:
-        """The result of a transaction as the node serves it."""
         if self.tells(Lie.FALSE_SPENT):
             return TxResult(0, newest, "")
         if tx_hash in self._own_results:
@@ -168,7 +165,6 @@ class Liar:
     # Rounds and trees
 
     def rounds(self, rounds: list[Round]) -> list[Round]:
-        """The rounds that the node lists."""
         changes: dict[Lie, Callable[[Round], Round]] = {
             Lie.FALSE_END: lambda known: replace(known, vote_end_time=self._change_end(known.vote_end_time)),
             Lie.FALSE_PROPOSALS: lambda known: replace(known, proposals=(Proposal(9, (0,)),)),
@@ -186,7 +182,6 @@ class Liar:
         return rounds
 
     def tree(self, round_: SimRound) -> SimRound:
-        """A round with the tree that the node serves."""
         if not self.tells(Lie.FALSE_TREE, Lie.TWIN):
             return round_
         key = (round_.round_id, len(round_.tree_sizes))

@@ -11,7 +11,7 @@ from enum import Enum
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from helper.chain.models import BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.node_http import SEND_TIMEOUT_SECONDS, NodeResponse, NoResponse
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable
@@ -26,8 +26,6 @@ BAD_GATEWAY_RESPONSE = (502, {"error": "no consensus engine"})
 
 
 class NodeFault(Enum):
-    """Faults of a node."""
-
     UNREACHABLE = "unreachable"
     ERRORS = "responds 5xx"
     SLOW = "slow"
@@ -85,8 +83,6 @@ class SimNode:
     """A simulated node.
 
     Attributes:
-        fault: the active fault, or None.
-        liar: the node's lies; it has none at first.
         send_error_rate: fraction of reveals to which it responds 502 without processing them.
         on_broadcast: called with (message, node) for each reveal that arrives, before it is checked.
         on_false_refusal: called for each permanent refusal of a valid message.
@@ -112,7 +108,6 @@ class SimNode:
         self.on_refusal: Callable[[RevealMessage], None] = lambda message: None
 
     def set_fault(self, fault: NodeFault | None) -> None:
-        """Set the active fault, or clear it."""
         self.fault = fault
         self._fault_height = self.chain.height
         self._fault_started_at = asyncio.get_running_loop().time()
@@ -180,7 +175,6 @@ class SimNode:
             raise NoResponse(f"no response within {timeout:g} s", sent=True) from None
 
     def served_head(self) -> BlockHead:
-        """Return the header of this node's newest block."""
         head = self.chain.head(self.height)
         if self.fault is NodeFault.OTHER_CHAIN:
             return replace(head, chain_id="other-7")
@@ -189,7 +183,6 @@ class SimNode:
         return self.liar.head(head)
 
     def has_round(self, round_id: bytes) -> bool:
-        """Return whether this node knows a round."""
         round_ = self.chain.rounds.get(round_id)
         return (
             round_ is not None
@@ -257,7 +250,6 @@ class SimNode:
         return self._refuse_falsely(message) if fault in (NodeFault.BAD_PROOF, NodeFault.REJECTS_MESSAGES) else None
 
     def _refuse_falsely(self, message: RevealMessage) -> tuple[int, dict[str, Any]]:
-        """Refuse a valid reveal."""
         self.on_refusal(message)
         if self.fault is NodeFault.BAD_PROOF:
             return _refusal_response(1, "invalid zero-knowledge proof: verification failed")
@@ -265,7 +257,6 @@ class SimNode:
         return _refusal_response(9, "invalid message field: enc_share")
 
     def _check_and_submit(self, message: RevealMessage) -> tuple[int, dict[str, Any]]:
-        """Run CheckTx and add the reveal to the mempool."""
         height = self.height
         refusal = self.chain.check_reveal(message, height, time=self.chain.head(height).time)
         if refusal is not None:

@@ -30,8 +30,6 @@ class TrackedShare:
     Attributes:
         posted_at: loop second of the first post, None before it.
         acknowledged_at: loop second of the first acknowledgment, None before it.
-        is_refused: whether the service has refused it for good.
-        is_queued: whether the service responded that the share is new.
         is_reposted: whether the wallet has posted it again without a due time, which then applies.
     """
 
@@ -84,7 +82,6 @@ class PromiseChecker:
     # During the run
 
     def on_broadcast(self, message: RevealMessage, node: SimNode) -> None:
-        """Check a reveal that has left the machine."""
         now = self._chain.now()
         nullifier = message.nullifier
         self._event_log.record("broadcast", nullifier, "to", node.name, "anchor", message.anchor_height)
@@ -118,7 +115,6 @@ class PromiseChecker:
             self._event_log.record_violation("proven again too early", nullifier, "heights", previous[1], height)
 
     def on_refusal(self, message: RevealMessage) -> None:
-        """Record that a node refused this message: a new proof may follow."""
         self._refused_hashes.add(message.tx_hash())
 
     def on_operator_retry(self, nullifier: bytes) -> None:
@@ -155,7 +151,6 @@ class PromiseChecker:
             self._event_log.record_violation("an attempt spent without a fault of the share", nullifier, stage, note)
 
     def on_transitions(self, transitions: list[tuple[int, int, int | None, bytes]]) -> None:
-        """Check the state transitions of a commit."""
         added = {nullifier for _, before, after, nullifier in transitions if before < 0 and after is not None}
         for share_id, before, after, nullifier in transitions:
             self._nullifier_by_row[share_id] = nullifier

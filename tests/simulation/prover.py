@@ -15,8 +15,6 @@ from tests.simulation.fakes import commitment, is_valid_proof, nullifier, prove,
 
 
 class ProverFault(Enum):
-    """Faults of the provers."""
-
     WORKER_DIES = "workers die"
     WORKER_HANGS = "workers hang"
     WORKER_REFUSES = "workers reject jobs"
@@ -29,11 +27,8 @@ class SimProvers:
     """The machine's provers, shared by all service runs.
 
     Attributes:
-        fault: the active fault, or None.
-        proof_seconds: duration of a proof.
         spread: minimum and maximum of a proof's duration, as multiples of `proof_seconds`.
         starts_at: loop second before which no worker has started.
-        on_proof_started: called when a proof begins.
         on_fault: called with (nullifier, fault) when a proof fails.
     """
 
@@ -48,7 +43,6 @@ class SimProvers:
         self._pids = iter(range(100, 1 << 30))
 
     async def spawn(self, command: Sequence[str], *, threads: int) -> SimWorker:
-        """Start a worker."""
         await asyncio.sleep(0)
         if self.fault is ProverFault.NO_START and self.rng.random() < 0.7:
             raise OSError("cannot allocate memory")
@@ -56,8 +50,6 @@ class SimProvers:
 
 
 class SimWorker(WorkerProcess):
-    """A simulated prover worker."""
-
     def __init__(self, provers: SimProvers, pid: int) -> None:
         self._provers = provers
         self._pid = pid
@@ -83,10 +75,10 @@ class SimWorker(WorkerProcess):
         if frame["op"] == "start":
             start_seconds = provers.rng.uniform(0.5, 3)
             await asyncio.sleep(max(start_seconds, provers.starts_at - asyncio.get_running_loop().time()))
-            return {"fingerprints": {}, "self_test_seconds": provers.proof_seconds}
+            return {"self_test_seconds": provers.proof_seconds}
         if frame["op"] == "load":
             await asyncio.sleep(provers.proof_seconds)
-            return {"fingerprints": {}}
+            return {}
         if frame["op"] == "verify":
             return await self._verify(frame)
         return await self._prove(frame, timeout)

@@ -46,8 +46,6 @@ class RoundsResult:
         arrivals: by round, nullifiers in order of acknowledgment.
         broadcasts: by round, nullifiers in order of their first broadcast.
         due_orders: by round, the same nullifiers in order of due time.
-        confirmed: by round, number of shares counted by the chain.
-        violations: broken promises.
     """
 
     lateness: dict[int, list[float]]
@@ -75,7 +73,6 @@ def simulate_rounds(
     """Run rounds of these sizes.
 
     Args:
-        seed: determines the complete run.
         sizes: number of shares by round; a multiple of `SHARES_PER_VOTE`.
         seconds: duration of the run after `BACKLOG_START`.
         ends: loop second at which a round ends, by round; the others end long after the last share.
@@ -169,7 +166,6 @@ def create_plan(
 
 
 def p99(samples: list[float]) -> float:
-    """Return the 99th percentile."""
     value = percentile(samples, 0.99)
     assert value is not None
     return value

@@ -35,11 +35,7 @@ class SeedResult:
     """Result of a seed.
 
     Attributes:
-        violations: broken promises; empty if all hold.
         digest: hash of the complete run.
-        virtual_seconds: simulated seconds.
-        counts: counters of the promise checker.
-        broken: how often each promise was broken.
     """
 
     seed: int
@@ -104,7 +100,6 @@ def run_seed(seed: int, *, verbose: bool = False, liar: LiarPlan | None = None) 
     """Run one seed.
 
     Args:
-        seed: determines the complete run, together with `liar`.
         verbose: whether the event log includes the service's own log.
         liar: lies of one node; None if the seed draws whether one lies.
     """

@@ -20,9 +20,7 @@ def run_seeds(
     """Yield the results as they arrive.
 
     Args:
-        seeds: the seeds to run.
         jobs: number of processes; 1 runs the seeds in this process.
-        verbose: whether event logs include the service's own log.
         liar: lies of one node that replace each scenario's faults.
     """
     if jobs <= 1 or len(seeds) == 1:

@@ -18,8 +18,6 @@ from tests.simulation.prover import ProverFault
 
 
 class ServiceFault(Enum):
-    """Faults of the service, its disk and its clock."""
-
     CRASH = "the service is killed"
     STOP = "the service is stopped"
     DISK_FULL = "the disk is full"
@@ -36,9 +34,7 @@ class FaultEpisode:
     """A fault with its start and end.
 
     Attributes:
-        fault: the fault.
         node: index of the faulty node; None if the fault is not of a node.
-        clock_offset: seconds by which the clock is wrong.
     """
 
     start: float
@@ -64,7 +60,6 @@ class LiarPlan:
 
     Attributes:
         lies: told at once; empty for one or two drawn anew for each episode.
-        nodes: number of configured nodes.
     """
 
     lies: tuple[Lie, ...]
@@ -85,7 +80,6 @@ class PlannedPost:
     """One share of a vote: when it is posted and when it is due.
 
     Attributes:
-        index: share index.
         delay: seconds after the vote is on the chain.
         submit_at: loop second at which it is due; None for immediately.
         repost_delay: seconds after which the wallet posts it again without a due time; None for never.
@@ -113,9 +107,6 @@ class Scenario:
     """Everything drawn before the run.
 
     Attributes:
-        duration: seconds until the run ends.
-        poll_seconds: the service's poll interval.
-        block_interval: minimum and maximum seconds between blocks.
         healthy_node: index of the node without a fault in the calm.
         calm_seconds: seconds of calm before the end of a round that requires all shares.
         circuits: (loop second, circuit that the chain verifies from then on).
@@ -173,7 +164,6 @@ def draw_liar(seed: int) -> LiarPlan | None:
 
 
 def draw_scenario(seed: int, liar: LiarPlan | None = None) -> Scenario:
-    """Draw the scenario of a seed. If a node lies, no node has another fault."""
     rng = random.Random(f"plan {seed}")
     _, length, poll, interval = rng.choices(CHAIN_PACES, [pace[0] for pace in CHAIN_PACES])[0]
     nodes = rng.choices((1, 2, 3), (2, 5, 3))[0]
@@ -312,7 +302,6 @@ def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, 
 
 
 def _end_before_calm(episode: FaultEpisode, calm_spans: list[tuple[float, float]]) -> FaultEpisode:
-    """End the episode where a calm begins."""
     end = min([episode.end, *(start for start, over in calm_spans if episode.end > start and episode.start < over)])
     return replace(episode, end=end)
 

@@ -42,11 +42,7 @@ USUAL_COMMIT_DELAY_SECONDS = 0.02
 
 
 class FaultyConnection(sqlite3.Connection):
-    """Connection whose commits can be made to fail.
-
-    Attributes:
-        error_code: SQLite error code of every commit, None for no error.
-    """
+    """Connection whose commits can be made to fail."""
 
     error_code: int | None = None
 
@@ -72,13 +68,10 @@ class SimDisk:
     """The part of the store that outlives the service.
 
     Attributes:
-        conn: the connection; its commits can be made to fail.
-        max_commit_delay: maximum seconds of a commit.
         on_transitions: called with the changes of a commit, as (share id, state before, state after, nullifier); the
             state
             after is None for a deleted row.
         on_commit: called after each commit, before its result is delivered.
-        on_before_commit: called before each batch is processed.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -118,11 +111,9 @@ class SimDisk:
         self._transitions.clear()
 
     def query_rows(self, sql: str, *values: object) -> list[Row]:
-        """Return rows of the database."""
         return self.conn.execute(sql, values).fetchall()
 
     def close(self) -> None:
-        """Close the database."""
         self.conn.close()
 
 
@@ -136,11 +127,7 @@ class _NoEraser:
 
 
 class InlineWriter(SqliteWriter):
-    """The writer, driven by timers of the loop.
-
-    Attributes:
-        is_killed: whether the service was killed: no write is executed and no result delivered.
-    """
+    """The writer, driven by timers of the loop."""
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:
         super().__init__(Path("simulated"), clock, lambda share: None)

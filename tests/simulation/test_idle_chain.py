@@ -39,9 +39,7 @@ class IdleNode(FakeNode):
     """A node with empty blocks and one round, which ends and is tallied.
 
     Args:
-        clock: the loop's clock.
         stall_path: the first request with this in its path, after `STALL_AFTER_SECONDS`, stops the node for a while.
-        stall_seconds: for how long; 0 for never.
     """
 
     def __init__(self, clock: SimClock, stall_path: str, stall_seconds: float) -> None:

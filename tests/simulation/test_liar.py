@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from helper.chain.broadcast_outcome import Verdict
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Verdict
 from helper.errors import ChainError
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
 from tests.simulation.clients import ServiceRun, SimClient, SimRpc
@@ -32,6 +32,7 @@ CHANGED: dict[Lie, set[str]] = {
     Lie.AHEAD: {HEAD},
     Lie.AHEAD_BRIEFLY: {HEAD},
     Lie.AHEAD_GROWING: {HEAD},
+    Lie.ONE_HEIGHT: {HEAD},
     Lie.EMPTY_BLOCKS: {BLOCK},
     Lie.FUTURE_BLOCKS: {HEAD, FUTURE},
     Lie.FORGED_TIME: {HEAD, TIME},

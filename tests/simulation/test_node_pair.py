@@ -22,6 +22,9 @@ LIE_SECONDS = 50.0
 """Seconds from the due time for which a node lies; it also drops all reveals."""
 SEND_ERROR_RATE = 0.4
 BLOCK_SECONDS = 1.0
+OUTAGE_SECONDS = 3600.0
+CONFIRMATION_SECONDS = 60.0
+"""Seconds after the end of an outage within which all counted shares are confirmed and erased."""
 
 
 def simulate_pair(
@@ -72,3 +75,29 @@ def test_honest_node_receives_every_share_while_the_other_lies(lie: Lie) -> None
     counted, violations = simulate_pair(1, lies=(lie, Lie.SWALLOW))
     assert (len(counted), [seconds for seconds in counted if seconds > LIE_SECONDS]) == (SHARES, [])
     assert violations == []
+
+
+def test_every_share_is_counted_while_one_of_two_nodes_is_unreachable_for_an_hour() -> None:
+    """The shares become due one by one. They are confirmed and erased only after the node's return."""
+    plan, end = create_plan(1, {0: SHARES}, OUTAGE_SECONDS / 0.75, {}, (), 0.0), BACKLOG_START + OUTAGE_SECONDS
+    plan = replace(
+        plan,
+        duration=end + CONFIRMATION_SECONDS,
+        poll_seconds=5.0,
+        block_interval=(5.0, 5.0),
+        nodes_with_rpc=(False, False),
+        proof_seconds=0.1,
+        episodes=(FaultEpisode(BACKLOG_START, end, NodeFault.UNREACHABLE, 1),),
+    )
+    loop = SimLoop(seeded_random(1, "loop"), shuffled=True)
+    world = World(1, loop, plan)
+    rows_before_return: list[int] = []
+    loop.call_at(end - 1.0, lambda: rows_before_return.append(len(world.disk.query_rows("SELECT id FROM shares"))))
+    with patch_environment(1, world.event_log):
+        loop.run_until_complete(world.run())
+    counted = {spent: world.chain.head(height).time for (_, spent), height in world.chain.confirmed.items()}
+    late = [at - EPOCH - world.promise_checker.shares[spent].due_at for spent, at in counted.items()]
+    world.disk.close()
+    loop.close()
+    assert (len(late), [seconds for seconds in late if seconds > MAX_SECONDS]) == (SHARES, [])
+    assert (rows_before_return, world.event_log.violations) == ([SHARES], [])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.node import Node
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core import schedule
 from helper.reveal import send_policy
 from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, Step
@@ -45,7 +45,8 @@ def test_seeds_keep_all_promises(first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "seed"), [(Lie.FALSE_TREE, 4), (Lie.TWIN, 3), (Lie.FALSE_CREATED, 0), (Lie.FALSE_END, 0)]
+    ("lie", "seed"),
+    [(Lie.FALSE_TREE, 4), (Lie.TWIN, 3), (Lie.FALSE_CREATED, 0), (Lie.FALSE_END, 0), (Lie.ONE_HEIGHT, 3)],
 )
 def test_share_is_accepted_and_counted_while_one_of_two_nodes_lies(lie: Lie, seed: int) -> None:
     result = run_seed(seed, liar=LiarPlan((lie, Lie.SWALLOW), 2))

@@ -39,7 +39,6 @@ class Handle(list[Any]):
     __slots__ = ()
 
     def cancel(self) -> None:
-        """Cancel the callback."""
         self.clear()
 
 
@@ -66,12 +65,9 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
     """The event loop.
 
     Args:
-        rng: draws the order.
         shuffled: whether callbacks that are ready together run in a drawn order or in order of arrival.
 
     Attributes:
-        now: seconds since the loop was created.
-        unhandled_errors: contexts passed to the exception handler.
         owner: owner of tasks created outside any task; None is the world.
     """
 
@@ -208,11 +204,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
             self._running = False
 
     def run_until_complete(self, future: Any) -> Any:
-        """Run a coroutine to its end and return its result.
-
-        Raises:
-            StuckError: the coroutine can never finish.
-        """
+        """Run a coroutine to its end and return its result."""
         with self._set_running():
             main = self.create_task(future)
             pass_limit = MAX_PASSES_WITHOUT_PROGRESS

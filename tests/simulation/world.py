@@ -8,7 +8,7 @@ import sqlite3
 from functools import partial
 
 from helper.app.service import Service
-from helper.chain.models import Proposal
+from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.refusals import TemporaryRefusal
 from helper.errors import HelperError, ShareRefused
@@ -79,7 +79,6 @@ class World:
         self.disk.on_before_commit = lambda: self._count_kill_moment("before commit")
 
     async def run(self) -> None:
-        """Run the scenario and check the promises."""
         self.chain.make_block()
         self.loop.report_passes(MONITOR_INTERVAL_SECONDS, self._check_pass_rate)
         coroutines = [self.chain.run()]
@@ -213,7 +212,6 @@ class World:
             self.event_log.record_violation("a valid share was refused", tracked.nullifier, refusal.field, refusal)
 
     async def _reveal_by_other_helper(self, tracked: TrackedShare, at: float) -> None:
-        """Reveal the share through another helper."""
         await asyncio.sleep(at - self.loop.time())
         sim_round = self.chain.rounds[tracked.share.round_id]
         state = sim_round.tree_at(self.chain.height)
@@ -358,5 +356,4 @@ async def _retry_share(service: Service, share_id: int) -> None:
 
 
 def seeded_random(seed: int, purpose: str) -> random.Random:
-    """Return an independent generator for one purpose of a seed."""
     return random.Random(f"{seed} {purpose}")

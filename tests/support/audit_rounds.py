@@ -17,10 +17,11 @@ from typing import Any
 import httpx
 
 import proofs
-from helper.audit.documents import digest_unbound_fields, parse_round_facts
-from helper.audit.source import AuditBlock, AuditTx, DataMissing
-from helper.audit.transactions import is_of_round
+from audit.documents import digest_unbound_fields, parse_round_facts
+from audit.source import AuditBlock, AuditTx, DataMissing
+from audit.transactions import is_of_round
 from helper.chain.reveal_transaction import RevealMessage
+from tests.support.payloads import reveal_fields
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -56,7 +57,6 @@ class MemorySource:
             raise DataMissing(self.missing)
 
     def replace_tx(self, height: int, at: int, raw: bytes, code: int | None = 0) -> None:
-        """Replace a transaction of a block."""
         index = next(i for i, block in enumerate(self.block_list) if block.height == height)
         txs = list(self.block_list[index].txs)
         txs[at] = AuditTx(raw, code)
@@ -73,7 +73,6 @@ class MemorySource:
 
 
 def read_lines(folder: str, name: str) -> list[dict[str, Any]]:
-    """Read a recorded .jsonl file."""
     return [json.loads(line) for line in (RECORDED / folder / name).read_text().splitlines()]
 
 
@@ -140,15 +139,7 @@ def _single_key_round() -> MemorySource:
     blocks: dict[int, AuditBlock] = {}
     for row in read_lines("round", "reveals.jsonl"):
         request, height = row["request"], int(row["tx"]["height"])
-        message = RevealMessage(
-            nullifier=b64decode(request["share_nullifier"]),
-            enc_share=b64decode(request["enc_share"]),
-            proposal_id=request["proposal_id"],
-            vote_decision=request["vote_decision"],
-            proof=b64decode(request["proof"]),
-            round_id=b64decode(request["vote_round_id"]),
-            anchor_height=request["vote_comm_tree_anchor_height"],
-        )
+        message = RevealMessage(**reveal_fields(request))
         block = blocks.setdefault(height, AuditBlock(height, times.get(height, 1795268000.0), ()))
         blocks[height] = replace(block, txs=(*block.txs, AuditTx(message.to_tx(), row["tx"]["code"])))
     documents = {
@@ -177,11 +168,9 @@ class RecordedNodes:
     requests: list[tuple[str, str]] = field(default_factory=list)
 
     def transport(self) -> httpx.MockTransport:
-        """The nodes as a transport."""
         return httpx.MockTransport(self.respond)
 
     def respond(self, request: httpx.Request) -> httpx.Response:
-        """Respond to one request."""
         host, path = request.url.host, request.url.path
         self.requests.append((host, path))
         if (host, path) in self.faults:

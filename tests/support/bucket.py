@@ -18,8 +18,6 @@ class MemoryBucket:
     """Implements `helper.object_store.bucket.Bucket`. Each condition and its write are atomic.
 
     Attributes:
-        objects: contents by name.
-        request_counts: number of requests by kind.
         failing_writes: number of next writes that fail without effect.
         lost_replies: number of next writes that take effect and then fail.
     """

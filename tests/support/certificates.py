@@ -12,11 +12,7 @@ from cryptography.x509.oid import NameOID
 
 
 class CertificateAuthority:
-    """An authority whose certificate is in a file.
-
-    Args:
-        file: where to write its certificate.
-    """
+    """An authority whose certificate is in a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -35,7 +31,6 @@ class CertificateAuthority:
         """Issue a certificate for a host name. Returns it and its key, in PEM format.
 
         Args:
-            host: the name.
             valid_seconds: seconds until it expires; negative if it has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())

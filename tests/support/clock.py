@@ -35,7 +35,6 @@ class FakeClock(Clock):
         await event.wait()
 
     def advance(self, seconds: float) -> None:
-        """Advance wall and monotonic time."""
         self._now += seconds
         self._monotonic += seconds
         while self._sleepers and self._sleepers[0][0] <= self._monotonic:

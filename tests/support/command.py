@@ -37,14 +37,7 @@ LOW_WORK_FACTOR = 5
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Result of a command.
-
-    Attributes:
-        exit_code: exit status.
-        stdout: standard output.
-        stderr: standard error.
-        seconds: elapsed wall time.
-    """
+    """Result of a command."""
 
     exit_code: int
     stdout: str

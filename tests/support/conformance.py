@@ -11,13 +11,12 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from conformance.checks import CheckResult
+from conformance.dev_chain import DevChain
+from conformance.http_requests import HelperClient, parse_address
+from conformance.runner import run_checks, select_checks
+from conformance.session import Session
 from helper.clock import Clock, SystemClock
-from helper.conformance.catalog import select_checks
-from helper.conformance.checks import CheckResult
-from helper.conformance.dev_chain import DevChain
-from helper.conformance.http_client import HelperClient, parse_address
-from helper.conformance.runner import run_checks
-from helper.conformance.session import Session
 from tests.support.harness import HelperProcess
 
 
@@ -101,12 +100,10 @@ async def serve_app(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def failed_ids(results: Sequence[CheckResult], level: str) -> set[str]:
-    """Return the failed checks of a level."""
     return {result.check.id for result in results if result.verdict == "failed" and result.check.level == level}
 
 
 def describe_failures(results: Sequence[CheckResult]) -> str:
-    """Return what was seen of the failed checks."""
     return "\n".join(
         f"{result.check.id} ({result.check.level}) {result.check.name}: {result.seen}"
         for result in results

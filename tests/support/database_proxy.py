@@ -31,7 +31,6 @@ class _ProxiedConnection:
         self.bytes_left: int | None = None
 
     def forward(self, data: bytes, target: asyncio.StreamWriter) -> None:
-        """Forward data up to the limit."""
         if self.bytes_left is None:
             target.write(data)
             return
@@ -44,12 +43,7 @@ class _ProxiedConnection:
 class DatabaseProxy:
     """A local port that forwards to a server's socket, without encryption.
 
-    Args:
-        server: the server's socket.
-
     Attributes:
-        drops_notifications: whether notifications of other hosts are dropped.
-        dropped_notifications: number of dropped notifications.
         reports_own_id: whether clients get another process id than that of the server, as from a pooler.
     """
 

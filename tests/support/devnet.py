@@ -21,13 +21,10 @@ PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} f
 
 
 def era_flags(era: str) -> tuple[str, ...]:
-    """Return the flags of a chain of this era."""
     return ("--era", era)
 
 
 class DevChain(ChildProcess):
-    """A dev chain."""
-
     def __init__(self, directory: Path, http: httpx.AsyncClient, *flags: str) -> None:
         super().__init__("chain", directory, ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", *flags))
         self.http = http
@@ -64,13 +61,11 @@ class DevChain(ChildProcess):
         return response.json()
 
     async def open_round(self, seconds: float = 3600.0, **fields: object) -> bytes:
-        """Create an active round. Returns its id."""
         created = await self.post("/devnet/rounds", {"proposals": PROPOSALS, "seconds": seconds, "status": 1, **fields})
         await self.mine()
         return bytes.fromhex(created["vote_round_id"])
 
     async def delegate(self, round_id: bytes, leaves: int) -> None:
-        """Append random leaves to a round's tree."""
         await self.post("/devnet/delegate", {"round_id": round_id.hex(), "count": leaves})
         await self.mine()
 
@@ -79,12 +74,10 @@ class DevChain(ChildProcess):
         await self.post("/devnet/mine", {"blocks": blocks})
 
     async def set_faults(self, *, node: int = 0, **switches: object) -> None:
-        """Set fault switches of a node."""
         response = await self.http.post(f"{self.nodes[node]['rest']}/devnet/faults", json=switches)
         response.raise_for_status()
 
     async def clear_faults(self, *, node: int = 0) -> None:
-        """Clear all faults of a node."""
         await self.set_faults(node=node, reset=True)
 
     async def newest_height(self) -> int:
@@ -92,7 +85,6 @@ class DevChain(ChildProcess):
         return int((await self.get("/devnet/stats"))["height"])
 
     async def request_log(self) -> list[dict[str, Any]]:
-        """Return the complete request log, oldest first."""
         entries: list[dict[str, Any]] = []
         while True:
             after = entries[-1]["seq"] if entries else 0
@@ -102,7 +94,6 @@ class DevChain(ChildProcess):
             entries += page
 
     async def broadcasts(self) -> list[dict[str, Any]]:
-        """Return the broadcasts in the request log."""
         return [entry for entry in await self.request_log() if entry["route"] == "reveal-share"]
 
     async def find_transactions(self, round_id: bytes) -> list[dict[str, Any]]:

@@ -38,7 +38,6 @@ def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> li
 
 
 def columns_containing(helper: HelperProcess, number: int) -> list[str]:
-    """Return every column of every table that contains this number."""
     return [
         f"{table}.{column}"
         for table, column in helper.storage.numeric_columns()

@@ -13,8 +13,6 @@ ADDRESS_COUNT = 4
 
 
 class EventClient(asyncio.Protocol):
-    """Connects once and counts the received events."""
-
     def __init__(self, request: bytes) -> None:
         self._request = request
         self.received_bytes = 0

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
-from helper.chain.models import Round, RoundStatus
-from helper.chain.round_registry import RoundRegistry
+from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason
 from helper.core.share import Share
@@ -110,7 +110,6 @@ class FakeProver(ProverPool):
 
     @property
     def positions(self) -> list[int]:
-        """The shares whose proofs were started, in order."""
         return [position for position, _ in self.started_proofs]
 
     def block(self, position: int) -> asyncio.Event:
@@ -155,8 +154,6 @@ class FakeProver(ProverPool):
 
 @dataclass
 class FakeTrees(CommitmentTreeSync):
-    """One tree per round, all equal."""
-
     newest: Anchor | None = ANCHOR
     known: dict[int, Anchor] = field(default_factory=lambda: {ANCHOR.height: ANCHOR})
 
@@ -178,8 +175,6 @@ class FakeTrees(CommitmentTreeSync):
 
 @dataclass
 class FakeRounds(RoundRegistry):
-    """Rounds that the test closes."""
-
     end: int = START_TIME + 24 * 3600
     closed: set[bytes] = field(default_factory=set)
     forgotten: list[bytes] = field(default_factory=list)
@@ -212,8 +207,9 @@ class FakeRounds(RoundRegistry):
     def open_rounds(self) -> list[Round]:
         return self.active_rounds()
 
-    def latest_end(self, known: Round) -> int:
-        return known.vote_end_time
+    def view(self, round_id: bytes) -> RoundView:
+        known = self.get(round_id)
+        return RoundView(known, True, True, True, latest_end=0 if known is None else known.vote_end_time)
 
     async def is_closed(self, round_id: bytes) -> bool:
         if self.closing_blocked is not None:
@@ -241,8 +237,6 @@ def reply_with(status: int, **reply: Any) -> NodeReply:
 
 
 def fail_with(error: type[httpx.TransportError]) -> NodeReply:
-    """Create a node with which every connection fails with this error."""
-
     async def respond(body: dict[str, Any]) -> httpx.Response:
         raise error("broken")
 
@@ -250,7 +244,6 @@ def fail_with(error: type[httpx.TransportError]) -> NodeReply:
 
 
 def refuse_with(log: str, code: int = 1) -> NodeReply:
-    """Create a node that refuses every reveal with this log and code."""
     return reply_with(422, tx_hash="", code=code, log=log)
 
 
@@ -289,5 +282,4 @@ class FakeNodeTransport(httpx.AsyncBaseTransport):
 
     @property
     def posted_to(self) -> list[str]:
-        """The nodes that received reveals, in order."""
         return [name for name, _ in self.posts]

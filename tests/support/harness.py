@@ -61,7 +61,6 @@ class HelperProcess(ChildProcess):
         return str(self.ready_data["url"])
 
     async def wait_until_ready(self) -> None:
-        """Wait until the helper reports readiness."""
         async with self.timeout("is ready", WARM_UP_TIMEOUT_SECONDS):
             while True:
                 with contextlib.suppress(httpx.HTTPError):
@@ -80,12 +79,10 @@ class HelperProcess(ChildProcess):
             return response.json()
 
     async def service_counts(self) -> dict[str, int]:
-        """Return the service's counters since its start."""
         counts: dict[str, int] = (await self.service_stats())["counts"]
         return counts
 
     def create_wallet(self, chain_url: str | None = None) -> Wallet:
-        """Create a wallet that posts all shares concurrently."""
         return Wallet(chain_url or self._chain.url, [self.url], mode="parallel", rng=random.Random(7))
 
     async def wait_for_leaf(self, round_id: bytes, position: int) -> None:
@@ -102,13 +99,11 @@ class HelperProcess(ChildProcess):
         return await self._http.post(f"{self.url}/shielded-vote/v1/shares", json=body, timeout=30)
 
     async def share_status(self, round_id: bytes, nullifier: bytes) -> str:
-        """Return the public status of a share: pending or confirmed."""
         path = f"/shielded-vote/v1/share-status/{round_id.hex()}/{nullifier.hex()}"
         response = await self._http.get(f"{self.url}{path}")
         return str(response.json()["status"])
 
     async def wait_until_confirmed(self, vote: CastVote, seconds: float = TIMEOUT_SECONDS) -> None:
-        """Wait until every share of a vote is confirmed."""
         waiting = [share.nullifier for share in vote.shares]
         async with self.timeout("has confirmed a vote", seconds):
             while waiting:
@@ -118,16 +113,13 @@ class HelperProcess(ChildProcess):
                     await asyncio.sleep(0.05)
 
     async def service_stats(self) -> dict[str, Any]:
-        """Return the statistics of the running helper."""
         facts: dict[str, Any] = (await self.operator_get("/stats"))["service"]
         return facts
 
     async def worker_pids(self) -> list[int]:
-        """Return the process ids of its provers."""
         return [int(pid) for pid in (await self.service_stats())["provers"]["pids"]]
 
     async def wait_until(self, description: str, condition: Callable[[dict[str, Any]], object]) -> None:
-        """Wait until a condition on the helper's statistics is met."""
         async with self.timeout(description):
             while not condition(await self.service_stats()):
                 await asyncio.sleep(0.05)
@@ -137,7 +129,6 @@ class HelperProcess(ChildProcess):
         return self.storage.query_rows(query, *values)
 
     def bytes_on_disk(self) -> bytes:
-        """Return all bytes of the database's files."""
         return self.storage.bytes_on_disk()
 
 

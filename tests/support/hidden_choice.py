@@ -31,7 +31,6 @@ _HASH = Base64Field("32 bytes.")
 
 
 def digest(label: str, *parts: bytes) -> bytes:
-    """Return the hash of values of fixed lengths."""
     return sha256(label.encode() + b"".join(parts)).digest()
 
 
@@ -41,22 +40,17 @@ def vote_commitment(round_id: bytes, shares_hash: bytes, proposal_id: int, optio
 
 
 def share_nullifier(commitment: bytes, share_index: int, blind: bytes) -> bytes:
-    """Return the nullifier of a share."""
     return digest("nullifier", commitment, bytes((share_index,)), blind)
 
 
 def tree_root(leaf: bytes, path: bytes) -> bytes:
-    """Return the root that the made-up circuit computes."""
     return digest("root", leaf, path)
 
 
 class HiddenShare(Share):
-    """A share as it was read from a body."""
-
     __slots__ = ()
 
     def find_choice_error(self, options: Sequence[int]) -> InvalidChoice | None:
-        """Compare the number of options."""
         if self.extra[0] == len(options):
             return None
         return InvalidChoice("option_count", "is not the number of the proposal's options")
@@ -64,8 +58,6 @@ class HiddenShare(Share):
 
 @dataclass(frozen=True, slots=True)
 class HiddenStatement:
-    """The public inputs."""
-
     nullifier: bytes
     coordinates: bytes
     proposal_id: int
@@ -74,20 +66,17 @@ class HiddenStatement:
     option_count: int
 
     def public_inputs(self) -> list[bytes]:
-        """Return the inputs of the circuit."""
         points = [self.coordinates[start : start + 32] for start in range(0, len(self.coordinates), 32)]
         numbers = [number.to_bytes(32, "little") for number in (self.proposal_id, self.option_count)]
         return [self.nullifier, *points, numbers[0], self.root, self.round_id, numbers[1]]
 
 
 def create_proof(statement: HiddenStatement) -> bytes:
-    """Return the fake proof of a statement."""
     seed = digest("proof", *statement.public_inputs())
     return (seed * (PROOF_BYTES // 32 + 1))[:PROOF_BYTES]
 
 
 def create_payload(round_id: bytes, *, position: int, option_count: int, share_index: int = 3) -> dict[str, Any]:
-    """Create the body of a valid share."""
     rng = random.Random(position)
     ciphertexts = [(rng.randbytes(32), rng.randbytes(32)) for _ in range(OPTIONS)]
     blind = rng.randbytes(32)
@@ -112,8 +101,6 @@ def _encode(value: bytes) -> str:
 
 
 class HiddenChoiceGeneration(CircuitGeneration):
-    """The made-up generation."""
-
     kind = "hidden-choice"
     enc_share_bytes = 1 + 64 * OPTIONS
     fields = ObjectField(

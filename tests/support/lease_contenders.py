@@ -31,7 +31,6 @@ MARK_SECONDS: Final = 0.05
 
 
 async def contend(url: str, name: str, seconds: float) -> None:
-    """Contend for the lease until cancelled."""
     clock, settings = SystemClock(), S3Settings(endpoint=url)
     location = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     lease = create_s3_lease(settings, location, host=name, clock=clock, env=os.environ, seconds=seconds)
@@ -51,7 +50,6 @@ async def contend(url: str, name: str, seconds: float) -> None:
 
 
 async def main(url: str, name: str, count: int, seconds: float) -> None:
-    """Run the contenders until SIGTERM."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

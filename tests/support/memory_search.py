@@ -21,9 +21,6 @@ def read_memory(pid: int) -> Iterator[bytes]:
     """Yield all readable memory of a process in overlapping chunks: code, heap, stacks and environment.
 
     Only root may read the memory of a hardened process. Regions that were unmapped in the meantime are omitted.
-
-    Raises:
-        PermissionError: this process may not read it.
     """
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for start, end in _readable_regions(Path(f"/proc/{pid}/maps").read_text()):
@@ -60,7 +57,6 @@ class AddressSearch:
         self._digits = struct.pack("<II", number & (1 << 30) - 1, number >> 30)
 
     def count(self, data: bytes) -> Counter[str]:
-        """Count the occurrences in these bytes."""
         found = Counter({"text": data.count(self._text), "int": data.count(self._digits)})
         at = data.find(self._packed)
         while at >= 0:
@@ -77,10 +73,8 @@ class AddressSearch:
         return "other"
 
     def count_in_process(self, pid: int) -> Counter[str]:
-        """Count the occurrences in the memory of a process."""
         return sum((self.count(chunk) for chunk in read_memory(pid)), Counter[str]())
 
 
 def is_in_process(pid: int, value: bytes) -> bool:
-    """Whether these bytes are in the memory of a process."""
     return any(value in chunk for chunk in read_memory(pid))

@@ -45,11 +45,7 @@ class OriginalHelper:
 
     Args:
         leaves: the votes in the tree, by position.
-        end: end of the round, Unix seconds.
         seconds_scale: real seconds of one second of its read timeout.
-
-    Attributes:
-        stored: shares by key, as they were read.
     """
 
     def __init__(self, leaves: Mapping[int, Leaf], end: int, seconds_scale: float = 1.0) -> None:
@@ -59,7 +55,6 @@ class OriginalHelper:
         self.stored: dict[tuple[object, ...], dict[str, Any]] = {}
 
     def app(self) -> Starlette:
-        """The application."""
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         return Starlette(routes=[Route("/{path:path}", self._serve, methods=methods)])
 

@@ -1,9 +1,10 @@
-"""Posted shares without validation, for fakes of the native checks and for tests that change a share."""
+"""Posted shares and reveals without validation, for fakes of the native checks and for tests that change a share."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode
+from typing import Any
 
 from helper.core.share import Share
 from helper.ingest.payload import share_to_payload
@@ -11,7 +12,6 @@ from proofs import ReadShare
 
 
 def share_body(share: Share) -> bytes:
-    """Return the body of a request that posts this share."""
     return json.dumps(share_to_payload(share)).encode()
 
 
@@ -34,3 +34,16 @@ def decode_share(body: bytes, *, vote_commitment: bytes, nullifier: bytes) -> Re
         vote_commitment=vote_commitment,
         nullifier=nullifier,
     )
+
+
+def reveal_fields(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a reveal, as attributes, from its REST body."""
+    return {
+        "nullifier": b64decode(request["share_nullifier"]),
+        "enc_share": b64decode(request["enc_share"]),
+        "proposal_id": request["proposal_id"],
+        "vote_decision": request["vote_decision"],
+        "proof": b64decode(request["proof"]),
+        "round_id": b64decode(request["vote_round_id"]),
+        "anchor_height": request["vote_comm_tree_anchor_height"],
+    }

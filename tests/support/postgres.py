@@ -67,11 +67,7 @@ class Standby(Cluster):
         self._primary = primary
 
     def start(self) -> None:
-        """Copy the primary, start the standby, and wait until commits wait for it.
-
-        Raises:
-            ClusterError: the copy failed, or the server did not start in time.
-        """
+        """Copy the primary, start the standby, and wait until commits wait for it."""
         self._primary.execute_all(REQUIRE_STANDBY)
         source = ["--host", str(self._primary.directory), "--port", self._primary.settings["port"]]
         user = ["--username", "tests", "--write-recovery-conf", "--no-sync", "--checkpoint", "fast"]
@@ -86,11 +82,7 @@ class Standby(Cluster):
             time.sleep(0.02)
 
     def promote(self) -> None:
-        """Promote the standby, and wait until it accepts writes.
-
-        Raises:
-            ClusterError: it was not promoted in time.
-        """
+        """Promote the standby, and wait until it accepts writes."""
         promoted = self.run("pg_ctl", "promote", "--wait", "--pgdata", str(self.data_directory))
         if promoted.returncode != 0:
             raise ClusterError(f"pg_ctl promote failed:\n{promoted.stderr.decode(errors='replace')}")
@@ -100,9 +92,6 @@ class NetworkCluster(Cluster):
     """A cluster that listens on a port of 127.0.0.1, with TLS and a user with a password (SCRAM).
 
     `use_certificate` must be called before `start` unless `ssl` is off.
-
-    Args:
-        ssl: whether the server has TLS.
     """
 
     def __init__(self, *, ssl: bool = True) -> None:

@@ -54,12 +54,10 @@ class ChildProcess:
             )
 
     async def start(self, **env: str) -> None:
-        """Start the process and wait until it listens."""
         self.spawn(**env)
         await self.wait_until_listening()
 
     async def wait_until_listening(self) -> None:
-        """Wait until the process listens."""
         async with self.timeout("listens"):
             while not self._ready_file.exists():
                 assert self.process is not None
@@ -69,7 +67,6 @@ class ChildProcess:
         self.ready_data = json.loads(self._ready_file.read_text())
 
     async def kill(self) -> None:
-        """Send SIGKILL and wait for the exit."""
         assert self.process is not None
         self.process.kill()
         await self.wait_for_exit()
@@ -81,7 +78,6 @@ class ChildProcess:
         return await self.wait_for_exit()
 
     async def wait_for_exit(self) -> int:
-        """Wait for the exit. Returns the status, negative for a signal."""
         assert self.process is not None
         async with self.timeout("has ended"):
             while (status := self.process.poll()) is None:
@@ -89,7 +85,6 @@ class ChildProcess:
         return status
 
     def log_tail(self) -> str:
-        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-4000:]
 
     @contextlib.asynccontextmanager
@@ -120,7 +115,6 @@ def find_free_port(count: int = 1) -> int:
 
 
 async def wait_until_gone(pids: Sequence[int], seconds: float = 10.0) -> None:
-    """Wait until none of these processes runs."""
     async with asyncio.timeout(seconds):
         while any(_is_running(pid) for pid in pids):
             await asyncio.sleep(0.02)

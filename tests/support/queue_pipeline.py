@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from helper.app.gates import Gates
+from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
-from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.round_and_tree_sync import ChainSync
+from helper.chain.scheduled_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits
 from helper.errors import StoreError
 from helper.observability.stats import Stats
@@ -206,7 +206,6 @@ class Pipeline:
         await self.sender.reconcile()
 
     def set_replies(self, reply: NodeReply) -> None:
-        """Make every node send this response."""
         self.nodes.replies = {FIRST_NODE: reply, SECOND_NODE: reply}
 
     async def enqueue(self, *positions: int, submit_at: int = 0) -> None:
@@ -218,7 +217,6 @@ class Pipeline:
             self.dispatcher.wake_if_due(max(submit_at, now))
 
     async def claim_due_share(self) -> QueuedShare:
-        """Claim the only due share."""
         (queued,) = await self.store.claim_due(now=self.clock.now(), limit=2, rounds=[ROUND])
         return queued
 
@@ -251,7 +249,6 @@ class Pipeline:
         return row
 
     def share_states(self) -> dict[int, int]:
-        """Return the state of every live share by its position."""
         return dict(self.query_rows("SELECT tree_position, state FROM shares"))
 
     @contextlib.asynccontextmanager

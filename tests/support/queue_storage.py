@@ -19,12 +19,8 @@ ZERO_GAP = bytes(8)
 
 
 class QueueStorage(Protocol):
-    """Storage of one helper."""
-
     @property
-    def store_section(self) -> dict[str, Any]:
-        """The settings of section `[store]`."""
-        ...
+    def store_section(self) -> dict[str, Any]: ...
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Run a query while the helper runs. A ? stands for each value."""
@@ -34,9 +30,7 @@ class QueueStorage(Protocol):
         """Return table and name of every column that may contain a number."""
         ...
 
-    def bytes_on_disk(self) -> bytes:
-        """Return all bytes of the database's files."""
-        ...
+    def bytes_on_disk(self) -> bytes: ...
 
     def check_integrity(self) -> str:
         """Run the engine's integrity check after the helper has stopped. Returns "ok" or the problem."""
@@ -44,18 +38,13 @@ class QueueStorage(Protocol):
 
 
 class SqliteFile:
-    """A SQLite file.
-
-    Args:
-        path: path of the file.
-    """
+    """A SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def store_section(self) -> dict[str, Any]:
-        """Empty: a file is the default."""
         return {}
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
@@ -71,7 +60,6 @@ class SqliteFile:
         )
 
     def bytes_on_disk(self) -> bytes:
-        """Return all bytes of the database's files."""
         return b"".join(path.read_bytes() for path in sorted(self._path.parent.glob(f"{self._path.name}*")))
 
     def check_integrity(self) -> str:
@@ -81,12 +69,7 @@ class SqliteFile:
 
 
 class PostgresSchema:
-    """A separate schema in a cluster, for one host.
-
-    Args:
-        cluster: a running server.
-        directory: directory of the host's key file.
-    """
+    """A separate schema in a cluster, for one host."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self._cluster = cluster
@@ -141,7 +124,6 @@ class PostgresSchema:
         return {Path("data") / path for (path,) in paths}
 
     def bytes_on_disk(self) -> bytes:
-        """Return the concatenated contents of all files."""
         return ZERO_GAP.join(self.read_files().values())
 
     def check_integrity(self) -> str:

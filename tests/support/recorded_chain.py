@@ -14,6 +14,7 @@ from typing import Any
 from devnet.network import DevNet, Options
 from devnet.tx import Cast, Delegation, NewRound, Reveal, encode
 from tests.conftest import read_recorded_lines
+from tests.support.payloads import reveal_fields
 
 CREATED_HEIGHT, ACTIVE_HEIGHT, ALL_REVEALED_HEIGHT, CLOSED_HEIGHT, NEWEST_HEIGHT = 55, 57, 118, 463, 1283
 # Heights with a recorded time; other times are interpolated.
@@ -25,20 +26,6 @@ _RECORDED_TIMES = (
     (463, 1795268515_104453803),
     (1283, 1795270528_636958766),
 )
-
-
-def decode_reveal(request: dict[str, Any]) -> Reveal:
-    """Decode the reveal in a recorded REST body."""
-    decode = base64.b64decode
-    return Reveal(
-        nullifier=decode(request["share_nullifier"]),
-        enc_share=decode(request["enc_share"]),
-        proposal_id=request["proposal_id"],
-        vote_decision=request["vote_decision"],
-        proof=decode(request["proof"]),
-        round_id=decode(request["vote_round_id"]),
-        anchor_height=request["vote_comm_tree_anchor_height"],
-    )
 
 
 class RecordedRound:
@@ -54,7 +41,6 @@ class RecordedRound:
         self._reveals = {raw for height in (106, 107, 117, 118) for raw in self._blocks.get(height, [])}
 
     async def advance(self, height: int) -> None:
-        """Produce blocks up to a height."""
         for next_height in range(self.devnet.chain.height + 1, height + 1):
             for raw in self._blocks.get(next_height, []):
                 self.devnet.admission.submit_message(raw)
@@ -63,12 +49,10 @@ class RecordedRound:
             await self.devnet.producer.mine(time_ns=_block_time_ns(next_height))
 
     async def close(self) -> None:
-        """Close the chain."""
         await self.devnet.close()
 
 
 def _transactions_by_height(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> dict[int, list[bytes]]:
-    """The recorded transactions by height."""
     closed = exchanges["round, finalized"]["round"]
     blocks: dict[int, list[bytes]] = {CREATED_HEIGHT: [encode(NewRound(_round_fields(closed, exchanges)))]}
     round_id = base64.b64decode(closed["vote_round_id"])
@@ -78,7 +62,7 @@ def _transactions_by_height(exchanges: dict[str, Any], reveals: list[dict[str, A
     blocks[delegated["height"]] = [encode(Delegation(round_id, (van,)))]
     blocks[voted["height"]] = [encode(Cast(round_id, note, (commitment,)))]
     for row in reveals:
-        blocks.setdefault(int(row["tx"]["height"]), []).append(encode(decode_reveal(row["request"])))
+        blocks.setdefault(int(row["tx"]["height"]), []).append(encode(Reveal(**reveal_fields(row["request"]))))
     return blocks
 
 
@@ -107,7 +91,6 @@ def _round_fields(round_json: dict[str, Any], exchanges: dict[str, Any]) -> dict
 
 
 def _block_time_ns(height: int) -> int:
-    """A block's time in Unix nanoseconds."""
     for (low, start), (high, end) in pairwise(_RECORDED_TIMES):
         if height <= high:
             return start + (end - start) * (height - low) // (high - low)

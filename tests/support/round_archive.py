@@ -5,10 +5,10 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Sequence
 
-from helper.audit.archive_source import archive_documents
-from helper.chain.counted_reveals import CountedReveal, parse_reveal
-from helper.chain.models import Round, RoundStatus
-from helper.chain.reveal_history import HistoryBlock, RevealHistory
+from audit.archive_source import archive_documents
+from helper.chain.block_reader import HistoryBlock, RevealHistory
+from helper.chain.chain_data import Round, RoundStatus
+from helper.chain.reveal_transaction import CountedReveal, parse_reveal
 from helper.operations.archive.object_names import PART_BLOCKS
 from helper.operations.archive.writer import ArchiveWriter
 from proofs import CIRCUITS
@@ -77,6 +77,6 @@ async def archive_round(source: MemorySource, *, documents: bool = True) -> Memo
 
 
 def remove_blocks(bucket: MemoryBucket) -> None:
-    """Remove what an archive in format 1 does not have."""
+    """Remove everything except the reveals."""
     for name in [name for name in bucket.objects if name.startswith(("blocks/", "rounds/"))]:
         del bucket.objects[name]

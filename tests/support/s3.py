@@ -153,7 +153,6 @@ class ObjectStoreProcess(ChildProcess):
     """A running store with one bucket.
 
     Args:
-        directory: directory of its log and data.
         program: command of a server of its own; "{port}" and "{data}" stand for its port on 127.0.0.1 and an empty
             directory. Empty for moto.
     """
@@ -168,7 +167,6 @@ class ObjectStoreProcess(ChildProcess):
         super().__init__("s3", directory, ("-m", "tests.support.s3", *server))
 
     async def start(self, **env: str) -> None:
-        """Start the store and create the bucket."""
         if self._program:
             await self.start_server()
         await super().start(**env)
@@ -186,7 +184,6 @@ class ObjectStoreProcess(ChildProcess):
                 await asyncio.sleep(0.02)
 
     async def kill(self) -> None:
-        """Kill all processes of the store."""
         if self._server is not None:
             self._server.kill()
             self._server.wait()
@@ -195,7 +192,6 @@ class ObjectStoreProcess(ChildProcess):
 
     @property
     def url(self) -> str:
-        """The endpoint URL."""
         return str(self.ready_data["url"])
 
     @property
@@ -211,7 +207,6 @@ class ObjectStoreProcess(ChildProcess):
         return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), env={}, seconds=seconds)
 
     async def set_faults(self, **switches: object) -> None:
-        """Set the faults and reset the counts."""
         async with httpx.AsyncClient() as http:
             (await http.post(f"{self.url}/_faults", json=switches)).raise_for_status()
 
@@ -240,7 +235,6 @@ async def run_object_store(directory: Path, program: Sequence[str] = ()) -> Asyn
 
 
 def main() -> None:
-    """Serve until killed."""
     from werkzeug.serving import make_server  # noqa: PLC0415 - in the child alone
 
     parser = argparse.ArgumentParser()
@@ -255,7 +249,6 @@ def main() -> None:
 
 
 def create_moto() -> WSGIApplication:
-    """Create moto's server."""
     from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - in the child alone
         DomainDispatcherApplication,
         create_backend_app,
@@ -266,7 +259,6 @@ def create_moto() -> WSGIApplication:
 
 
 def announce(url: str, ready_file: Path) -> None:
-    """Create the bucket and write the ready file."""
     create_client(url).create_bucket(Bucket=BUCKET_NAME)
     partial = ready_file.with_suffix(".partial")
     partial.write_text(json.dumps({"url": url}))

@@ -61,7 +61,6 @@ def install_kill(moment: str) -> None:
 
 
 def main() -> None:
-    """Run the service."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path)
     parser.add_argument("--ready-file", type=Path)

@@ -37,7 +37,6 @@ class LoadResult:
         seconds: from the first connection to the last response.
         latencies: seconds from the connect call of each request to the end of its response, in order of completion.
         resumed: number of connections with a resumed TLS session.
-        cpu_seconds: CPU time of the poster.
     """
 
     responses: Counter[str] = field(default_factory=Counter)
@@ -51,10 +50,8 @@ class ShortConnectionPoster:
     """Posts bodies over new connections, a fixed number at once. Certificates are not verified.
 
     Args:
-        url: base URL, http or https.
         source: local address of the connections; None for the default.
         resumes: whether a connection offers the TLS session of an earlier one.
-        headers: additional lines of the request heads.
     """
 
     def __init__(
@@ -75,7 +72,6 @@ class ShortConnectionPoster:
         self.session: ssl.SSLSession | None = None
 
     def run(self, bodies: Sequence[bytes], connections: int) -> LoadResult:
-        """Post all bodies."""
         result, poll, remaining = LoadResult(), select.epoll(), iter(bodies)
         open_exchanges: dict[int, _Exchange] = {}
         started_at, cpu_started_at = time.perf_counter(), time.process_time()
@@ -181,7 +177,6 @@ class _Exchange:
         return bool(end) and bool(length) and len(body) >= int(length)
 
     def record(self, result: LoadResult) -> None:
-        """Add the outcome to the result."""
         head, _, body = self._received.partition(b"\r\n\r\n")
         if self.error or not head:
             result.responses[self.error or "closed"] += 1
@@ -199,7 +194,6 @@ class _Exchange:
 
 
 def main() -> None:
-    """Post the lines of a file, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("bodies", type=Path)

@@ -17,7 +17,6 @@ class _Direction:
     """One direction of a link, shared by all of its connections.
 
     Args:
-        bytes_per_second: bandwidth.
         delay: seconds from the departure of a byte until its arrival.
     """
 
@@ -53,7 +52,6 @@ class _Direction:
 
 
 async def _deliver(on_link: asyncio.Queue[tuple[float, bytes]], target: asyncio.StreamWriter) -> None:
-    """Write what arrives at the end of the link."""
     loop = asyncio.get_running_loop()
     while True:
         arrives_at, piece = await on_link.get()
@@ -71,9 +69,7 @@ class SlowLink(TcpGate):
     A request takes at least twice the delay. The opening of a connection takes no time, because the kernel accepts it.
 
     Args:
-        url: the server behind the link.
         bytes_per_second: bandwidth of each direction, for all connections together.
-        delay: seconds that a byte takes in each direction.
     """
 
     def __init__(self, url: str, *, bytes_per_second: float, delay: float) -> None:

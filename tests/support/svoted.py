@@ -16,7 +16,6 @@ def encode(value: bytes) -> str:
 
 
 def ballot_shares(ballot: Ballot, position: int, submit_at: int) -> list[Share]:
-    """The shares of a ballot, as a wallet posts them."""
     return [
         Share(
             round_id=ballot.round_id,
@@ -58,7 +57,6 @@ def svoted_row(share: Share, **changes: Any) -> dict[str, Any]:
 
 
 def erased_row(share: Share) -> dict[str, Any]:
-    """The row of a share that was revealed."""
     return svoted_row(
         share,
         shares_hash=None,
@@ -85,7 +83,6 @@ def pending_broadcast(share: Share, nullifier: bytes, **changes: Any) -> dict[st
 
 
 def svoted_file(round_: bytes, rows: Sequence[Any] | None, /, **changes: Any) -> bytes:
-    """A file of version 1."""
     content = {
         "version": 1,
         "round_id": round_.hex(),

@@ -20,11 +20,7 @@ from tests.support.process import TIMEOUT_SECONDS
 
 
 class Terminal:
-    """A screen of the given size with a process.
-
-    Attributes:
-        raw: every byte that the process wrote.
-    """
+    """A screen of the given size with a process."""
 
     def __init__(self, process: subprocess.Popen[bytes], master: int, columns: int, lines: int) -> None:
         self._process = process
@@ -35,16 +31,13 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """The lines on the screen, without trailing blanks."""
         return [str(line).rstrip() for line in self._screen.display]
 
     @property
     def text(self) -> str:
-        """The screen as one text."""
         return "\n".join(self.lines).strip("\n")
 
     async def wait_for_text(self, description: str, condition: Callable[[str], object]) -> None:
-        """Wait until a condition on the screen's text is met."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 while not condition(self.text):
@@ -56,12 +49,10 @@ class Terminal:
             ) from None
 
     async def interrupt(self) -> int:
-        """Send Ctrl-C and wait for the exit status."""
         os.killpg(self._process.pid, signal.SIGINT)
         return await self.wait_for_exit()
 
     async def wait_for_exit(self) -> int:
-        """Wait for the exit status."""
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while (status := self._process.poll()) is None:
                 self._read()

@@ -54,13 +54,7 @@ class RoundTimes:
 
 
 class ChainVoter:
-    """Delegates and votes.
-
-    Args:
-        http: makes and logs the attempts.
-        url: normalized base URL of the chain's routes.
-        rng: draws the parts of a vote.
-    """
+    """Delegates and votes."""
 
     def __init__(self, http: WalletHttp, url: str, rng: random.Random) -> None:
         self._http = http
@@ -80,9 +74,6 @@ class ChainVoter:
 
         Several votes are cast in one batch if the chain has batches, otherwise one after another. Returns each
         vote with the position of its commitment.
-
-        Raises:
-            WalletError: the chain refused a transaction, or its fate is unknown.
         """
         ballots = [
             await asyncio.to_thread(
@@ -126,7 +117,6 @@ class ChainVoter:
         return replies[-1] if len(outcomes) == 1 else ChainReply(ChainOutcome.UNKNOWN)
 
     async def _cast_vote(self, ballot: Ballot) -> int:
-        """Cast one vote. Returns the position of its commitment."""
         height = await self._newest_root_height(ballot.round_id)
         body = cast_vote_body(ballot.round_id, ballot.commitment, proposal_id=ballot.proposal_id, anchor_height=height)
         (position,) = await self._transact("cast-vote", body, [ballot.commitment], ballot.round_id)

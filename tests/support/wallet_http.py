@@ -30,14 +30,7 @@ class Attempt:
 
 
 class WalletHttp:
-    """Makes HTTP attempts. It opens a connection for each, as over Tor, and follows no redirect.
-
-    Args:
-        transport: replaces the network in tests.
-
-    Attributes:
-        attempts: all POSTs, in the order of their responses.
-    """
+    """Makes HTTP attempts. It opens a connection for each, as over Tor, and follows no redirect."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -45,7 +38,6 @@ class WalletHttp:
         self.attempts: list[Attempt] = []
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     async def get(self, url: str, path: str, seconds: float, limit: int = MAX_SHARE_RESPONSE_BYTES) -> WalletResponse:
@@ -53,7 +45,6 @@ class WalletHttp:
         return await self._exchange("GET", f"{url}{PREFIX}/{path}", seconds, limit)
 
     async def post(self, url: str, route: str, content: bytes, token: str, seconds: float) -> WalletResponse:
-        """Send a POST with JSON and the token of this attempt."""
         headers = {"Content-Type": "application/json", ATTEMPT_HEADER: token}
         target = f"{url}{PREFIX}/{route}"
         return await self._exchange("POST", target, seconds, MAX_SHARE_RESPONSE_BYTES, content=content, headers=headers)
@@ -80,11 +71,7 @@ class WalletHttp:
 
 
 def normalize_base_url(text: str) -> str:
-    """Normalize a base URL: http or https, with a mount path, without credentials, query and fragment.
-
-    Raises:
-        ValueError: the URL has another form.
-    """
+    """Normalize a base URL: http or https, with a mount path, without credentials, query and fragment."""
     url = httpx.URL(text)
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
         raise ValueError(f"not a base URL: {text}")

@@ -75,9 +75,7 @@ class SentShare:
 
     Attributes:
         submit_at: Unix second at which it is revealed; 0: immediately.
-        helpers: what each helper has of it.
         confirmed_by: the helpers that said that it is counted.
-        recoveries: number of POSTs because it was overdue.
     """
 
     ballot: Ballot = field(repr=False)
@@ -95,7 +93,6 @@ class SentShare:
         return json.dumps({**fields, "share_index": self.share.index, "submit_at": submit_at}).encode()
 
     def with_state(self, state: HelperState) -> list[str]:
-        """The helpers in a state."""
         return [helper for helper, known in self.helpers.items() if known is state]
 
 
@@ -103,15 +100,8 @@ class LibraryWallet:
     """A wallet of library version 5.3.0. An async context manager.
 
     Args:
-        chain_url: base URL of the chain's routes, for example of a gateway.
         helper_urls: base URLs of all helpers of the published configuration.
         rng: draws times, splits and the order of helpers.
-        now: returns the Unix time.
-        transport: replaces the network in tests.
-
-    Attributes:
-        chain: casts the votes.
-        attempts: all POSTs, in the order of their responses.
     """
 
     def __init__(

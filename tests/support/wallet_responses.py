@@ -28,8 +28,6 @@ class WalletResponse:
     """The response to one HTTP attempt.
 
     Attributes:
-        status: HTTP status; None without a complete response.
-        content_type: value of the Content-Type header.
         body: the body; None if it is too long.
         was_sent: whether any byte of the request may have been sent.
     """
@@ -49,7 +47,6 @@ class WalletResponse:
             return None
 
     def json_object(self) -> dict[str, Any]:
-        """The object of a JSON response, empty if there is none."""
         value = self.json()
         return value if isinstance(value, dict) else {}
 
@@ -122,7 +119,6 @@ def is_receipt(response: WalletResponse, token: str) -> bool:
 
 
 def classify_share_response(response: WalletResponse, token: str) -> ShareOutcome:
-    """Classify the response to `POST shares` that was sent with this token."""
     status = response.status
     if status is None:
         return ShareOutcome.UNKNOWN if response.was_sent else ShareOutcome.REPEATABLE
@@ -165,7 +161,6 @@ def is_missing_route(response: WalletResponse) -> bool:
 
 
 def classify_tx_response(response: WalletResponse) -> TxReply:
-    """Classify the response to `GET tx/{hash}`."""
     fields = response.json_object()
     if response.status == 404 and fields == _TX_NOT_FOUND:
         return TxReply(TxState.ABSENT)

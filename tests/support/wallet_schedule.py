@@ -52,7 +52,6 @@ class HelperRanking:
 
     Args:
         helpers: base URLs, those that responded first before the others.
-        rng: draws the order of helpers that are equally good.
     """
 
     def __init__(self, helpers: Sequence[str], rng: random.Random) -> None:
@@ -66,7 +65,6 @@ class HelperRanking:
         self._ranks[helper] = rank
 
     def record_success(self, helper: str) -> None:
-        """Record that a helper responded as expected."""
         self._failures[helper] = 0
 
     def record_failure(self, helper: str, now: float) -> None:

@@ -95,9 +95,7 @@ class WrongHelper:
     """The proxy.
 
     Args:
-        target: base URL of the real service.
         chain_url: REST URL of a node, for the faults that talk to it.
-        fault: the planted fault.
     """
 
     def __init__(self, target: str, chain_url: str, fault: Fault = Fault.NONE) -> None:
@@ -114,7 +112,6 @@ class WrongHelper:
         self._posting = 0
 
     def app(self) -> ASGIApp:
-        """The application."""
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         routes = [
             Route("/restart", self._restart, methods=["POST"]),
@@ -123,14 +120,12 @@ class WrongHelper:
         return Starlette(routes=routes)
 
     async def aclose(self) -> None:
-        """Stop all tasks and close all connections."""
         for task in (*self._tasks, *self._memory.values()):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._memory.values(), return_exceptions=True)
         await self._http.aclose()
 
     async def _restart(self, _request: Request) -> Response:
-        """Forget what a restart would lose."""
         for task in self._memory.values():
             task.cancel()
         self._memory.clear()
@@ -172,7 +167,6 @@ class WrongHelper:
         return None
 
     def _finish(self, response: Response) -> Response:
-        """Apply the faults of all responses."""
         if self._fault is Fault.NO_CORS:
             for name in [name for name in response.headers if name.startswith("access-control-")]:
                 del response.headers[name]
@@ -181,7 +175,6 @@ class WrongHelper:
         return response
 
     async def _read_body(self, request: Request) -> bytes | Response:
-        """Read the body; the response to one that stalls."""
         body, stream = b"", request.stream().__aiter__()
         while True:
             try:
@@ -197,7 +190,6 @@ class WrongHelper:
                 raise
 
     async def _time_out(self, request: Request, body: bytes) -> Response:
-        """Respond to a body that stalled."""
         values = request.headers.getlist(ATTEMPT_HEADER)
         is_valid = len(values) == 1 and len(values[0]) == 64 and set(values[0]) <= set("0123456789abcdef")
         closing = {"Connection": "close", "Access-Control-Allow-Origin": "*"}
@@ -226,7 +218,6 @@ class WrongHelper:
         return Response(received.content, received.status_code, kept)
 
     async def _post(self, request: Request, body: bytes) -> Response:
-        """Handle a posted share."""
         self._posting += 1
         try:
             if self._fault is Fault.OVERLOADED_IS_503 and self._posting > MAX_PARALLEL_POSTS:
@@ -269,7 +260,6 @@ class WrongHelper:
         return None
 
     def _refuse_valid(self, body: bytes, read: ReadShare) -> Response | None:
-        """The response of the faults that refuse a valid share."""
         fault = self._fault
         if fault is Fault.OPTION_0_REFUSED and not read.vote_decision:
             return _error(400, "vote_decision is missing")
@@ -280,7 +270,6 @@ class WrongHelper:
         return None
 
     def _respond_to_invalid(self, body: bytes, read: InvalidShare) -> Response | None:
-        """The response of the faults that accept an invalid share."""
         fault = self._fault
         is_accepted = fault is Fault.NON_CANONICAL_ACCEPTED and read == ("primary_blind", "non-canonical", None)
         is_accepted |= fault is Fault.HASH_MISMATCH_ACCEPTED and read.reason == "shares_hash"
@@ -291,7 +280,6 @@ class WrongHelper:
         return None
 
     def _altered(self, body: bytes, read: ReadShare | InvalidShare) -> bytes:
-        """The body that is forwarded."""
         if self._fault is Fault.INTEGERS_WRAP and isinstance(read, InvalidShare):
             return _wrap_integers(body)
         if isinstance(read, InvalidShare):
@@ -330,7 +318,6 @@ class WrongHelper:
         return response
 
     def _keep_in_memory(self, body: bytes, read: ReadShare) -> Response:
-        """Keep a share in memory until it is due."""
         if read.nullifier in self._memory:
             return _accepted("duplicate")
         self._memory[read.nullifier] = asyncio.create_task(self._forward_when_due(body, read))
@@ -358,7 +345,6 @@ class WrongHelper:
         await self._reveal(read, RESEND_SECONDS)
 
     async def _reveal(self, read: ReadShare, delay_seconds: float) -> None:
-        """Send a reveal with a fake proof to the chain."""
         await asyncio.sleep(delay_seconds)
         url = f"{self._chain_url}{PREFIX}/commitment-tree/{read.round_id.hex()}/latest"
         tree = (await self._http.get(url)).json()["tree"]
@@ -389,7 +375,6 @@ class WrongHelper:
 
 
 def _wrap_integers(body: bytes) -> bytes:
-    """Reduce integers modulo 2^32."""
     try:
         fields: Any = json.loads(body)
         sealed = fields["enc_share"]

@@ -37,7 +37,6 @@ from tests.support.wallet_library import MAX_POSTS
 from tests.tor.tor_network import TOR, TOR_GENCERT, TorNetwork, TorProcess
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (shutil.which(TOR) and shutil.which(TOR_GENCERT)), reason="needs tor (Debian: apt install tor)"
@@ -61,13 +60,7 @@ LISTEN_STATE = "0A"
 
 
 class OnionMachine:
-    """The machine that the section describes, in a directory: its files, and what systemctl does.
-
-    Args:
-        directory: directory of the machine.
-        helper: the helper, running.
-        network: the Tor network, running.
-    """
+    """The machine that the section describes, in a directory: its files, and what systemctl does."""
 
     def __init__(self, directory: Path, helper: HelperProcess, network: TorNetwork) -> None:
         self.helper = helper
@@ -180,7 +173,6 @@ async def machine_and_chain() -> AsyncIterator[tuple[OnionMachine, TorNetwork, D
 
 
 async def kill_if_running(process: ChildProcess) -> None:
-    """Kill a process that was started and has not ended."""
     if process.process is not None and process.process.poll() is None:
         await process.kill()
 

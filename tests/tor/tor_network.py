@@ -56,9 +56,6 @@ class TorProcess:
     """One tor process.
 
     Args:
-        directory: its directory; created.
-        name: its nickname.
-        options: torrc; paths are absolute.
         defaults: file with options of lower priority, as with `--defaults-torrc`.
     """
 
@@ -80,12 +77,10 @@ class TorProcess:
         ]
 
     def start(self) -> None:
-        """Start the process without waiting for the network."""
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     async def stop(self) -> None:
-        """Stop the process and wait until it has ended."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -106,7 +101,6 @@ class TorProcess:
             await asyncio.sleep(POLL_SECONDS)
 
     def log_tail(self) -> str:
-        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-3000:]
 
 
@@ -129,11 +123,7 @@ class TorNetwork:
         self._processes: list[TorProcess] = []
 
     async def start(self, seconds: float) -> None:
-        """Start all processes, and wait until the client can build circuits.
-
-        Raises:
-            TimeoutError: the network did not start in time.
-        """
+        """Start all processes, and wait until the client can build circuits."""
         names = [f"authority{number}" for number in range(AUTHORITY_COUNT)]
         authorities = [_Authority(self._directory, name) for name in names]
         await asyncio.gather(*(asyncio.to_thread(authority.create_keys) for authority in authorities))
@@ -162,11 +152,9 @@ class TorNetwork:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Stop all processes."""
         await asyncio.gather(*(process.stop() for process in self._processes))
 
     def describe(self) -> str:
-        """Return the ends of all logs."""
         return "\n".join(f"{process.directory.name}:\n{process.log_tail()}" for process in self._processes)
 
     def _add(self, name: str, options: str) -> TorProcess:
@@ -185,7 +173,6 @@ class _Authority:
         self._identity = self._fingerprint = ""
 
     def create_keys(self) -> None:
-        """Create the keys of the authority (tor-gencert) and of its relay."""
         keys = self._data / "keys"
         keys.mkdir(mode=0o700, parents=True)
         self._data.chmod(0o700)

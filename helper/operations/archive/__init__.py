@@ -7,6 +7,7 @@ It contains all confirmed reveals of the chain, so that it does not show which o
     writer.py         reads the chain's blocks and writes the archive
     reader.py         finds the bundle of a reveal and checks it; reads blocks and documents of a round
     audits.py         results of audits, for the page
+    finished_rounds.py  starts the process that archives and audits a finished round
     factory.py        creates bucket and writer from the configuration
 
 Objects:
@@ -20,5 +21,5 @@ Objects:
     audits/ROUND.json               result of the audit of a finished round
 
 Blocks and an index part are written after their bundles, and the progress after all index parts. A manifest is written
-after its pieces. In format 1, an archive has only bundles, index and progress.
+after its pieces.
 """

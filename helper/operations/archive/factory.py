@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from helper.chain.models import Round
-from helper.chain.node_pool import NodePool
-from helper.chain.read_only_pool import ReadOnlyNodePool
-from helper.chain.reveal_history import RevealHistory
+from helper.chain.block_reader import RevealHistory
+from helper.chain.chain_data import Round
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.circuits.registry import circuit_infos
 from helper.clock import Clock
 from helper.config import Config

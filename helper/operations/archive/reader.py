@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from helper.chain.limited_gather import gather_limited
+from helper.chain.node_pool import gather_limited
 from helper.errors import ProofBundleError
 from helper.object_store.bucket import Bucket
 from helper.operations.archive.object_names import (
@@ -112,7 +112,7 @@ class ArchivedRound:
 async def read_finished_round(bucket: Bucket, round_id: bytes) -> ArchivedRound | None:
     """Return the documents of a round, None if the archive does not have them.
 
-    An archive has none of a running round, and none in format 1.
+    An archive has none of a running round.
 
     Raises:
         ProofBundleError: an object is missing or was altered.

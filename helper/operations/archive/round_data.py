@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from helper.chain.block_reader import HistoryBlock
 from helper.chain.json_fields import limit_stored_values
-from helper.chain.reveal_history import HistoryBlock
 from helper.errors import InvalidResponse, ProofBundleError
 
 Model = TypeVar("Model", bound=BaseModel)

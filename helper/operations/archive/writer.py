@@ -14,11 +14,11 @@ from typing import Final
 import anyio.to_thread
 import structlog
 
-from helper.chain.counted_reveals import CountedReveal
-from helper.chain.limited_gather import gather_limited
-from helper.chain.models import Round
+from helper.chain.block_reader import RevealHistory
+from helper.chain.chain_data import Round
+from helper.chain.node_pool import gather_limited
 from helper.chain.rest_client import HeightPrunedError
-from helper.chain.reveal_history import RevealHistory
+from helper.chain.reveal_transaction import CountedReveal
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket

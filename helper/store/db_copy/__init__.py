@@ -1,14 +1,10 @@
-"""Migrates a queue between databases.
+"""Copies a queue between databases, and encrypts or decrypts a file in place.
 
-A migration copies all rows while no helper runs, compares them, and then marks the source as moved.
-
-migration.py          the complete procedure: locks, copy, comparison, marks
-table_pass.py         one pass over all rows, which copies or compares them
-tables.py             the migrated tables, and the comparison of pages
-endpoint.py           a database that is migrated from or to
+queue_copy.py         the complete procedure: locks, copy, comparison, marks, undo, erasing the source
+tables.py             the copied tables and their rows
+endpoint.py           a database that is copied from or to
 sqlite_endpoint.py    a SQLite file
 postgres_endpoint.py  a PostgreSQL schema
-source_cleanup.py     erasing or reactivating the source
 file_encryption.py    encrypting or decrypting a file in place
 factory.py            endpoints from command-line arguments
 """

@@ -1,4 +1,4 @@
--- Statements that only a migration runs. Except at the end of the file, they are valid on both databases. `Table` in
+-- Statements that only a copy runs. Except at the end of the file, they are valid on both databases. `Table` in
 -- tables.py generates the statements that are the same for every table.
 
 -- ---------------------------------------------------------------- reading
@@ -18,22 +18,8 @@ SELECT share_id, ref, round_id, state FROM damaged;
 
 -- ---------------------------------------------------------------- writing
 
--- In the target, the number may belong to a different round, whose data is deleted with it.
-
--- name: share_ids_of_round
-SELECT id FROM shares WHERE round_no = ?;
-
--- name: drop_round_tombstones
-DELETE FROM tombstones WHERE round_no = ?;
-
--- name: drop_round_spent
-DELETE FROM spent WHERE round_no = ?;
-
 -- name: drop_shares
 DELETE FROM shares WHERE id = ?;
-
--- name: drop_mac
-DELETE FROM shares WHERE mac = ?;
 
 -- name: copy_share
 UPDATE shares SET state = ? WHERE id = ?;
@@ -70,7 +56,7 @@ SELECT setval('share_id', greatest((SELECT max(id) FROM shares), (SELECT last_va
 -- name: continue_round_numbers
 SELECT setval('round_no', greatest((SELECT max(no) FROM round_keys), (SELECT last_value FROM round_no)));
 
--- Claims are not migrated: shares claimed in the source are recovered as after a crash.
+-- Claims are not copied: shares claimed in the source are recovered as after a crash.
 
 -- name: drop_claims
 DELETE FROM claims;
@@ -78,7 +64,7 @@ DELETE FROM claims;
 -- name: drop_sender
 UPDATE sender SET host = '', until = '-infinity';
 
--- Hosts hold this lock shared; a migration takes it exclusively.
+-- Hosts hold this lock shared; a copy takes it exclusively.
 
 -- name: lock_schema_exclusive
 SELECT pg_try_advisory_lock(hashtext(?), 3);

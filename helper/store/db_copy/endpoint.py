@@ -1,4 +1,4 @@
-"""A database that is migrated from or to, read page by page."""
+"""A database that is copied from or to, page by page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.store.db_copy.tables import (
     LOCAL_META_KEYS,
+    META,
     ROUND_KEYS,
     SHARES,
     TABLES,
-    Difference,
     Key,
     LiveShare,
     Table,
@@ -27,7 +27,7 @@ from helper.store.meta import (
     RANK_KEY,
     ROW_CHECK_KEY,
     UNFINISHED_KEY,
-    MigrationMark,
+    CopyMark,
     make_meta_row,
     read_key,
     read_mark,
@@ -41,14 +41,6 @@ DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "pa
 """Statement names by which `RowEncryption` decrypts rows."""
 ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
 """Statement names by which `RowEncryption` encrypts parameters."""
-_ROUND_STATEMENTS: Final = (
-    "drop_round_tombstones",
-    "drop_round_spent",
-    "drop_leaves",
-    "drop_subtrees",
-    "purge_counters",
-    "drop_rounds",
-)
 _TRANSITIONS: Final = {
     ShareState.RECEIVED: (),
     ShareState.WITNESSED: (ShareState.WITNESSED,),
@@ -60,13 +52,13 @@ _TRANSITIONS: Final = {
 
 @cache
 def load_copy_statements() -> Mapping[str, str]:
-    """Return the statements that only a migration runs, by name."""
+    """Return the statements that only a copy runs, by name."""
     generated = {name: sql for table in TABLES if table is not SHARES for name, sql in table.statements().items()}
     return generated | read_statements("helper.store.db_copy", "copying.sql")
 
 
-class MigrationEndpoint(ABC):
-    """Source or target of a migration. Its methods block.
+class CopyEndpoint(ABC):
+    """Source or target of a copy. Its methods block.
 
     Every method may raise StoreError; a write that raises has changed nothing.
     """
@@ -143,6 +135,15 @@ class MigrationEndpoint(ABC):
             raise StoreCorrupt(f"{self.label} is damaged: rows of {table.name} are out of order")
         return rows
 
+    def read_pages(self, table: Table) -> Iterator[Sequence[Row]]:
+        """Yield all rows of a table in key order; see `read_page`."""
+        after = table.start or ()
+        while page := self.read_page(table, after):
+            yield page
+            if len(page) < table.rows or table.start is None:
+                return
+            after = table.key(page[-1])
+
     def _read_page(self, table: Table, after: Key) -> Sequence[Row]:
         params = (*after, table.rows)
         if table is not SHARES:
@@ -178,71 +179,59 @@ class MigrationEndpoint(ABC):
         facts = {row[0] for row in self.fetch_all("page_meta")}
         return not self.read_page(ROUND_KEYS, (-1,)) and facts <= LOCAL_META_KEYS | {ROW_CHECK_KEY, RANK_KEY}
 
-    def get_mark(self, name: str) -> MigrationMark | None:
-        """Return a mark of a migration."""
+    def get_mark(self, name: str) -> CopyMark | None:
+        """Return a mark of a copy."""
         return read_mark(self.fetch_all("get_meta", (name,)))
 
     # ------------------------------------------------------------------ writing
 
-    def set_mark(self, name: str, mark: MigrationMark | None) -> None:
+    def set_mark(self, name: str, mark: CopyMark | None) -> None:
         """Set or remove a mark, inside `write_transaction`."""
         self.execute_many("drop_meta", [(name,)])
         if mark is not None:
             self.execute_many("write_meta", [make_meta_row(name, mark.to_text())])
 
-    def begin_copy(self, mark: MigrationMark, facts: Sequence[Row]) -> None:
-        """Mark this database as an unfinished target, so that no helper uses it, and copy the source's keys."""
+    def begin_copy(self, mark: CopyMark, meta: Sequence[Row]) -> None:
+        """Mark this database as an unfinished target, so that no helper uses it, and copy the source's `meta`."""
         with self.write_transaction():
-            keys = [row for row in facts if row[0] in {ROW_CHECK_KEY, RANK_KEY}]
-            self.execute_many("drop_meta", [(row[0],) for row in keys])
-            self.execute_many("write_meta", keys)
+            self.execute_many("drop_meta", [(row[0],) for row in self.read_page(META, ())])
+            self.execute_many("write_meta", meta)
             self.set_mark(UNFINISHED_KEY, mark)
             self.set_mark(MOVED_KEY, None)
 
-    def apply_difference(self, table: Table, difference: Difference) -> None:
-        """Apply differences to a table in one transaction."""
-        missing, changed, extra = difference
-        fresh = [*missing, *changed]
+    def delete_rows(self) -> None:
+        """Delete all rows except those of `meta`."""
         with self.write_transaction():
-            dropped = [table.key(row) for row in (*changed, *extra)]
-            if table is ROUND_KEYS:
-                self._drop_rounds(dropped)
-            if table is SHARES:
-                self._write_shares(dropped, [LiveShare(*row) for row in fresh])
-                return
-            if dropped:
-                self.execute_many(f"drop_{table.name}", dropped)
-            if fresh:
-                self.execute_many(f"write_{table.name}", fresh)
+            self.execute_many("drop_counters", [()])  # they refer to the rounds
+        for table in reversed(TABLES):
+            while table is not META and (rows := self.read_page(table, table.start or ())):
+                with self.write_transaction():
+                    # One row per statement, because SQLite writes a large statement journal to a file.
+                    self.execute_many(f"drop_{table.name}", [table.key(row) for row in rows])
+        with self.write_transaction():
+            self.execute_many("drop_all_aside", [()])
 
-    def _drop_rounds(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            # One row per statement, because SQLite writes a large statement journal to a file.
-            ids = self.fetch_all("share_ids_of_round", key)
-            self.execute_many("drop_shares", ids)
-            self.execute_many("drop_damaged", ids)
-            for name in _ROUND_STATEMENTS:
-                self.execute_many(name, [key])
+    def write_rows(self, table: Table, rows: Sequence[Row]) -> None:
+        """Insert rows of a table in one transaction."""
+        if rows:
+            with self.write_transaction():
+                if table is SHARES:
+                    self._write_shares([LiveShare(*row) for row in rows])
+                else:
+                    self.execute_many(f"write_{table.name}", rows)
 
-    def _write_shares(self, dropped: Sequence[Key], fresh: Sequence[LiveShare]) -> None:
-        if dropped:
-            self.execute_many("drop_shares", dropped)
-            self.execute_many("drop_damaged", dropped)
-        if not fresh:
-            return
-        # An earlier copy may have stored the same share under another number.
-        self.execute_many("drop_mac", [(live.share.mac,) for live in fresh])
+    def _write_shares(self, shares: Sequence[LiveShare]) -> None:
         received = ShareState.RECEIVED.value
-        self.execute_many("add_share", [live.share._replace(state=received).to_columns() for live in fresh])
-        reveals = [live.reveal for live in fresh if live.reveal is not None]
+        self.execute_many("add_share", [live.share._replace(state=received).to_columns() for live in shares])
+        reveals = [live.reveal for live in shares if live.reveal is not None]
         if reveals:
             self.execute_many("add_reveal", reveals)
-        self.execute_many("write_history", [(live.id, *entry) for live in fresh for entry in live.history])
-        self.execute_many("copy_share", list(_iter_transitions(fresh)))
+        self.execute_many("write_history", [(live.id, *entry) for live in shares for entry in live.history])
+        self.execute_many("copy_share", list(_iter_transitions(shares)))
 
 
-def _iter_transitions(fresh: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:
+def _iter_transitions(shares: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:
     """Yield the transitions that lead each share to its state, in order."""
-    for live in fresh:
+    for live in shares:
         for state in _TRANSITIONS[ShareState(live.share.state)]:
             yield state.value, live.id

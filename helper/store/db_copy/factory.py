@@ -1,4 +1,4 @@
-"""Creates migration endpoints from command-line arguments."""
+"""Creates the endpoints of a copy from command-line arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.config import Config
-from helper.store.db_copy.endpoint import MigrationEndpoint
+from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.factory import get_host_name, read_file_encryption, require_postgres_packages
 
@@ -16,12 +16,12 @@ SQLITE_ENGINE: Final = "sqlite"
 POSTGRES_ENGINE: Final = "postgresql"
 """Argument for the configured database, [store] url."""
 _IDLE_SECONDS: Final = 60.0
-"""Idle timeout of transactions in seconds. It can be long, because no other host waits for the migrated rows."""
+"""Idle timeout of transactions in seconds. It can be long, because no other host waits for the copied rows."""
 _MAX_NAME: Final = 60
 _SCHEMES: Final = ("postgresql://", "postgres://")
 
 
-def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEndpoint:
+def create_endpoint(location: str, config: Config, clock: Clock) -> CopyEndpoint:
     """Create an endpoint without opening it.
 
     Args:
@@ -48,8 +48,8 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEnd
 
 def create_endpoints(
     origin: str | None, destination: str, config: Config, clock: Clock
-) -> tuple[MigrationEndpoint, MigrationEndpoint]:
-    """Create source and target of a migration.
+) -> tuple[CopyEndpoint, CopyEndpoint]:
+    """Create source and target of a copy.
 
     Args:
         origin: the source; None for the configured database or, if that is the target, the configured file.
@@ -68,7 +68,7 @@ def create_endpoints(
     return source, target
 
 
-def create_source_endpoint(location: str | None, config: Config, clock: Clock) -> MigrationEndpoint:
+def create_source_endpoint(location: str | None, config: Config, clock: Clock) -> CopyEndpoint:
     """Create the endpoint of an existing queue: the given one, or the configured database.
 
     Raises:
@@ -78,7 +78,7 @@ def create_source_endpoint(location: str | None, config: Config, clock: Clock) -
     return create_endpoint(location or (POSTGRES_ENGINE if config.store.url else SQLITE_ENGINE), config, clock)
 
 
-def _create_postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:
+def _create_postgres_endpoint(config: Config, address: str) -> CopyEndpoint:
     with require_postgres_packages():
         from helper.store.db_copy.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - optional
         from helper.store.keyring import read_keyring  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""A PostgreSQL schema as the source or target of a migration."""
+"""A PostgreSQL schema as the source or target of a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 
 from helper.errors import StoreLocked
-from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, MigrationEndpoint, load_copy_statements
+from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, CopyEndpoint, load_copy_statements
 from helper.store.keyring import Keyring
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import translate
@@ -26,7 +26,7 @@ _LOCK_ATTEMPTS: Final = 20
 _LOCK_PAUSE_SECONDS: Final = 0.05
 
 
-class PostgresEndpoint(MigrationEndpoint):
+class PostgresEndpoint(CopyEndpoint):
     """A shared database.
 
     The exclusive lock is an advisory lock that conflicts with the shared lock of each host.

@@ -1,4 +1,4 @@
-"""A SQLite file as the source or target of a migration."""
+"""A SQLite file as the source or target of a copy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 from helper.clock import Clock
 from helper.errors import NotFound
 from helper.runtime.privileges import acting_as_owner
-from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, MigrationEndpoint, load_copy_statements
+from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, CopyEndpoint, load_copy_statements
 from helper.store.db_copy.tables import replace_nul_in_row
 from helper.store.sqlite.errors import translate, translate_opening
-from helper.store.sqlite.opening import BUSY_SECONDS, OpenedDatabase, open_database
+from helper.store.sqlite.opening import OpenedDatabase, open_database
+from helper.store.sqlite.reader import connect_read_only
 from helper.store.sqlite.row_format import UNENCRYPTED, open_row_format
 from helper.store.sqlite.schema import read_identity
-from helper.store.sqlite.second_name_check import read_only_uri
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DELETE_PREFIX: Final = "drop_"
 
 
-class SqliteEndpoint(MigrationEndpoint):
+class SqliteEndpoint(CopyEndpoint):
     """A database file, locked with the helper's lock.
 
     When run as root, it opens and closes the file as the owner of the file or its directory, so that new files belong
@@ -72,9 +72,8 @@ class SqliteEndpoint(MigrationEndpoint):
 
     def _connect(self) -> None:
         try:
-            conn = sqlite3.connect(read_only_uri(self._path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)
+            conn = connect_read_only(self._path)
             try:
-                conn.execute("PRAGMA query_only = ON")
                 read_identity(conn).check(str(self._path), latest_only=True)
                 self._row_format = open_row_format(conn, self._encryption, str(self._path))
             except BaseException:

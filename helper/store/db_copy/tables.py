@@ -1,12 +1,12 @@
-"""The migrated tables, and the comparison of source and target pages. No I/O.
+"""The copied tables, and their rows in a form that both databases accept. No I/O.
 
 Every row begins with its key. Keys of paged tables consist of numbers and bytes only, which both databases sort in the
-same order. Tables with text keys are small and are compared in one page.
+same order. Tables with text keys are small and are read in one page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,12 +19,12 @@ Key = tuple[Any, ...]
 CheckedRow = TypeVar("CheckedRow", ShareRow, RevealRow)
 
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, KEY_CHECK, KEYS_IN_USE})
-"""Keys in `meta` that belong to one database and are not migrated."""
+"""Keys in `meta` that belong to one database and are not copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A migrated table.
+    """A copied table.
 
     Attributes:
         name: name of the table.
@@ -118,7 +118,7 @@ def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence
 
 
 def make_portable(live: LiveShare, row_key: bytes) -> LiveShare | None:
-    """Return a share in a form that both databases accept, or None if it is damaged and must not be migrated.
+    """Return a share in a form that both databases accept, or None if it is damaged and must not be copied.
 
     A damaged message that may have been sent makes the share damaged; any other damaged message is dropped. Characters
     that only SQLite accepts are replaced in texts.
@@ -159,75 +159,9 @@ def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:
     return table.name not in {"round_keys", "rounds"} or is_sound(row_key, row)
 
 
-# ---------------------------------------------------------------------- comparison
-
-
-class Difference(NamedTuple):
-    """Differences between two parts of a table.
-
-    Attributes:
-        missing: rows that only the source has.
-        changed: rows of the source that differ in the target.
-        extra: rows that only the target has.
-    """
-
-    missing: list[Row]
-    changed: list[Row]
-    extra: list[Row]
-
-    @property
-    def size(self) -> int:
-        """Number of differing rows."""
-        return len(self.missing) + len(self.changed) + len(self.extra)
-
-
-def compare(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Difference:
-    """Compare two parts of a table that cover the same key range."""
-    remaining = {table.key(row): row for row in target}
-    missing, changed = [], []
-    for row in source:
-        other = remaining.pop(table.key(row), None)
-        if other is None:
-            missing.append(row)
-        elif other != row:
-            changed.append(row)
-    return Difference(missing, changed, list(remaining.values()))
-
-
 def is_ascending(table: Table, after: Key, page: Sequence[Row]) -> bool:
     """Return whether the keys of a page are strictly ascending and greater than `after`."""
     try:
         return all(key < next_key for key, next_key in pairwise([after, *map(table.key, page)]))
     except TypeError:  # a damaged key column can have a different type
         return False
-
-
-def last_common_key(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Key | None:
-    """Return the last key up to which two pages with the same start are both complete; None for the end of the table.
-
-    A page that is not full is complete to the end of the table.
-    """
-    ends = [table.key(page[-1]) for page in (source, target) if table.start is not None and len(page) >= table.rows]
-    return min(ends, default=None)
-
-
-def rows_up_to(table: Table, page: Sequence[Row], last: Key | None) -> Sequence[Row]:
-    """Return the rows of a page up to a key."""
-    return page if last is None else [row for row in page if table.key(row) <= last]
-
-
-# ---------------------------------------------------------------------- counts
-
-
-def count_by_state(table: Table, rows: Sequence[Row]) -> Mapping[tuple[int, int], int]:
-    """Count the shares of a page by round number and state."""
-    counts: dict[tuple[int, int], int] = {}
-    for row in rows:
-        if table is SHARES:
-            key = (row[1], row[2].state)
-        elif table is TOMBSTONES:
-            key = (row[0], ShareState.SUBMITTED.value)
-        else:
-            continue
-        counts[key] = counts.get(key, 0) + 1
-    return counts

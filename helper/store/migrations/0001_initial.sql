@@ -47,6 +47,10 @@ CREATE TABLE shares (
   c2            BLOB NOT NULL CHECK (length(c2) = 32),
   nullifier     BLOB NOT NULL CHECK (length(nullifier) = 32),
   received_ms   INTEGER NOT NULL CHECK (received_ms >= 0),
+  -- Fields that the circuits k10 and k11 do not have: which ones, and their values as encoded by their circuit
+  -- generation.
+  kind          TEXT NOT NULL CHECK (length(kind) <= 16),
+  extra         BLOB NOT NULL CHECK (length(extra) <= 16384),
   rank          INTEGER NOT NULL CHECK (rank >= 0),
   state         INTEGER NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        INTEGER NOT NULL CHECK (due_ms >= 0),
@@ -56,11 +60,7 @@ CREATE TABLE shares (
   stage         TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
   note          TEXT NOT NULL CHECK (length(note) <= 400),
   -- Here the check is also over the round's id.
-  row_check     BLOB NOT NULL CHECK (length(row_check) = 8),
-  -- Fields that the circuits k10 and k11 do not have: which ones, and their values as encoded by their circuit
-  -- generation.
-  kind          TEXT NOT NULL CHECK (length(kind) <= 16),
-  extra         BLOB NOT NULL CHECK (length(extra) <= 16384)
+  row_check     BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
 CREATE INDEX shares_due ON shares (round_no, due_ms, rank) WHERE state = 0;

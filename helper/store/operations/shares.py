@@ -171,16 +171,12 @@ def _read_known(tx: Transaction, taken: Mapping[int, TakenShare]) -> dict[int, S
 def _find_damaged(
     tx: Transaction, taken: Mapping[int, TakenShare], stored: Mapping[int, StoredShare]
 ) -> dict[int, int]:
-    """Return the rows of the known shares that are damaged, by index of the post.
-
-    Both indexes must name the row: an index entry can be damaged and refer to another share's row.
-    """
+    """Return the rows of the known shares that are damaged, by index of the post."""
     return {
         index: known.id_by_mac
         for index, known in taken.items()
         if not known.is_confirmed
         and known.id_by_mac is not None
-        and known.id_by_mac == known.id_by_nullifier
         and known.id_by_mac in stored
         and _is_damaged(tx, stored[known.id_by_mac])
     }
@@ -259,6 +255,8 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
         share.c2,
         nullifier,
         received_ms,
+        share.kind,
+        share.extra,
         rank(tx.keys.rank, mac),
         _RECEIVED,
         due_at_ms,
@@ -267,8 +265,6 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
         proved_height=None,
         stage="accepted",
         note="",
-        kind=share.kind,
-        extra=share.extra,
     )
 
 

@@ -25,6 +25,11 @@ FROM generate_series(1, 2048);
 -- name: drop_probe
 DELETE FROM meta WHERE key = 'probe ' || pg_backend_pid();
 
+-- Whether the role may use a schema; no row if it does not exist.
+
+-- name: schema_privilege
+SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s;
+
 -- Tables and sequences that the role may not use.
 
 -- name: missing_privileges
@@ -173,9 +178,7 @@ WHERE k.round_id = %s AND c.state <> 2 GROUP BY c.state HAVING sum(c.n) > 0;
 SELECT a.idx - 1,
   EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
     OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
-  (SELECT id FROM shares WHERE mac = a.mac),
-  (SELECT max(id) FROM shares
-   WHERE tag = ANY ((%(tags)s::bytea[])[(a.idx - 1) * %(keys)s + 1 : a.idx * %(keys)s]))
+  (SELECT id FROM shares WHERE mac = a.mac)
 FROM unnest(%(rounds)s::bigint[], %(macs)s::bytea[], %(nullifiers)s::bytea[])
   WITH ORDINALITY AS a (round_no, mac, nullifier, idx)
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)

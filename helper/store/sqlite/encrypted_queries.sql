@@ -12,8 +12,7 @@ WITH identities (idx, round_no, mac, nullifier, tag) AS (VALUES (?, ?, ?, ?, ?))
 SELECT idx,
   EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
     OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
-  (SELECT id FROM shares WHERE mac = a.mac),
-  (SELECT max(id) FROM shares WHERE tag = a.tag)
+  (SELECT id FROM shares WHERE mac = a.mac)
 FROM identities AS a
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM shares WHERE tag = a.tag AND round_no = a.round_no)
@@ -39,6 +38,7 @@ SELECT s.mac, :round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage
 FROM shares s
 WHERE s.round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND s.state = 0
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
 -- name: list_in_progress
@@ -47,12 +47,8 @@ SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stag
 FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id)
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
-
--- name: list_share
-SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged), s.witness
-FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
 
 -- name: shares_by_prefix
 SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,

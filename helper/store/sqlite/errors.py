@@ -40,7 +40,11 @@ def is_disk_full(error: BaseException) -> bool:
     """Return whether no space is left on the disk."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
-    return isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_FULL
+    # The second code is that of the first access to a database with a WAL: its index in shared memory is a file.
+    return isinstance(error, sqlite3.Error) and (
+        result_code(error) == sqlite3.SQLITE_FULL
+        or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
+    )
 
 
 def translate_opening(error: BaseException, name: str) -> BaseException:
@@ -62,8 +66,8 @@ def translate(error: BaseException) -> BaseException:
     if not isinstance(error, sqlite3.Error):
         return error
     code = result_code(error)
-    if code == sqlite3.SQLITE_FULL:
-        return StoreFull(f"nothing was written: {error}")
+    if is_disk_full(error):
+        return StoreFull("nothing was written: the disk of the database is full")
     if code in _DAMAGE_CODES:
         return StoreCorrupt(f"the database is damaged: {error}")
     if code in _CONSTRAINT_CODES:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.errors import StoreCorrupt, StoreError, StoreLocked
-from helper.store.sqlite.second_name_check import refuse_second_name
+from helper.store.sqlite.second_name_check import refuse_non_file, refuse_second_name
 
 AGE_HEADER: Final = b"age-encryption.org/v1\n"
 """First bytes of an encrypted backup or export."""
@@ -62,11 +62,13 @@ class FileLock:
 
         Raises:
             StoreLocked: another process holds one of them.
+            StoreForeign: the path is not one of a file.
             StoreDisplaced: the database has a second name.
             StoreCorrupt: a restore was interrupted.
             StoreError: a copy that a killed restore left cannot be erased.
             OSError: the lock file cannot be opened, or is a symbolic link.
         """
+        refuse_non_file(self._database)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             try_lock(self._fd, self._path)

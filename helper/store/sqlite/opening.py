@@ -12,22 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock
-from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
+from helper.errors import StoreCorrupt, StoreError, StoreFull
 from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, RUN_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
 from helper.store.sqlite.file_lock import FileLock, open_regular
+from helper.store.sqlite.reader import BUSY_SECONDS
 from helper.store.sqlite.row_format import open_row_format, record_keys, refuse_unencrypted, select_row_format
-from helper.store.sqlite.schema import check_pages, compare_schema, migrate_schema, read_identity
+from helper.store.sqlite.schema import FileIdentity, check_pages, compare_schema, migrate_schema, read_identity
+from helper.store.sqlite.second_name_check import refuse_non_file
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import DatabaseKeys, read_round_key
 
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption
 
-BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
 """Maximum size in bytes of a file that is checked before the start; this takes a few tenths of a second.
 
@@ -40,6 +41,8 @@ _FORMATS: Final = slice(18, 20)
 """Header bytes with the write and read version of the format: 1 for a rollback journal, 2 for a WAL."""
 _PAGE_SIZE: Final = slice(16, 18)
 _PAGES: Final = slice(28, 32)
+_USER_VERSION: Final = slice(60, 64)
+_APPLICATION_ID: Final = slice(68, 72)
 
 
 @dataclass(slots=True)
@@ -91,14 +94,14 @@ def open_database(
     Args:
         path: the file.
         clock: measures the delay of erasure.
-        marked: open it even if a migration has marked it.
+        marked: open it even if a copy has marked it.
         encryption: made from the key file, None without a key file. With it, a new file is encrypted.
         allow_unencrypted: open an existing file that is not encrypted even with a key file.
 
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing; or there is a key file, and it is not
             encrypted.
-        StoreMoved: a migration has marked it, so the queue is in another database.
+        StoreMoved: a copy has marked it, so the queue is in another database.
         StoreLocked: another helper has it open.
         StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
@@ -108,8 +111,9 @@ def open_database(
     """
     # SQLite names the write-ahead log after the resolved path.
     given, path = path, Path(os.path.realpath(path))
-    lock = FileLock(path)
     try:
+        refuse_other_file(path)
+        lock = FileLock(path)
         # Without a crash there is no WAL, unless the disk failed at the last close.
         clean = lock.acquire()
         try:
@@ -232,8 +236,6 @@ def _prepare_file(path: Path) -> None:
     """Create the file with mode 0600, or check the existing one before SQLite opens it."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    if not path.is_file():
-        raise StoreForeign(f"{path} is not a file")
     _check_header(path)
     for name in (path, wal_path(path), Path(f"{path}-shm")):
         fd = open_regular(name)
@@ -245,8 +247,33 @@ def _prepare_file(path: Path) -> None:
                 os.close(fd)
 
 
+def refuse_other_file(path: Path, *, may_be_damaged: bool = False) -> None:
+    """Refuse a file of another program before anything is created next to it, or its mode is changed.
+
+    Args:
+        path: the resolved path.
+        may_be_damaged: accept any content if there is a lock file, which shows that the file was a helper's.
+
+    Raises:
+        StoreForeign: it is not a file, or not a database of this helper, or was written by a newer version.
+        StoreCorrupt: its header is damaged.
+    """
+    refuse_non_file(path)
+    has_lock_file = Path(f"{path}.lock").exists()
+    if not file_size(path) or (may_be_damaged and has_lock_file):
+        return
+    with path.open("rb") as file:
+        head = file.read(_APPLICATION_ID.stop)
+    if not head.startswith(_MAGIC):
+        raise not_a_database(str(path))
+    application_id, version = (int.from_bytes(head[field], "big") for field in (_APPLICATION_ID, _USER_VERSION))
+    # After a crash, the id of a new database may be in the WAL only. There is a lock file then.
+    if application_id or not has_lock_file:
+        FileIdentity(application_id, version, objects=1).check(str(path))
+
+
 def _check_header(path: Path) -> None:
-    """Refuse a file that is not a database, and damage that SQLite does not report when it opens a file.
+    """Refuse damage that SQLite does not report when it opens a file.
 
     SQLite opens a file with an unknown format version but refuses every write. A truncated file is accepted if there is
     a WAL, which may contain the missing pages.
@@ -255,8 +282,6 @@ def _check_header(path: Path) -> None:
         head = file.read(_PAGES.stop)
     if not head:
         return
-    if not head.startswith(_MAGIC):
-        raise not_a_database(str(path))
     if head[_FORMATS] not in (b"\x01\x01", b"\x02\x02"):
         raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
     pages, size = int.from_bytes(head[_PAGES], "big"), int.from_bytes(head[_PAGE_SIZE], "big")

@@ -34,16 +34,15 @@ WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
 -- name: last_share_id
 SELECT coalesce(max(id), 0) FROM shares;
 
--- Also compares the nullifiers, so that a known share is detected even if the index of the macs is damaged. The columns
--- of a known share are read from indexes only, because its row may be unreadable.
+-- A live share with the same nullifier is known too. Its columns are read from indexes only, because its row may be
+-- unreadable.
 
 -- name: find_taken
 WITH identities (idx, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
 SELECT idx,
   EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
     OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
-  (SELECT id FROM shares WHERE mac = a.mac),
-  (SELECT max(id) FROM shares WHERE nullifier = a.nullifier)
+  (SELECT id FROM shares WHERE mac = a.mac)
 FROM identities AS a
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM shares WHERE nullifier = a.nullifier AND round_no = a.round_no)
@@ -61,8 +60,8 @@ LEFT JOIN round_keys k ON k.no = s.round_no;
 -- name: add_share
 INSERT INTO shares (
   id, round_no, mac, share_index, proposal_id, vote_decision, tree_position, submit_at, shares_hash, share_comms,
-  primary_blind, c1, c2, nullifier, received_ms, rank, state, due_ms, attempts, crashes, proved_height, stage, note,
-  row_check, kind, extra
+  primary_blind, c1, c2, nullifier, received_ms, kind, extra, rank, state, due_ms, attempts, crashes, proved_height,
+  stage, note, row_check
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- ---------------------------------------------------------------- shares: processing
@@ -173,12 +172,15 @@ WHERE +k.round_id = ? ORDER BY t.idx;
 
 -- ---------------------------------------------------------------- operators
 
+-- An unreadable row (state -1) is not read.
+
 -- name: list_waiting
 SELECT s.mac, :round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged)
 FROM shares s
 WHERE s.round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND s.state = 0
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
 -- name: list_in_progress
@@ -187,23 +189,8 @@ SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes,
 FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id)
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
-
--- Used to read shares individually if a row is unreadable. These two statements read only indexes.
-
--- name: waiting_ids
-SELECT id, due_ms FROM shares
-WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0
-ORDER BY due_ms, rank;
-
--- name: in_progress_ids
-SELECT s.id, k.round_id FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id) ORDER BY s.id;
-
--- name: list_share
-SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
-FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
 
 -- name: shares_by_prefix
 SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,

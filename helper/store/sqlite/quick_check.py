@@ -10,8 +10,8 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.store.sqlite.errors import translate_opening
+from helper.store.sqlite.reader import connect_read_only, require_readable
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
-from helper.store.sqlite.second_name_check import read_only_uri
 
 LOCK_WAIT_SECONDS: Final = 2.0
 _STEPS_PER_DEADLINE_CHECK: Final = 20_000
@@ -39,14 +39,11 @@ def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
         StoreError: it cannot be read.
         OSError: it cannot be opened.
     """
-    with path.open("rb"):
-        pass  # if it cannot be read, the system's error contains the reason
+    require_readable(path)
     deadline = clock.monotonic() + seconds
     try:
-        uri = read_only_uri(path)
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_WAIT_SECONDS)) as conn:
+        with closing(connect_read_only(path, timeout=LOCK_WAIT_SECONDS)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
-            conn.execute("PRAGMA query_only = ON")
             conn.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS_PER_DEADLINE_CHECK)
             identity = read_identity(conn)
             identity.check(str(path))

@@ -6,6 +6,7 @@ All rows of a query are fetched immediately. No read transaction stays open, so 
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,17 +21,73 @@ from helper.errors import StoreError
 from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
 from helper.store.sqlite.displacement import file_size, wal_path
-from helper.store.sqlite.errors import result_code, translate, translate_opening
+from helper.store.sqlite.errors import is_disk_full, result_code, translate, translate_opening
+from helper.store.sqlite.file_lock import is_locked
 from helper.store.sqlite.row_format import UNENCRYPTED, RowFormat, open_row_format, refuse_unencrypted
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
-from helper.store.sqlite.second_name_check import read_only_uri
+from helper.store.sqlite.second_name_check import refuse_non_file, refuse_second_name
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption
 
-_OPEN_FAILURE_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+BUSY_SECONDS: Final = 5.0
+"""Seconds to wait while another process has locked the database."""
+_UNCREATED_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+def connect_read_only(
+    database: Path, *, timeout: float = BUSY_SECONDS, check_same_thread: bool = True
+) -> sqlite3.Connection:
+    """Open a database for queries.
+
+    Args:
+        database: the path.
+        timeout: seconds to wait while the database is locked.
+        check_same_thread: as for `sqlite3.connect`.
+
+    Raises:
+        StoreForeign: the path is not one of a file.
+        StoreDisplaced: the file has a second name.
+        sqlite3.Error: it cannot be opened.
+    """
+    real = Path(os.path.realpath(database))
+    refuse_non_file(real)
+    refuse_second_name(real)
+
+    def connect(options: str) -> sqlite3.Connection:
+        conn = sqlite3.connect(
+            f"{real.as_uri()}?mode=ro{options}",
+            uri=True,
+            isolation_level=None,
+            timeout=timeout,
+            check_same_thread=check_same_thread,
+        )
+        try:
+            conn.execute("PRAGMA query_only = ON")
+            conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    try:
+        return connect("")
+    except sqlite3.OperationalError as error:
+        # In a read-only directory, or on a full disk, SQLite cannot create the WAL's shared memory. Without a WAL and a
+        # helper it is not needed.
+        is_uncreated = result_code(error) in _UNCREATED_CODES or is_disk_full(error)
+        if not is_uncreated or file_size(wal_path(real)) > 0 or is_locked(real):
+            raise
+    return connect("&immutable=1")
+
+
+def require_readable(database: Path) -> None:
+    """Raise the system's error if a file cannot be read, because SQLite's does not contain the reason."""
+    refuse_non_file(database)
+    with database.open("rb"):
+        pass
 
 
 class SqliteReader:
@@ -60,21 +117,11 @@ class SqliteReader:
             StoreError: the file cannot be read.
         """
         try:
-            try:
-                await self._connect()
-            except sqlite3.OperationalError as error:
-                # In a read-only directory SQLite cannot open the WAL's shared memory; without a WAL it is not needed.
-                if result_code(error) not in _OPEN_FAILURE_CODES or file_size(wal_path(self._path)) > 0:
-                    raise
-                await self._connect("&immutable=1")
+            # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect,
+            # and such a thread may call a closed event loop.
+            conn, self.row_format = await asyncio.to_thread(_open_file, self._path, self._encryption)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate_opening(error, str(self._path)) from error
-
-    async def _connect(self, options: str = "") -> None:
-        # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect, and
-        # such a thread may call a closed event loop.
-        uri = read_only_uri(self._path) + options
-        conn, self.row_format = await asyncio.to_thread(_open_file, uri, self._encryption, str(self._path))
         self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
 
     async def close(self) -> None:
@@ -118,13 +165,12 @@ class SqliteReader:
         return list(rows)
 
 
-def _open_file(uri: str, encryption: RowEncryption | None, name: str) -> tuple[sqlite3.Connection, RowFormat]:
-    conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+def _open_file(path: Path, encryption: RowEncryption | None) -> tuple[sqlite3.Connection, RowFormat]:
+    conn = connect_read_only(path, check_same_thread=False)
     conn.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
-        conn.execute("PRAGMA query_only = ON")
         conn.execute("PRAGMA temp_store = MEMORY")
-        return conn, open_row_format(conn, encryption, name)
+        return conn, open_row_format(conn, encryption, str(path))
     except BaseException:
         conn.close()
         raise
@@ -144,7 +190,7 @@ async def open_queue_file(
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing; or it is not encrypted, and must be.
         StoreForeign: it is not a database of this version of the helper.
-        StoreMoved: the queue was migrated to another database.
+        StoreMoved: the queue was moved to another database.
         StoreError: it cannot be read.
     """
     reader = SqliteReader(path, encryption)

@@ -1,4 +1,4 @@
-"""Refuses a database that may have a second name.
+"""Refuses a path that is not a file, or a database that may have a second name.
 
 SQLite derives the path of the write-ahead log (WAL) from the opened name. After a crash, a database that is opened by
 another name lacks the commits in the WAL.
@@ -11,18 +11,14 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from helper.errors import StoreDisplaced
+from helper.errors import StoreDisplaced, StoreForeign
 
 
-def read_only_uri(database: Path) -> str:
-    """Return the URI that opens a database read-only.
-
-    Raises:
-        StoreDisplaced: the file has a second name.
-    """
-    real = Path(os.path.realpath(database))
-    refuse_second_name(real)
-    return f"{real.as_uri()}?mode=ro"
+def refuse_non_file(database: Path) -> None:
+    """Raise StoreForeign if there is something other than a file at the resolved path."""
+    with suppress(OSError):  # missing or inaccessible: opening it fails later
+        if not stat.S_ISREG(database.stat().st_mode):
+            raise StoreForeign(f"{database} is not a file", advice="Set [helper] db_path to the database file.")
 
 
 def refuse_second_name(database: Path) -> None:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Final
 from helper.clock import Clock
 from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
 from helper.store.sqlite.errors import not_a_database, translate_opening
-from helper.store.sqlite.opening import BUSY_SECONDS
+from helper.store.sqlite.reader import connect_read_only, require_readable
 from helper.store.sqlite.row_format import open_row_format
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
-from helper.store.sqlite.second_name_check import read_only_uri
 
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption
@@ -82,8 +81,7 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption | None = N
         StoreDisplaced: it has a second name.
         StoreError: it cannot be read.
     """
-    with path.open("rb"):
-        pass  # if it cannot be read, the system's error contains the reason
+    require_readable(path)
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             began = clock.monotonic()
@@ -100,8 +98,7 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption | None = N
 
 
 def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
-    with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
-        conn.execute("PRAGMA query_only = ON")
+    with closing(connect_read_only(path)) as conn:
         # In an explicit transaction, a busy database is an error after the timeout; backup() would retry forever.
         conn.execute("BEGIN")
         conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()

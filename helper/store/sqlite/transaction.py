@@ -60,14 +60,11 @@ class SqliteTransaction(Transaction):
 
     def find_taken(self, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
         """Return the identities that are already stored or spent, by index."""
-        taken: dict[int, TakenShare] = {}
-        for rows in self._execute_multi_row("find_taken", self._find_taken_params(identities)):
-            for index, is_confirmed, id_by_mac, id_by_nullifier in rows:
-                known = taken.get(index)
-                if known is not None and known.id_by_nullifier is not None:
-                    id_by_nullifier = max(known.id_by_nullifier, id_by_nullifier or 0)  # noqa: PLW2901
-                taken[index] = TakenShare(bool(is_confirmed), id_by_mac, id_by_nullifier)
-        return taken
+        return {
+            index: TakenShare(bool(is_confirmed), id_by_mac)
+            for rows in self._execute_multi_row("find_taken", self._find_taken_params(identities))
+            for index, is_confirmed, id_by_mac in rows
+        }
 
     def _find_taken_params(self, identities: Sequence[ShareIdentity]) -> list[Row]:
         """Return one row per identity, or in an encrypted file one per identity and key."""

@@ -22,9 +22,8 @@ from admin.rounds import RoundsView
 from admin.schemas import AuditResponse, ChainFacts, UiConfig
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
-from helper.chain.models import Round, parse_round
+from helper.chain.chain_data import ListedRound, OptionTotal, Round, parse_listing, parse_round, parse_totals
 from helper.chain.rest_client import ChainClient
-from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
 from helper.errors import ChainResponseError, ChainUnavailable
 from helper.server.client_address import Network
 from tests.support.clock import FakeClock
@@ -121,8 +120,6 @@ CONFIG_URL = "https://config.example.org/voting.json"
 
 
 class AdminStack:
-    """The admin service with fake dependencies, and a client."""
-
     def __init__(self, path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()) -> None:
         self.clock = FakeClock(float(NOW))
         self.store = AdminStore(path)
@@ -154,7 +151,6 @@ class AdminStack:
         return self.addresses[host]
 
     def create_client(self, address: str) -> httpx.AsyncClient:
-        """A client with this address."""
         return httpx.AsyncClient(
             transport=httpx.ASGITransport(self._app, client=(address, 1234)), base_url="http://helper"
         )
@@ -207,7 +203,6 @@ class AdminStack:
 async def open_admin_stack(
     path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()
 ) -> AsyncIterator[AdminStack]:
-    """An admin service on an open file."""
     stack = AdminStack(path, mode=mode, trusted=trusted)
     await stack.store.open()
     try:

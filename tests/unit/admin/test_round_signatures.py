@@ -27,13 +27,11 @@ MESSAGE = b"zcash-shielded-vote:round-auth:v2" + ROUND_ID + EA_PK + bytes.fromhe
 
 
 def sign(key: Ed25519PrivateKey = KEY, message: bytes = MESSAGE, **changed: Any) -> dict[str, Any]:
-    """A signature of a round."""
     sig = base64.b64encode(key.sign(message)).decode()
     return {"key_id": "one", "alg": "ed25519", "sig": sig, **changed}
 
 
 def entry(*signatures: Any, **changed: Any) -> dict[str, Any]:
-    """An entry of `rounds`."""
     return {
         "auth_version": 2,
         "ea_pk": base64.b64encode(EA_PK).decode(),

@@ -26,7 +26,7 @@ from admin.schemas import AuditResponse
 from tests.conftest import read_recorded_lines
 from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, open_admin_stack
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+pytestmark = pytest.mark.rule("R16")
 
 FINALIZED = 3
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
@@ -111,149 +111,137 @@ async def test_refresh_reports_the_keys_of_election_authorities(tmp_path: Path) 
     assert {result[second] for result in results} == {"authenticated"}, "nodes do not list it"
 
 
-async def test_get_rounds_of_recorded_chain_shows_totals_when_finalized(tmp_path: Path) -> None:
+async def test_get_rounds_of_recorded_chain_shows_totals_when_finalized(stack: AdminStack) -> None:
     final, results = read_recorded("rounds")["rounds"][0], read_recorded("tally results")["results"]
     round_id = base64.b64decode(final["vote_round_id"])
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        stack.staking.rounds, stack.staking.totals_by_round = [{**final, "status": 2}], {round_id: results}
-        await stack.rounds.refresh()
-        (tallying,) = await get_rounds(stack)
-        assert tallying["proposals"][0]["options"] == [
-            {"index": 0, "label": "Support", "total": None},
-            {"index": 1, "label": "Oppose", "total": None},
-        ]
-        stack.staking.rounds = [final]
-        await stack.rounds.refresh()
-        (known,) = await get_rounds(stack)
-        assert (known["round_id"], known["status"], round_totals(known)) == (round_id.hex(), FINALIZED, [0, 1])
+    stack.staking.rounds, stack.staking.totals_by_round = [{**final, "status": 2}], {round_id: results}
+    await stack.rounds.refresh()
+    (tallying,) = await get_rounds(stack)
+    assert tallying["proposals"][0]["options"] == [
+        {"index": 0, "label": "Support", "total": None},
+        {"index": 1, "label": "Oppose", "total": None},
+    ]
+    stack.staking.rounds = [final]
+    await stack.rounds.refresh()
+    (known,) = await get_rounds(stack)
+    assert (known["round_id"], known["status"], round_totals(known)) == (round_id.hex(), FINALIZED, [0, 1])
 
 
-async def test_get_rounds_queries_no_node(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        assert (await stack.client.get("/rounds")).status_code == 502, "never read"
-        stack.staking.rounds = [listed_round(number) for number in range(MAX_ROUNDS)]
-        await stack.rounds.refresh()
-        before = stack.staking.listing_calls, len(stack.staking.queried_totals)
-        for _ in range(20):
-            stack.clock.advance(REFRESH_SECONDS)
-            assert len(await get_rounds(stack)) == MAX_ROUNDS
-        assert (stack.staking.listing_calls, len(stack.staking.queried_totals)) == before
-        stack.staking.is_unreachable = True
-        await stack.rounds.refresh()
-        assert len(await get_rounds(stack)) == MAX_ROUNDS, "the last copy that was read"
+async def test_get_rounds_queries_no_node(stack: AdminStack) -> None:
+    assert (await stack.client.get("/rounds")).status_code == 502, "never read"
+    stack.staking.rounds = [listed_round(number) for number in range(MAX_ROUNDS)]
+    await stack.rounds.refresh()
+    before = stack.staking.listing_calls, len(stack.staking.queried_totals)
+    for _ in range(20):
+        stack.clock.advance(REFRESH_SECONDS)
+        assert len(await get_rounds(stack)) == MAX_ROUNDS
+    assert (stack.staking.listing_calls, len(stack.staking.queried_totals)) == before
+    stack.staking.is_unreachable = True
+    await stack.rounds.refresh()
+    assert len(await get_rounds(stack)) == MAX_ROUNDS, "the last copy that was read"
 
 
-async def test_refresh_reads_totals_in_bounded_number_and_each_once(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        numbers = range(2 * MAX_TOTALS_PER_REFRESH + 5)
+async def test_refresh_reads_totals_in_bounded_number_and_each_once(stack: AdminStack) -> None:
+    numbers = range(2 * MAX_TOTALS_PER_REFRESH + 5)
+    stack.staking.rounds = [listed_round(number) for number in numbers]
+    for number in numbers:
+        votes = [{"proposal_id": 1, "vote_decision": 1, "total_value": number}] if number else []
+        stack.staking.totals_by_round[round_id_of(number)] = votes
+    reads = []
+    for _ in range(5):
+        before = len(stack.staking.queried_totals)
+        await stack.rounds.refresh()
+        reads.append(len(stack.staking.queried_totals) - before)
+    assert reads == [MAX_TOTALS_PER_REFRESH, MAX_TOTALS_PER_REFRESH, 5, 0, 0]
+    assert stack.staking.max_concurrent == MAX_CONCURRENT_QUERIES
+    assert stack.staking.queried_totals[:MAX_TOTALS_PER_REFRESH] == [
+        round_id_of(number) for number in reversed(numbers[-MAX_TOTALS_PER_REFRESH:])
+    ], "newest first"
+    assert [round_totals(known) for known in await get_rounds(stack)] == [[0, number] for number in reversed(numbers)]
+
+
+async def test_refresh_with_totals_that_fail_reads_the_others(stack: AdminStack) -> None:
+    stack.staking.rounds = [listed_round(number) for number in range(MAX_TOTALS_PER_REFRESH + 1)]
+    stack.staking.totals_by_round[round_id_of(0)] = []
+    for _ in range(2):
+        await stack.rounds.refresh()
+    *failing, oldest = await get_rounds(stack)
+    assert round_totals(oldest) == [0, 0]
+    assert {tuple(round_totals(known)) for known in failing} == {(None, None)}
+    assert len(stack.staking.queried_totals) <= 2 * MAX_TOTALS_PER_REFRESH
+
+
+async def test_refresh_with_node_behind_waits_for_the_totals(stack: AdminStack) -> None:
+    stack.staking.rounds, stack.staking.lagging_rounds = [listed_round(1)], {round_id_of(1)}
+    stack.staking.totals_by_round[round_id_of(1)] = []
+    await stack.rounds.refresh()
+    assert round_totals((await get_rounds(stack))[0]) == [None, None], (
+        "the response would be that of a round without votes"
+    )
+    stack.staking.lagging_rounds, stack.staking.totals_by_round[round_id_of(1)] = (
+        set(),
+        [{"proposal_id": 1, "vote_decision": 0, "total_value": 7}],
+    )
+    await stack.rounds.refresh()
+    assert round_totals((await get_rounds(stack))[0]) == [7, 0]
+
+
+async def test_refresh_keeps_totals_of_listed_rounds_and_options_only(stack: AdminStack) -> None:
+    for generation in range(4):
+        numbers = range(10 * generation, 10 * generation + 10)
         stack.staking.rounds = [listed_round(number) for number in numbers]
         for number in numbers:
-            votes = [{"proposal_id": 1, "vote_decision": 1, "total_value": number}] if number else []
-            stack.staking.totals_by_round[round_id_of(number)] = votes
-        reads = []
-        for _ in range(5):
-            before = len(stack.staking.queried_totals)
+            stack.staking.totals_by_round[round_id_of(number)] = [
+                {"proposal_id": proposal, "vote_decision": 1, "total_value": 1} for proposal in range(1000)
+            ]
+        await stack.rounds.refresh()
+        assert set(stack.rounds._totals) == {round_id_of(number) for number in numbers}
+        assert sum(map(len, stack.rounds._totals.values())) == 10
+
+
+async def test_get_rounds_shows_the_audit_of_finalized_rounds_only(stack: AdminStack) -> None:
+    stack.staking.rounds = [listed_round(1), listed_round(2, status=2), listed_round(3)]
+    audit: AuditResponse = {"at": 7, "verdict": "passed", "passed": 19, "others": []}
+    stack.audits |= {round_id_of(1): audit, round_id_of(2): audit}
+    await stack.rounds.refresh()
+    shown = {entry["round_id"]: entry["audit"] for entry in await get_rounds(stack)}
+    assert shown == {round_id_of(1).hex(): audit, round_id_of(2).hex(): None, round_id_of(3).hex(): None}
+
+
+async def test_refresh_with_huge_rounds_serves_a_bounded_body(stack: AdminStack) -> None:
+    huge = listed_round(9, proposals=MAX_LIST_BYTES // 400, title="t" * 400)
+    large = [listed_round(10 + number, status=1, proposals=50, title="t" * 400) for number in range(MAX_ROUNDS)]
+    stack.staking.rounds = [*large, huge, listed_round(1)]
+    await stack.rounds.refresh()
+    assert stack.rounds.body is not None
+    assert MAX_LIST_BYTES - 50_000 < len(stack.rounds.body) <= MAX_LIST_BYTES
+    stack.staking.rounds = [huge, listed_round(1)]
+    await stack.rounds.refresh()
+    (known,) = await get_rounds(stack)
+    assert known["round_id"] == round_id_of(1).hex()
+    assert round_id_of(9) not in stack.staking.queried_totals
+
+
+async def test_refresh_logs_changes_and_no_start(stack: AdminStack) -> None:
+    stack.staking.rounds = [listed_round(1, status=1)]
+    with capture_logs() as lines:
+        for away in (True, True, False, False, True, True, False):
+            stack.staking.is_unreachable = away
             await stack.rounds.refresh()
-            reads.append(len(stack.staking.queried_totals) - before)
-        assert reads == [MAX_TOTALS_PER_REFRESH, MAX_TOTALS_PER_REFRESH, 5, 0, 0]
-        assert stack.staking.max_concurrent == MAX_CONCURRENT_QUERIES
-        assert stack.staking.queried_totals[:MAX_TOTALS_PER_REFRESH] == [
-            round_id_of(number) for number in reversed(numbers[-MAX_TOTALS_PER_REFRESH:])
-        ], "newest first"
-        assert [round_totals(known) for known in await get_rounds(stack)] == [
-            [0, number] for number in reversed(numbers)
-        ]
+    assert [line["event"] for line in lines] == ["rounds_unavailable", "rounds_available"]
 
 
-async def test_refresh_with_totals_that_fail_reads_the_others(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        stack.staking.rounds = [listed_round(number) for number in range(MAX_TOTALS_PER_REFRESH + 1)]
-        stack.staking.totals_by_round[round_id_of(0)] = []
-        for _ in range(2):
-            await stack.rounds.refresh()
-        *failing, oldest = await get_rounds(stack)
-        assert round_totals(oldest) == [0, 0]
-        assert {tuple(round_totals(known)) for known in failing} == {(None, None)}
-        assert len(stack.staking.queried_totals) <= 2 * MAX_TOTALS_PER_REFRESH
-
-
-async def test_refresh_with_node_behind_waits_for_the_totals(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        stack.staking.rounds, stack.staking.lagging_rounds = [listed_round(1)], {round_id_of(1)}
-        stack.staking.totals_by_round[round_id_of(1)] = []
-        await stack.rounds.refresh()
-        assert round_totals((await get_rounds(stack))[0]) == [None, None], (
-            "the response would be that of a round without votes"
-        )
-        stack.staking.lagging_rounds, stack.staking.totals_by_round[round_id_of(1)] = (
-            set(),
-            [{"proposal_id": 1, "vote_decision": 0, "total_value": 7}],
-        )
-        await stack.rounds.refresh()
-        assert round_totals((await get_rounds(stack))[0]) == [7, 0]
-
-
-async def test_refresh_keeps_totals_of_listed_rounds_and_options_only(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        for generation in range(4):
-            numbers = range(10 * generation, 10 * generation + 10)
-            stack.staking.rounds = [listed_round(number) for number in numbers]
-            for number in numbers:
-                stack.staking.totals_by_round[round_id_of(number)] = [
-                    {"proposal_id": proposal, "vote_decision": 1, "total_value": 1} for proposal in range(1000)
-                ]
-            await stack.rounds.refresh()
-            assert set(stack.rounds._totals) == {round_id_of(number) for number in numbers}
-            assert sum(map(len, stack.rounds._totals.values())) == 10
-
-
-async def test_get_rounds_shows_the_audit_of_finalized_rounds_only(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        stack.staking.rounds = [listed_round(1), listed_round(2, status=2), listed_round(3)]
-        audit: AuditResponse = {"at": 7, "verdict": "passed", "passed": 19, "others": []}
-        stack.audits |= {round_id_of(1): audit, round_id_of(2): audit}
-        await stack.rounds.refresh()
-        shown = {entry["round_id"]: entry["audit"] for entry in await get_rounds(stack)}
-        assert shown == {round_id_of(1).hex(): audit, round_id_of(2).hex(): None, round_id_of(3).hex(): None}
-
-
-async def test_refresh_with_huge_rounds_serves_a_bounded_body(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        huge = listed_round(9, proposals=MAX_LIST_BYTES // 400, title="t" * 400)
-        large = [listed_round(10 + number, status=1, proposals=50, title="t" * 400) for number in range(MAX_ROUNDS)]
-        stack.staking.rounds = [*large, huge, listed_round(1)]
-        await stack.rounds.refresh()
-        assert stack.rounds.body is not None
-        assert MAX_LIST_BYTES - 50_000 < len(stack.rounds.body) <= MAX_LIST_BYTES
-        stack.staking.rounds = [huge, listed_round(1)]
-        await stack.rounds.refresh()
-        (known,) = await get_rounds(stack)
-        assert known["round_id"] == round_id_of(1).hex()
-        assert round_id_of(9) not in stack.staking.queried_totals
-
-
-async def test_refresh_logs_changes_and_no_start(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        stack.staking.rounds = [listed_round(1, status=1)]
-        with capture_logs() as lines:
-            for away in (True, True, False, False, True, True, False):
-                stack.staking.is_unreachable = away
-                await stack.rounds.refresh()
-        assert [line["event"] for line in lines] == ["rounds_unavailable", "rounds_available"]
-
-
-async def test_run_reads_rounds_repeatedly_and_soon_again_at_start(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as stack:
-        stack.staking.is_unreachable = True
-        task = asyncio.create_task(stack.rounds.run())
-        try:
-            await asyncio.sleep(0)
-            stack.staking.is_unreachable, stack.staking.rounds = False, [listed_round(1)]
-            for reads, seconds in ((1, INITIAL_REFRESH_SECONDS), (2, REFRESH_SECONDS)):
-                async with asyncio.timeout(20):
-                    while stack.staking.listing_calls < reads or stack.rounds.body is None:
-                        stack.clock.advance(seconds)
-                        await asyncio.sleep(0.01)
-        finally:
-            task.cancel()
-            await asyncio.wait([task], timeout=10)
+async def test_run_reads_rounds_repeatedly_and_soon_again_at_start(stack: AdminStack) -> None:
+    stack.staking.is_unreachable = True
+    task = asyncio.create_task(stack.rounds.run())
+    try:
+        await asyncio.sleep(0)
+        stack.staking.is_unreachable, stack.staking.rounds = False, [listed_round(1)]
+        for reads, seconds in ((1, INITIAL_REFRESH_SECONDS), (2, REFRESH_SECONDS)):
+            async with asyncio.timeout(20):
+                while stack.staking.listing_calls < reads or stack.rounds.body is None:
+                    stack.clock.advance(seconds)
+                    await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.wait([task], timeout=10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from admin.store import AdminStore
 from helper.errors import StoreForeign
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+pytestmark = pytest.mark.rule("R16")
 
 
 async def open_store(path: Path) -> None:
@@ -51,6 +52,17 @@ async def test_open_with_link_created_during_open_is_refused(tmp_path: Path, mon
     with pytest.raises(StoreForeign, match="is not a regular file"):
         await open_store(path)
     assert target.read_bytes() == b""
+
+
+async def test_open_of_another_programs_database_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "admin.db"
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute("CREATE TABLE songs (title TEXT)")
+    path.chmod(0o644)
+    before = path.read_bytes()
+    with pytest.raises(StoreForeign, match="is not a registration database"):
+        await open_store(path)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o644)
 
 
 async def test_open_non_file_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helper.audit.transactions import Cast, decode
+from audit.transactions import Cast, decode
 from helper.errors import AuditError
 
 ROUND = bytes(range(32))

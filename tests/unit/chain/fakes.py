@@ -1,27 +1,39 @@
-"""Fake chain nodes over an httpx transport, with recorded responses, and an in-memory store."""
+"""Fake chain nodes over an httpx transport, with recorded responses, and a store in memory."""
 
 from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import anyio
 import httpx
 
+from helper.chain.chain_data import parse_round
 from helper.chain.node_pool import NodePool, create_nodes
-from helper.core.share import ShareState
-from helper.errors import LeavesMissing, StoreError
-from helper.store.ledger import BlockRange, Ledger, add, begin_rescan, give_up, start_ledger, take_out, truncate
-from helper.store.models import RoundLike, SentReveal, SpentNullifier, StoredRound
+from helper.errors import StoreError
+from helper.store.ledger import LEDGER_KEY, Ledger, format_ledger, parse_ledger
+from helper.store.meta import read_meta_value
+from helper.store.models import SentReveal, SpentNullifier, StoredRound
+from helper.store.operations import messages
+from helper.store.operations.blocks import set_meta
+from helper.store.operations.rounds import save_rounds
+from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
+from helper.store.sqlite.schema import migrate_schema
+from helper.store.sqlite.transaction import SqliteTransaction
+from helper.store.table_rows import RoundRow
+from helper.store.transaction import DatabaseKeys
 from tests.conftest import read_recorded_lines
 from tests.support.clock import FakeClock
+from tests.support.fakes import create_share
 from tests.support.partial_store import PartialStore
 
 ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
@@ -45,6 +57,10 @@ def json_response(status: int, value: object) -> httpx.Response:
 
 def format_timestamp(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
+
+
+def tx_hash(tx: bytes) -> str:
+    return sha256(tx).hexdigest().upper()
 
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -107,7 +123,7 @@ class FakeNode:
     def add_transaction(self, height: int, tx: bytes, result: dict[str, Any]) -> None:
         """Add a transaction to a block, with the response of `GET /tx` (a recorded `tx`)."""
         self.txs.setdefault(height, []).append(tx)
-        self.results[sha256(tx).hexdigest().upper()] = result | {"height": str(height)}
+        self.results[tx_hash(tx)] = result | {"height": str(height)}
 
     def _time(self, height: int) -> float:
         return self.clock.now() - self.age - (self.height - height) * 5
@@ -150,7 +166,7 @@ class FakeNode:
         if height < self.lowest_height:
             error = {"code": -32603, "message": "Internal error", "data": self._pruned_message(height)}
             return json_response(500, {"error": error})
-        txs = [self.results[sha256(tx).hexdigest().upper()] for tx in self.txs.get(height, [])]
+        txs = [self.results[tx_hash(tx)] for tx in self.txs.get(height, [])]
         events = self.events.get(height)
         return json_response(
             200, {"result": {"height": str(height), "txs_results": txs or None, "finalize_block_events": events}}
@@ -171,10 +187,14 @@ class FakeNode:
         bounds = dict(re.findall(r"tx\.height(>=|<=)([0-9]+)", query["query"]))
         heights = range(int(bounds.get(">=", 0)), int(bounds.get("<=", self.height)) + 1)
         every = [
-            {"height": str(height), "tx_result": result}
+            {
+                "height": str(height),
+                "tx": b64encode(tx).decode(),
+                "tx_result": self.results[tx_hash(tx)],
+            }
             for height in sorted(self.txs)
             if height in heights
-            for result in (self.results[sha256(tx).hexdigest().upper()] for tx in self.txs[height])
+            for tx in self.txs[height]
         ]
         matches = every[(page - 1) * size : page * size]
         return json_response(200, {"result": {"txs": matches, "total_count": str(len(every))}})
@@ -201,109 +221,76 @@ class FakeNetwork(httpx.AsyncBaseTransport):
         return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
 
 
-class MemoryStore(PartialStore):
-    """An in-memory store with the methods that the chain package uses."""
+class ChainStore(PartialStore):
+    """The real store's operations and statements, without its threads, on an SQLite database in memory.
 
-    def __init__(self) -> None:
-        self.stored_rounds: dict[bytes, StoredRound] = {}
-        self.spent: list[SpentNullifier] = []
-        self.ledger: Ledger | None = None
-        self.applied: list[BlockRange] = []
-        self.own_nullifiers: dict[SpentNullifier, int] = {}
-        self.sent: list[SentReveal] = []
-        self.with_shares: set[bytes] = set()
-        self.leaves: dict[bytes, list[tuple[int, bytes]]] = {}
-        self.subtrees: dict[bytes, bytes] = {}
-        self.meta: dict[str, str] = {}
+    With a ledger, it is the database of a helper that knows the recorded round.
+    """
+
+    def __init__(self, clock: FakeClock, ledger: Ledger | None = None) -> None:
+        self.conn = sqlite3.connect(":memory:", isolation_level=None)
+        migrate_schema(self.conn)
+        keys = DatabaseKeys(bytes(32), bytes(32))
+        self._tx = SqliteTransaction(keys, self.conn, 1)
+        self._clock = clock
+        self._writer = cast(Any, SimpleNamespace(keys=keys, run=self._commit))
+        self._reader = self._operator_reader = cast(Any, SimpleNamespace(fetch=self._fetch))
         self.is_full = False
+        if ledger is not None:
+            save_rounds(self._tx, [parse_round({"round": recorded_round(1)})], 0)
+            self.set_ledger(ledger)
 
-    async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
-        for listed in rounds:
-            known = self.stored_rounds.get(listed.round_id)
-            self.stored_rounds[listed.round_id] = StoredRound(
-                round_id=listed.round_id,
-                status=int(listed.status),
-                vote_end_time=listed.vote_end_time,
-                created_at_height=listed.created_at_height,
-                proposals=tuple((proposal.id, tuple(proposal.options)) for proposal in listed.proposals),
-                closed_at=known.closed_at if known else None,
-                alerted_at=None,
-            )
-
-    async def list_rounds(self) -> list[StoredRound]:
-        return list(self.stored_rounds.values())
-
-    async def mark_closed(self, round_id: bytes, now: float) -> None:
-        self.stored_rounds[round_id] = replace(self.stored_rounds[round_id], closed_at=now)
-
-    async def apply_blocks(
-        self, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier], *, now: float
-    ) -> list[int]:
-        self.ledger = self.ledger or start_ledger(heights[0][0])
-        for first, last in heights:
-            self.ledger = take_out(self.ledger, first, last)
-        self.applied += heights
-        return await self.add_spent(spent)
-
-    async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
-        self.spent += [reveal for reveal in spent if reveal not in self.spent]
-        self.sent = [reveal for reveal in self.sent if (reveal.round_id, reveal.nullifier) not in spent]
-        return [self.own_nullifiers.pop(reveal) for reveal in spent if reveal in self.own_nullifiers]
-
-    async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
-        return [reveal for reveal in self.sent if reveal.share_id > after_id][:limit]
-
-    async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
-        return {round_id: {ShareState.RECEIVED: 1} for round_id in self.with_shares}
-
-    async def list_unspent(self, nullifiers: Iterable[SpentNullifier]) -> list[SpentNullifier]:
-        return [nullifier for nullifier in nullifiers if nullifier not in self.spent]
-
-    async def get_ledger(self) -> Ledger | None:
-        return self.ledger
-
-    async def begin_ledger(self, first: int) -> None:
-        self.ledger = self.ledger or start_ledger(first)
-
-    async def give_up_blocks(self, last: int) -> None:
-        assert self.ledger is not None
-        self.ledger = give_up(self.ledger, last)
-
-    async def move_back(self, last: int, *, first: int) -> None:
-        assert self.ledger is not None
-        self.ledger = add(truncate(self.ledger, last), min(first, last + 1), last)
-
-    async def begin_rescan(self, first: int) -> Ledger:
-        assert self.ledger is not None
-        self.ledger = begin_rescan(self.ledger, first)
-        return self.ledger
-
-    async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
+    async def _commit(self, op: Callable[[SqliteTransaction], Any]) -> Any:
         if self.is_full:
             raise StoreError("no space")
-        rows = self.leaves.setdefault(round_id, [])
-        stored = sum(len(row) for _, row in rows) // 32
-        if stored < start_index:
-            raise LeavesMissing(stored)
-        assert stored == start_index
-        rows.append((height, leaves))
+        self.conn.execute("BEGIN")
+        try:
+            result = op(self._tx)
+            self._tx.flush_counts()
+        except BaseException:
+            self.conn.execute("ROLLBACK")
+            raise
+        self.conn.execute("COMMIT")
+        return result
 
-    async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
-        rows = self.leaves.get(round_id, [])
-        return b"".join(row for _, row in rows), max((height for height, _ in rows), default=0)
+    async def _fetch(self, name: str, params: Any = ()) -> Any:
+        return self._tx.fetch_all(name, params)
 
-    async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
-        self.subtrees[round_id] = self.subtrees.get(round_id, b"")[: first_index * 1023 * 32] + subtrees
+    def set_ledger(self, ledger: Ledger) -> None:
+        """Replace the ledger."""
+        set_meta(self._tx, LEDGER_KEY, format_ledger(ledger))
 
-    async def load_subtrees(self, round_id: bytes) -> bytes:
-        return self.subtrees.get(round_id, b"")
+    def add_share(self, number: int, nullifier: bytes = bytes(32)) -> None:
+        """Store a share of this queue that is due. Its id is the number of shares so far, plus one."""
+        enqueue_all(self._tx, [EnqueueOperation(create_share(number, 0, ROUND_ID), nullifier, 0.0)])
+        self._tx.flush_counts()
 
-    async def delete_tree(self, round_id: bytes) -> None:
-        self.leaves.pop(round_id, None)
-        self.subtrees.pop(round_id, None)
+    def add_sent(self, sent: SentReveal) -> None:
+        """Store a share of this queue with its message."""
+        self.add_share(sent.share_id, sent.nullifier)
+        (queued,) = claim_due(self._tx, now=self._clock.now(), limit=1, rounds=(ROUND_ID,))
+        messages.prepare(self._tx, queued.id, sent.prepared, 0)
+        for _ in range(sent.sends):
+            messages.mark_sending(self._tx, queued.id, 0, sent.last_sent_height or 0, sent.last_endpoint or "")
+            if sent.last_outcome is not None:
+                messages.record_outcome(self._tx, queued.id, 0, sent.last_outcome)
+        self._tx.flush_counts()
 
-    async def get_meta(self, key: str) -> str | None:
-        return self.meta.get(key)
+    @property
+    def ledger(self) -> Ledger | None:
+        return parse_ledger(read_meta_value(self._tx.fetch_all("get_meta", (LEDGER_KEY,))))
 
-    async def set_meta(self, key: str, value: str) -> None:
-        self.meta[key] = value
+    @property
+    def spent(self) -> set[SpentNullifier]:
+        query = "SELECT round_id, nullifier FROM spent JOIN round_keys ON no = round_no"
+        return set(self.conn.execute(query).fetchall())
+
+    @property
+    def unconfirmed(self) -> list[int]:
+        """The ids of this queue's shares that are not confirmed."""
+        return [row[0] for row in self.conn.execute("SELECT id FROM shares ORDER BY id")]
+
+    @property
+    def stored_rounds(self) -> dict[bytes, StoredRound]:
+        rows = self._tx.fetch_all("rounds")
+        return {row[0]: RoundRow(*row[1:]).to_stored_round(row[0]) for row in rows}

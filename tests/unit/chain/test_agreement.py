@@ -19,7 +19,7 @@ from helper.chain.agreement import (
     agreed_round,
     needed_nodes,
 )
-from helper.chain.models import Proposal, Round, RoundStatus
+from helper.chain.chain_data import Proposal, Round, RoundStatus
 
 HONEST, LIAR = "honest", "liar"
 YES_NO = (Proposal(1, (0, 1)),)

@@ -72,7 +72,7 @@ async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
-    assert len(env.store.subtrees[ROUND_ID]) == 2 * 1023 * 32
+    assert len(await env.store.load_subtrees(ROUND_ID)) == 2 * 1023 * 32
     trees = await env.recreate_trees()
     assert trees.anchor(ROUND_ID) is None
     assert trees.leaf(ROUND_ID, 0) is None
@@ -91,15 +91,15 @@ async def test_tree_sync_refetches_damaged_stored_tree(damage: str) -> None:
     chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
-    height, leaves = env.store.leaves[ROUND_ID][0]
-    if damage == "leaves":
-        env.store.leaves[ROUND_ID] = [(height, leaves[:-32] + encode_leaf(7))]
-    elif damage == "encoding":
-        env.store.leaves[ROUND_ID] = [(height, leaves[:-32] + b"\xff" * 32)]
-    elif damage == "subtrees":
-        env.store.subtrees[ROUND_ID] = env.store.subtrees[ROUND_ID][:-32] + encode_leaf(7)
-    else:
-        env.store.subtrees[ROUND_ID] *= 2
+    leaves, _ = await env.store.load_leaves(ROUND_ID)
+    nodes = await env.store.load_subtrees(ROUND_ID)
+    statement, value = {
+        "leaves": ("UPDATE tree_leaves SET leaves = ?", leaves[:-32] + encode_leaf(7)),
+        "encoding": ("UPDATE tree_leaves SET leaves = ?", leaves[:-32] + b"\xff" * 32),
+        "subtrees": ("UPDATE tree_subtrees SET nodes = ?", nodes[:-32] + encode_leaf(7)),
+        "length": ("INSERT INTO tree_subtrees SELECT round_no, 1, ? FROM tree_subtrees", nodes),
+    }[damage]
+    env.store.conn.execute(statement, (value,))
     trees = await env.recreate_trees()
     with capture_logs() as logs:
         await trees.sync(100)
@@ -441,7 +441,7 @@ async def test_tree_sync_stores_leaves_again_that_the_database_has_lost() -> Non
         chain.append(height, number)
         chain.publish_to(*env.nodes)
         await env.trees.sync(100)
-    del env.store.leaves[ROUND_ID][1:]
+    env.store.conn.execute("DELETE FROM tree_leaves WHERE start_index > 0")
     chain.append(90, 4)
     chain.publish_to(*env.nodes)
 
@@ -449,7 +449,8 @@ async def test_tree_sync_stores_leaves_again_that_the_database_has_lost() -> Non
 
     stored = b"".join(env.trees.leaf(ROUND_ID, index) or b"" for index in range(4))
     assert await env.store.load_leaves(ROUND_ID) == (stored, 90)
-    assert [height for height, _ in env.store.leaves[ROUND_ID]] == [60, 90]
+    rows = env.store.conn.execute("SELECT height FROM tree_leaves ORDER BY start_index")
+    assert rows.fetchall() == [(60,), (90,)]
 
 
 async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:

@@ -22,9 +22,10 @@ from tests.unit.chain.fakes import (
     CHAIN_ID,
     ROUND_ID,
     VOTE_END,
+    ChainStore,
     FakeNetwork,
     FakeNode,
-    MemoryStore,
+    format_timestamp,
     json_response,
     recorded_round,
 )
@@ -50,9 +51,7 @@ class Environment:
         self.node = FakeNode(self.clock, height=height)
         self.network = FakeNetwork(node=self.node)
         self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
-        self.store = MemoryStore()
-        if cursor is not None:
-            self.store.ledger = Ledger(1, cursor)
+        self.store = ChainStore(self.clock, None if cursor is None else Ledger(1, cursor))
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.follower = BlockFollower(self.store, self.endpoints, self.rounds)
 
@@ -76,8 +75,9 @@ class Environment:
 
     @property
     def ledger(self) -> Ledger:
-        assert self.store.ledger is not None
-        return self.store.ledger
+        ledger = self.store.ledger
+        assert ledger is not None
+        return ledger
 
     @property
     def unread(self) -> list[BlockRange]:
@@ -162,17 +162,18 @@ async def test_block_waits_while_index_reports_earlier_block() -> None:
     env.clock.advance(1)
     await env.follow()
     assert (env.spent, env.unread) == ([1], [])
+    assert env.follower.counted_height == 99
 
 
 @both_transports
 async def test_follower_applying_block_twice_changes_nothing(rpc: bool) -> None:
     env = Environment(rpc=rpc, cursor=90)
     env.add_reveal(95, 1)
-    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
+    env.store.add_share(1, reveal(1).nullifier)
     await env.follow()
     confirmed: list[int] = []
     restarted = BlockFollower(env.store, env.endpoints, env.rounds, on_confirmed=confirmed.extend)
-    env.store.ledger = Ledger(1, 90)
+    env.store.set_ledger(Ledger(1, 90))
     while await restarted.read_new() or await restarted.read_gaps():
         pass
     assert env.spent == [1]
@@ -207,11 +208,21 @@ async def test_chain_time_is_that_of_the_newest_block_read() -> None:
     env.node.faults["/blocks/160"] = lambda _: httpx.Response(500)
     await env.follow()
     assert env.follower.height == 159
-    assert env.follower.chain_time == pytest.approx(env.clock.now() - 5)
+    assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5)
     env.node.faults.clear()
     env.clock.advance(1)
     await env.follow()
-    assert env.follower.chain_time == pytest.approx(env.clock.now())
+    assert env.rounds.chain_now() == pytest.approx(env.clock.now())
+    ten_years_ahead = format_timestamp(env.clock.now() + 315_360_000)
+    header = {"chain_id": CHAIN_ID, "height": "161", "time": ten_years_ahead}
+    env.node.faults = {
+        "/blocks/161": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
+        "/blocks/162": lambda _: httpx.Response(500),
+    }
+    env.node.height = 162
+    await env.follow()
+    assert env.follower.height == 161
+    assert env.rounds.chain_now() == pytest.approx(env.clock.now()), "a block is not newer than the head"
 
 
 @pytest.mark.rule("R14")
@@ -248,7 +259,7 @@ async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | N
     env = Environment(rpc=False, height=1000, cursor=cursor)
     env.node.lowest_height = 995
     env.add_reveal(997, 3)
-    env.store.own_nullifiers = {(ROUND_ID, reveal(3).nullifier): 11}
+    env.store.add_share(3, reveal(3).nullifier)
     await env.endpoints.probe_all()
     await env.rounds.sync()
     with capture_logs() as logs:
@@ -257,7 +268,7 @@ async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | N
     assert missed_ranges(logs) == [(first, 995 - first)]
     assert env.follower.height == 1000
     assert env.spent == [3]
-    assert env.store.own_nullifiers == {}, "reveals sent after the gap are confirmed"
+    assert env.store.unconfirmed == [], "reveals sent after the gap are confirmed"
     assert env.follower.stalled_height is None
     assert env.endpoints.has_usable_node, "a pruned node is not at fault"
 
@@ -284,9 +295,18 @@ async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None
     assert env.unread == [(101, 899)], "only one node has the older blocks"
 
 
-async def test_history_block_with_invalid_response_is_not_skipped() -> None:
-    env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
+@both_transports
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(200, content=b"<html>"),
+        json_response(500, {"code": 13, "message": "height 101: database is closed", "details": []}),
+    ],
+)
+async def test_history_block_with_invalid_response_is_not_skipped(rpc: bool, response: httpx.Response) -> None:
+    env = Environment(rpc=rpc, height=1000, cursor=100)
+    rpc_error = json_response(500, {"error": {"message": "Internal error", "data": "height 101: database is closed"}})
+    env.node.faults |= {"/blocks/101": lambda _: response, "block_results": lambda _: rpc_error}
     await env.sync_rounds()
     for _ in range(11):
         await env.follow()
@@ -372,8 +392,7 @@ async def test_round_is_not_closed_before_its_history_is_read() -> None:
         pass
     env.node.rounds = [recorded_round(3)]
     await env.rounds.sync()
-    assert env.follower.chain_time is not None
-    assert env.follower.chain_time >= VOTE_END
+    assert (env.rounds.chain_now() or 0) >= VOTE_END
     assert not await env.rounds.is_closed(ROUND_ID)
     revision = env.rounds.revision
     await env.follow()
@@ -409,15 +428,15 @@ async def test_sent_reveal_check_queries_only_sent_reveals(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=1000, cursor=100)
     env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.node.lowest_height = 995
-    env.store.sent = [
+    for each in (
         sent_reveal(1),
         sent_reveal(2),
         sent_reveal(3),
         sent_reveal(4, None),
         sent_reveal(5, None, sends=0),
         sent_reveal(6, "UNAVAILABLE"),
-    ]
-    env.store.own_nullifiers = {(ROUND_ID, reveal(number).nullifier): number for number in range(1, 7)}
+    ):
+        env.store.add_sent(each)
     for number, code in ((1, 0), (2, 1), (4, 0), (5, 0), (6, 0)):
         env.add_reveal(500, number, code)
         if not code:
@@ -469,11 +488,11 @@ async def test_find_counted_queries_only_due_messages_of_other_machine(rpc: bool
 async def test_sent_reveal_check_queries_spent_nullifiers() -> None:
     env = Environment(rpc=True, height=1000, cursor=990)
     env.node.spent_nullifiers.add(reveal(1).nullifier)
-    env.store.sent = [sent_reveal(1, "SPENT"), sent_reveal(2, "SPENT"), sent_reveal(3)]
-    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
+    for each in [sent_reveal(1, "SPENT"), sent_reveal(2, "SPENT"), sent_reveal(3)]:
+        env.store.add_sent(each)
     await env.follow()
     assert env.spent == [1]
-    assert env.store.own_nullifiers == {}
+    assert env.store.unconfirmed == [2, 3]
     requests = " ".join(env.node.requests)
     assert reveal(3).nullifier.hex() not in requests
 
@@ -482,7 +501,7 @@ async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
     env.node.lowest_height = 995
     env.add_reveal(500, 1)
-    env.store.sent = [sent_reveal(1)]
+    env.store.add_sent(sent_reveal(1))
     env.node.faults["/tx/"] = lambda _: json_response(502, {"error": "no consensus"})
     await env.sync_rounds()
     with pytest.raises(ChainError, match="too few nodes responded"):
@@ -538,9 +557,11 @@ async def test_follower_run_continues_after_errors() -> None:
                 env.clock.advance(10)
                 await env.endpoints.probe_all()
             group.cancel_scope.cancel()
-    assert [log["reason"] for log in logs if log["event"] == "block_follow_failed"] == [
-        "no space",
-        "RuntimeError('unexpected')",
+    reported = [(log["event"], log.get("reason")) for log in logs if log["event"].startswith("block_follow")]
+    assert reported == [
+        ("block_follow_failed", "no space"),
+        ("block_follow_failed", "RuntimeError('unexpected')"),
+        ("block_follow_recovered", None),
     ]
 
 
@@ -577,7 +598,7 @@ async def test_follower_false_head_of_one_node_does_not_move_cursor() -> None:
 async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     env = Environment(rpc=False, height=1000, cursor=2**60)
     env.add_reveal(500, 1)
-    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
+    env.store.add_share(1, reveal(1).nullifier)
     await env.sync_rounds()
     with capture_logs() as logs:
         for _ in range(RESET_HEADS - 1):
@@ -590,7 +611,7 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     events = [log["event"] for log in logs if log["event"].startswith("cursor")]
     assert events == ["cursor_above_chain", "cursor_moved_back"]
     assert env.follower.height == env.node.height == env.follower.height
-    assert env.store.own_nullifiers == {}, "blocks of open rounds are read again"
+    assert env.store.unconfirmed == [], "blocks of open rounds are read again"
     assert env.unread == []
 
 
@@ -603,7 +624,7 @@ class NodePairEnvironment(Environment):
         self.network.nodes |= dict(zip(others or ("other",), self.others, strict=True))
         self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
         self.rounds = RoundRegistry(self.store, self.endpoints)
-        self.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
+        self.store.add_share(1, reveal(1).nullifier)
         self.follower = BlockFollower(self.store, self.endpoints, self.rounds)
 
     async def follow_for(self, seconds: int) -> None:
@@ -619,14 +640,14 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
     env.add_reveal(99, 1)
     with capture_logs() as logs:
         await env.follow_for(3 * WAIT_SECONDS)
-    assert env.store.own_nullifiers != {}
-    assert env.store.spent == []
+    assert env.store.unconfirmed != []
+    assert env.store.spent == set()
     assert env.follower.disputed_height == 99
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
     assert env.follower.height == 100, "later blocks are read"
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow_for(3 * WAIT_SECONDS // 4)
-    assert env.store.own_nullifiers == {}
+    assert env.store.unconfirmed == []
     assert env.follower.disputed_height is None
 
 
@@ -636,7 +657,7 @@ async def test_reveal_reported_by_two_nodes_is_confirmed_immediately(rpc: bool) 
     env.add_reveal(99, 1)
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow()
-    assert env.store.own_nullifiers == {}
+    assert env.store.unconfirmed == []
     blocks = [path for path in env.others[0].requests if "block_results" in path or path.endswith(("/99", "/100"))]
     assert len(blocks) == 2, "one request for each block, also for an empty one"
     assert reveal(1).nullifier.hex() not in " ".join(env.others[0].requests)
@@ -650,7 +671,7 @@ async def test_reveal_missing_on_two_of_three_nodes_is_not_confirmed(rpc: bool) 
         node.add_transaction(99, reveal(2).to_tx(), reveal_result(2))
     await env.follow()
     assert env.spent == [2]
-    assert env.store.own_nullifiers != {}
+    assert env.store.unconfirmed != []
     assert env.follower.disputed_height is None
 
 
@@ -661,7 +682,20 @@ async def test_chain_time_needs_two_nodes() -> None:
     env.others[0].age = -60
     env.clock.advance(5)
     await env.follow()
-    assert env.follower.chain_time == pytest.approx(env.clock.now() - 5), "one node alone moves no time"
+    assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5), "one node alone moves no time"
+
+
+async def test_block_time_of_one_node_closes_no_round_with_unread_blocks() -> None:
+    env = NodePairEnvironment(rpc=True)
+    header = {"chain_id": CHAIN_ID, "height": "99", "time": format_timestamp(VOTE_END + 3600)}
+    env.node.faults = {
+        "block_results": lambda _: json_response(500, {"error": {"data": "unavailable"}}),
+        "/blocks/99": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
+        "/blocks/100": lambda _: httpx.Response(500),
+    }
+    env.clock.advance(VOTE_END + 60 - env.clock.now())
+    await env.follow()
+    assert (env.follower.height, env.rounds.chain_now()) == (99, None), "the newest block may precede the round's end"
 
 
 @both_transports
@@ -670,12 +704,12 @@ async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) 
     del env.network.nodes["other"]
     env.add_reveal(99, 1)
     await env.follow_for(WAIT_SECONDS)
-    assert env.store.own_nullifiers != {}
+    assert env.store.unconfirmed != []
     assert env.follower.stalled_height is None
     env.network.nodes["other"] = env.others[0]
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow()
-    assert env.store.own_nullifiers == {}
+    assert env.store.unconfirmed == []
     assert env.unread == []
 
 
@@ -693,7 +727,7 @@ async def test_block_invented_above_the_chain_confirms_nothing(rpc: bool, count:
     for node in env.others:
         node.height = 160
     await env.follow_for(WAIT_SECONDS)
-    assert env.store.own_nullifiers != {}
+    assert env.store.unconfirmed != []
     assert env.spent == [2], "the blocks of the chain are read, and none is skipped"
 
 
@@ -702,10 +736,10 @@ async def test_block_waits_for_second_node_that_returns_errors() -> None:
     env.add_reveal(99, 1)
     env.others[0].faults["/blocks/99"] = lambda _: httpx.Response(500, content=b"<html>")
     await env.follow_for(2 * WAIT_SECONDS)
-    assert env.store.own_nullifiers != {}
+    assert env.store.unconfirmed != []
     env.others[0].faults.clear()
     await env.follow_for(WAIT_SECONDS)
-    assert env.store.own_nullifiers != {}
+    assert env.store.unconfirmed != []
     assert env.follower.disputed_height == 99
 
 
@@ -721,18 +755,18 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
     env = NodePairEnvironment(rpc=rpc, cursor=80)
     env.others[0].add_transaction(95, reveal(1).to_tx(), reveal_result(1))
     await env.follow()
-    assert env.store.own_nullifiers != {}, "the first node served an empty block"
+    assert env.store.unconfirmed != [], "the first node served an empty block"
     assert env.follower.disputed_height == 95, "an empty block is compared too"
 
     await env.store.begin_rescan(90)
     await env.follow_for(3)
-    assert env.store.own_nullifiers != {}
+    assert env.store.unconfirmed != []
     assert env.unread == [(95, 95)], "a disputed block stops no other"
 
     env.add_reveal(95, 1)
     with capture_logs() as logs:
         await env.follow_for(5)
-    assert env.store.own_nullifiers == {}
+    assert env.store.unconfirmed == []
     assert env.follower.disputed_height is None
     assert [log["height"] for log in logs if log["event"] == "rescan_finished"] == [100]
 
@@ -740,15 +774,15 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
 @both_transports
 async def test_rescan_of_pruned_blocks_reports_them_and_reads_the_others(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
-    add_to_all(env, 60, 1)
+    add_to_all(env, 90, 1)
     await env.follow()
-    for node, lowest in ((env.node, 50), (env.others[0], 40)):
+    for node, lowest in ((env.node, 80), (env.others[0], 70)):
         node.lowest_height = lowest
-    await env.store.begin_rescan(20)
+    await env.store.begin_rescan(60)
     await env.follow_for(3)
-    assert env.store.own_nullifiers == {}
-    assert env.rescan == Rescan(20, 100, pruned=((20, 39),))
-    assert env.unread == [(40, 49)], "only one node has them"
+    assert env.store.unconfirmed == []
+    assert env.rescan == Rescan(60, 100, added=1, confirmed=1, pruned=((60, 69),))
+    assert env.unread == [(70, 79)], "only one node has them"
     assert env.follower.stalled_height is None
 
 
@@ -778,17 +812,16 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     for node in (env.node, *env.others):
         node.lowest_height = 995
         node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
-    env.store.sent = [sent_reveal(1)]
+    env.store.add_sent(sent_reveal(1))
     env.add_reveal(500, 1)
     env.node.spent_nullifiers.add(reveal(1).nullifier)
     await env.sync_rounds()
     await env.follow()
-    assert env.store.own_nullifiers != {}
-    env.store.sent = [sent_reveal(1)]
+    assert env.store.unconfirmed != []
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
     env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
     await env.follower._sent_reveal_check.record_missed()
-    assert env.store.own_nullifiers == {}
+    assert env.store.unconfirmed == []
 
 
 @both_transports
@@ -796,10 +829,10 @@ async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirme
     env = NodePairEnvironment(rpc=rpc, height=1000, cursor=1000)
     await env.sync_rounds()
     await env.endpoints.probe_all()
-    env.store.sent = [replace(sent_reveal(1), first_sent_height=990, last_outcome="SPENT")]
+    env.store.add_sent(replace(sent_reveal(1), first_sent_height=990, last_outcome="SPENT"))
     check = env.follower._sent_reveal_check.check_spent
     assert await check(1000) == []
-    for node, height, confirmed in ((env.node, 1010, []), (env.others[0], 1020, [11])):
+    for node, height, confirmed in ((env.node, 1010, []), (env.others[0], 1020, [1])):
         node.spent_nullifiers.add(reveal(1).nullifier)
         node.add_transaction(500, reveal(1).to_tx(), reveal_result(1))
         assert await check(height - 1) == []

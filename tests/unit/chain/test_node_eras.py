@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from helper.chain import node_http
-from helper.chain.counted_reveals import is_counted
+from helper.chain.broadcast_outcome import Verdict, classify_response
 from helper.chain.node_http import BLOCK_LIMIT_BYTES
 from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import is_counted
 from helper.chain.rpc_client import RpcClient
-from helper.chain.verdicts import Verdict, classify_response
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse
 from tests.unit.chain.fakes import ROUND_ID, json_response
 from tests.unit.chain.test_node_http import MESSAGE

@@ -1,4 +1,4 @@
-"""HTTP client of a node: limits, redirects, lost responses, dead connections, credentials."""
+"""HTTP client of a node: limits of time and size, redirects, lost responses, dead connections, credentials."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import anyio
 import httpx
 import pytest
 
-from helper.chain import node_http, response_times
+from helper.chain import node_http
+from helper.chain.broadcast_outcome import Verdict
 from helper.chain.node_http import (
     CHUNKS_PER_CHECKPOINT,
     DEFAULT_LIMIT_BYTES,
+    MAX_RESPONSES,
+    MIN_RESPONSES,
     STREAM_LIMIT_BYTES,
     NodeHttp,
     NoResponse,
     RequestProgress,
+    ResponseTimes,
+    request_kind,
 )
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Verdict
 from helper.errors import ChainResponseError, ChainUnavailable, ConfigError
 from tests.support.servers import serve_connections
 
@@ -108,13 +112,13 @@ class DelayedNode(httpx.AsyncBaseTransport):
 async def read_fast_responses(client: ChainClient, node: DelayedNode) -> None:
     """Read as many responses as the limit is derived from."""
     node.head_delay = node.body_delay = 0.0
-    for _ in range(response_times.MIN_RESPONSES):
+    for _ in range(node_http.MIN_RESPONSES):
         await client.is_syncing()
 
 
 @pytest.mark.parametrize("delayed", ["head_delay", "body_delay"])
 async def test_adaptive_read_ends_early_once_then_waits(monkeypatch: pytest.MonkeyPatch, delayed: str) -> None:
-    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.03)
+    monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.03)
     node = DelayedNode()
     client = ChainClient("http://node", transport=node, is_adaptive=True)
     setattr(node, delayed, 0.1)
@@ -129,7 +133,7 @@ async def test_adaptive_read_ends_early_once_then_waits(monkeypatch: pytest.Monk
 
 
 async def test_read_without_other_nodes_waits_for_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.03)
+    monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.03)
     node = DelayedNode()
     client = ChainClient("http://node", transport=node)
     await read_fast_responses(client, node)
@@ -138,7 +142,7 @@ async def test_read_without_other_nodes_waits_for_the_timeout(monkeypatch: pytes
 
 
 async def test_recent_times_of_one_kind_do_not_limit_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.03)
+    monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.03)
     node = DelayedNode()
     client = ChainClient("http://node", transport=node, is_adaptive=True)
     await read_fast_responses(client, node)
@@ -148,10 +152,10 @@ async def test_recent_times_of_one_kind_do_not_limit_another(monkeypatch: pytest
 
 async def test_wait_for_response_to_send_follows_recent_sends() -> None:
     client = ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(503)))
-    for _ in range(response_times.MIN_RESPONSES):
+    for _ in range(node_http.MIN_RESPONSES):
         assert client.response_wait == node_http.RESPONSE_WAIT_SECONDS == 3
         await client.broadcast(MESSAGE)
-    assert client.response_wait == response_times.MIN_LIMIT_SECONDS == 1
+    assert client.response_wait == node_http.MIN_LIMIT_SECONDS == 1
 
 
 async def test_send_is_not_limited_by_the_timeout_of_reads() -> None:
@@ -369,3 +373,48 @@ async def test_node_http_gateway_error_is_unavailable(status: int) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=b"<html>"))
     with pytest.raises(ChainUnavailable, match=f"HTTP {status}"):
         await ChainClient("http://node", transport=transport).rounds()
+
+
+def create_times(*seconds: float) -> ResponseTimes:
+    times = ResponseTimes(10.0)
+    for value in seconds:
+        times.add(value)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        ([], 10.0),
+        ([0.01] * (MIN_RESPONSES - 1), 10.0),
+        ([0.01] * MIN_RESPONSES, 1.0),
+        ([0.5, *[0.01] * MIN_RESPONSES], 2.0),
+        ([0.5, *[0.01] * (MAX_RESPONSES - 1)], 2.0),
+        ([0.5, *[0.01] * MAX_RESPONSES], 1.0),
+        ([4.0] * MIN_RESPONSES, 10.0),
+    ],
+)
+def test_limit_is_four_times_the_longest_recent_time(seconds: list[float], limit: float) -> None:
+    assert create_times(*seconds).limit == limit
+
+
+def test_limit_is_the_maximum_again_after_forget() -> None:
+    times = create_times(*[0.01] * MIN_RESPONSES)
+    times.forget()
+    assert times.limit == 10.0
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/shielded-vote/v1/rounds", "/shielded-vote/v1/rounds"),
+        (f"/shielded-vote/v1/round/{'7a' * 32}", "/shielded-vote/v1/round"),
+        (f"/shielded-vote/v1/commitment-tree/{'7a' * 32}/464", "/shielded-vote/v1/commitment-tree"),
+        (f"/shielded-vote/v1/commitment-tree/{'7a' * 32}/leaves", "/shielded-vote/v1/commitment-tree/leaves"),
+        (f"/shielded-vote/v1/tx/{'7A' * 32}", "/shielded-vote/v1/tx"),
+        ("/cosmos/base/tendermint/v1beta1/blocks/464", "/cosmos/base/tendermint/v1beta1/blocks"),
+        ("/cosmos/base/tendermint/v1beta1/blocks/latest", "/cosmos/base/tendermint/v1beta1/blocks/latest"),
+    ],
+)
+def test_kind_of_request_has_no_identifiers(path: str, kind: str) -> None:
+    assert request_kind(path) == kind

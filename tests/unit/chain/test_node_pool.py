@@ -1,7 +1,8 @@
-"""Node pool: fresh nodes, order of calls, backoff, probes and log events."""
+"""Node pool: fresh nodes, order of calls, backoff, probes, log events, read-only calls and limited concurrency."""
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -11,15 +12,15 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain import response_times
-from helper.chain.models import BlockHead
+from helper.chain import node_http
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
-from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes, gather_limited
 from helper.chain.rest_client import ChainClient
-from helper.errors import ChainError, ChainUnavailable, ConfigError
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError
 from tests.support.clock import FakeClock
-from tests.support.fakes import wait_for_length
+from tests.support.fakes import TIMEOUT_SECONDS, wait_for_length
 from tests.unit.chain.fakes import FakeNetwork, FakeNode, json_response, read_recorded
 
 
@@ -336,7 +337,7 @@ async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.
             assert node_names(endpoints) == ["a:1317", "b:1317"]
             clock.advance(5)
             await endpoints.probe_all()
-    assert await endpoints.call_node(get_node_name) == "a:1317", "other requests go to it first"
+    assert (await endpoints.call_until(get_node_name))[-1] == "a:1317", "other requests go to it first"
     reported = [(log["event"], log["endpoint"]) for log in logs]
     assert reported == [("node_response_invalid", "a:1317")], "logged once while it persists"
 
@@ -388,12 +389,12 @@ async def test_call_prefers_nodes_at_min_height() -> None:
 
 
 async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.02)
+    monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.02)
     clock = FakeClock()
     network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_RESPONSES):
+    for _ in range(node_http.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with anyio.fail_after(10):
@@ -403,12 +404,12 @@ async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.
 
 
 async def test_only_node_is_not_limited_by_its_recent_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_times, "MIN_LIMIT_SECONDS", 0.02)
+    monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.02)
     clock = FakeClock()
     network = FakeNetwork(a=FakeNode(clock))
     endpoints = network.create_node_pool(clock, timeout=60.0)
     await endpoints.probe_all()
-    for _ in range(response_times.MIN_RESPONSES):
+    for _ in range(node_http.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
     with pytest.raises(TimeoutError), anyio.fail_after(0.1):
@@ -587,3 +588,75 @@ async def test_two_names_of_one_node_are_reported() -> None:
     network.nodes["b"].faults.clear()  # another node, which reports no id
     await endpoints.compare_node_ids()
     assert endpoints.same_nodes == []
+
+
+ADDRESS = "svvaloper1tp7fhly84qm6q4hhzmp0nh5frtdugmysz4l4zy"
+
+
+BROKEN_NODES = {
+    "no response": ({"faults": {"validators": lambda _: httpx.Response(501)}}, ChainResponseError),
+    "away": ({"faults": {"validators": lambda _: httpx.Response(503)}}, ChainUnavailable),
+    "silent": ({"hangs": True}, ChainUnavailable),
+}
+
+
+@pytest.mark.parametrize(("broken", "raised"), BROKEN_NODES.values(), ids=BROKEN_NODES)
+async def test_read_only_pool_errors_do_not_affect_health(broken: dict[str, Any], raised: type[ChainError]) -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
+    pool = ReadOnlyNodePool(endpoints, timeout=0.05, transport=network)
+    for node in network.nodes.values():
+        for name, value in broken.items():
+            setattr(node, name, value)
+    with capture_logs() as logs, pytest.raises(raised, match=r"a:1317: .*b:1317: "):
+        await pool.call(lambda client: client.validator_status(ADDRESS))
+    assert [endpoint.name for endpoint in endpoints.usable_nodes] == ["a:1317", "b:1317"]
+    assert logs == []
+    await pool.aclose()
+
+
+async def test_read_only_pool_calls_next_node_after_error() -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=FakeNode(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    pool = ReadOnlyNodePool(endpoints, transport=network)
+    with pytest.raises(ChainUnavailable, match="none is in sync"):
+        await pool.call(lambda client: client.listed_rounds())
+    await endpoints.probe_all()
+    assert len(await pool.call(lambda client: client.listed_rounds())) == 1
+    await pool.aclose()
+
+
+async def test_gather_limited_returns_in_order_and_stops_after_error() -> None:
+    started: list[int] = []
+
+    async def work(number: int) -> int:
+        started.append(number)
+        if number == 3:
+            raise HelperError("three")
+        return number * 2
+
+    assert await gather_limited([0, 1, 2], work, 2) == [0, 2, 4]
+    assert await gather_limited([], work, 2) == []
+    started.clear()
+    with pytest.raises(HelperError, match="three"):
+        await gather_limited(range(100), work, 1)
+    assert started == [0, 1, 2, 3]
+
+
+async def test_gather_limited_runs_exactly_limit_concurrently() -> None:
+    under_way, most = 0, 0
+    together = asyncio.Barrier(3)
+
+    async def work(_: int) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await together.wait()
+        under_way -= 1
+
+    async with asyncio.timeout(TIMEOUT_SECONDS):  # Two concurrent calls would wait for a third.
+        await gather_limited(range(21), work, 3)
+    assert most == 3

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
 from typing import Any
 
 import httpx
@@ -13,41 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helper.chain.rest_client import ChainClient
-from helper.chain.rpc_client import RpcClient
 from helper.errors import ChainError
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded
-from tests.unit.chain.test_unusual_responses import QUERIES
+from tests.unit.chain.test_unusual_responses import VALUES, paths, replace_value
 from tests.unit.chain.tree_fixtures import TreeEnvironment
-
-ABSENT = object()
-SIZES = (0, 1, -1, 5, 2**31, 2**53 + 1, 2**62, 2**63, 2**64, -(2**63), 10**40)
-TYPES: tuple[Any, ...] = (ABSENT, None, True, False, 0.5, -0.0, 1e300, [], {}, [[]], {"": None})
-TEXTS = ("", "0", "-1", "1.0", "1e3", "0x10", "٣", "\ud800", "A" * 5000, "AAAA", "AA==", "/" * 43 + "=")
-VALUES = st.sampled_from([*SIZES, *map(str, SIZES), *TYPES, *TEXTS])
-
-
-def paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every place of a value in a document."""
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in items:
-        yield from paths(each, (*path, key))
-
-
-def replace_value(document: Any, path: tuple[str | int, ...], new: Any) -> Any:
-    """The document with another value at this place, or without one."""
-    if not path:
-        return None if new is ABSENT else new
-    changed = deepcopy(document)
-    parent = changed
-    for key in path[:-1]:
-        parent = parent[key]
-    if new is ABSENT:
-        del parent[path[-1]]
-    else:
-        parent[path[-1]] = new
-    return changed
 
 
 @st.composite
@@ -57,26 +25,6 @@ def replaced(draw: st.DrawFn, *names: str) -> tuple[str, Any]:
     document = read_recorded(name)["response"]
     path = draw(st.sampled_from(list(paths(document))))
     return name, replace_value(document, path, draw(VALUES))
-
-
-@pytest.mark.parametrize("name", QUERIES)
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_query_returns_or_raises_an_error_of_the_chain(name: str, data: st.DataObject) -> None:
-    query, create_response = QUERIES[name]
-    response = create_response()
-    changed = replace_value(response, data.draw(st.sampled_from(list(paths(response)))), data.draw(VALUES))
-
-    async def run() -> None:
-        transport = httpx.MockTransport(lambda _: json_response(200, changed))
-        rest = ChainClient("http://node", transport=transport)
-        rpc = RpcClient("http://node", transport=transport)
-        with suppress(ChainError):
-            await query(rest, rpc)
-        await rest.aclose()
-        await rpc.aclose()
-
-    asyncio.run(run())
 
 
 PARTS = {"rounds": "/rounds", "tree, latest": "/latest", "leaves": "/leaves", "tree at a height with a root": "/84"}

@@ -9,12 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain import round_registry
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
+from helper.store.ledger import Ledger
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, recorded_round
+from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, VOTE_END, ChainStore, FakeNetwork, FakeNode, recorded_round
 
 
 class Environment:
@@ -25,7 +26,7 @@ class Environment:
         self.nodes = {host: FakeNode(self.clock) for host in hosts or ("a",)}
         self.network = FakeNetwork(**self.nodes)
         self.endpoints: NodePool = self.network.create_node_pool(self.clock, **settings)
-        self.store = MemoryStore()
+        self.store = ChainStore(self.clock)
         self.registry = RoundRegistry(self.store, self.endpoints)
 
     def set_rounds(self, *rounds: dict[str, Any]) -> None:
@@ -218,6 +219,7 @@ FALSE_FIELDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("false", FALSE_FIELDS)
 async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, ...], false: dict[str, Any]) -> None:
     env = Environment(*hosts)
+    env.store.set_ledger(Ledger(200, 300))
     env.nodes["liar"].rounds = [recorded_round(1) | false]
     await env.sync()
     is_agreed = len(hosts) > 2 or false in ({"status": 2}, {"status": 4})
@@ -230,6 +232,7 @@ async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, 
         assert not env.registry.view(ROUND_ID).are_proposals_agreed
         assert not env.registry.view(ROUND_ID).is_end_agreed
         assert known.created_at_height <= 55
+        assert env.store.ledger == Ledger(200, 300), "no block is read on the word of one node"
     env.set_rounds(recorded_round(1))
     await env.advance_blocks()
     await env.registry.sync()
@@ -237,6 +240,7 @@ async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, 
     assert (stored.status, stored.vote_end_time, stored.created_at_height) == (1, VOTE_END, 55)
     assert stored.proposals == ((1, (0, 1)), (2, (0, 1)))
     assert env.registry.unconfirmed_reports() == {}
+    assert env.store.ledger == Ledger(55, 54)
 
 
 async def test_round_that_is_listed_while_the_other_node_is_silent_is_active() -> None:
@@ -420,7 +424,7 @@ async def test_purged_round_is_not_stored_again() -> None:
     env.set_rounds(closed_round_json())
     await env.sync()
     env.registry.forget(ROUND_ID)
-    env.store.stored_rounds.clear()
+    await env.store.purge(ROUND_ID)
     await env.sync()
     assert env.registry.get(ROUND_ID) is None
     assert env.store.stored_rounds == {}
@@ -443,7 +447,7 @@ async def test_purged_round_is_not_stored_again() -> None:
 async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
     env = Environment(now=VOTE_END + 50)
     env.nodes["a"].rounds = [closed_round_json()]
-    env.store.with_shares = {ROUND_ID}
+    env.store.add_share(1)
     await env.sync()
     assert list(env.store.stored_rounds) == [ROUND_ID]
     env.registry.record_block(VOTE_END + 40)
@@ -492,7 +496,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     assert other.open_rounds() == []
     assert other.revision > before, "the host that closed it may stop before it reports unconfirmed shares"
 
-    env.store.stored_rounds.clear()
+    await env.store.purge(ROUND_ID)
     await other.reload_from_store()
     assert other.get(ROUND_ID) is None
 
@@ -500,7 +504,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
 async def test_registry_stores_chain_id() -> None:
     env = Environment()
     await env.sync()
-    assert env.store.meta == {"chain_id": "svote-1"}
+    assert await env.store.get_meta("chain_id") == "svote-1"
 
     other_chain = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
     registry = RoundRegistry(env.store, other_chain)
@@ -564,7 +568,7 @@ async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
     known = env.registry.get(ROUND_ID)
     assert known is not None
     assert not env.registry.view(ROUND_ID).is_end_agreed
-    assert env.registry.latest_end(known) == VOTE_END
+    assert env.registry.view(ROUND_ID).latest_end == VOTE_END
     assert env.registry.active_rounds() == [known], "due shares are still revealed"
     env.network.nodes["b"] = env.nodes["b"]
     env.nodes["a"].rounds = [recorded_round(1)]
@@ -575,11 +579,17 @@ async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
     assert env.registry.unconfirmed_reports() == {}
 
 
-async def test_end_of_nodes_behind_the_last_change_is_not_reported() -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_end_of_nodes_behind_the_last_change_is_not_reported(is_restarted: bool) -> None:
     env = Environment("a", "b")
     await sync_active(env)
     env.set_rounds(round_json_ending_at(LATER))
     await env.sync()
+    if is_restarted:
+        height = env.nodes["a"].height
+        await env.store.apply_blocks([(height, height)], [], now=env.clock.now())
+        env.registry = RoundRegistry(env.store, env.endpoints)
+        await env.registry.restore()
     env.set_rounds(recorded_round(1))
     for node in env.nodes.values():
         node.height -= 1
@@ -705,7 +715,7 @@ async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -
 @pytest.mark.parametrize("before", [4, 1, 2])
 async def test_status_never_goes_back(before: int) -> None:
     env = Environment("a", "b")
-    env.store.with_shares = {ROUND_ID}
+    env.store.add_share(1)
     env.set_rounds(recorded_round(1) | {"status": before})
     await env.sync()
     await env.advance_blocks()
@@ -768,7 +778,7 @@ async def test_ended_round_on_whose_end_nodes_differ_at_first_is_known_once_they
 async def test_frozen_round_with_waiting_shares_is_reported() -> None:
     env = Environment()
     await sync_active(env)
-    env.store.with_shares = {ROUND_ID}
+    env.store.add_share(1)
     env.set_rounds()
     await env.sync()
     assert env.registry.frozen_shares() == {ROUND_ID: 1}

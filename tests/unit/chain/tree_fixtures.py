@@ -9,7 +9,7 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from proofs import CommitmentTree
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import FakeNetwork, FakeNode, MemoryStore
+from tests.unit.chain.fakes import ChainStore, FakeNetwork, FakeNode
 
 
 def encode_leaf(number: int) -> bytes:
@@ -49,7 +49,7 @@ class TreeEnvironment:
         self.nodes = [FakeNode(self.clock, height=100) for _ in hosts or ("a",)]
         self.network = FakeNetwork(**dict(zip(hosts or ("a",), self.nodes, strict=True)))
         self.endpoints = self.network.create_node_pool(self.clock)
-        self.store = MemoryStore()
+        self.store = ChainStore(self.clock)
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
 

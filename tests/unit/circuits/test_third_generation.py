@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from helper.chain.chain_data import Proposal, Round, RoundStatus
 from helper.chain.commitment_trees import Anchor
-from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import registry
 from helper.circuits.registry import GENERATIONS, circuit_for_version, circuit_infos
@@ -71,7 +71,6 @@ async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
     await asyncio.sleep(0)
     try:
         await pool.wait_ready()
-        assert pool.fingerprints == {NAME: hidden_choice.FINGERPRINT}
         async with open_pipeline(tmp_path / "queue.db", prover=pool) as pipeline:
             root = hidden_choice.tree_root(read_share(create_payload()).vote_commitment, ROOT_PATH)
             anchor = Anchor(height=90, size=1000, root=root)

@@ -22,8 +22,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import proofs
-from helper.audit.verdicts import CHECKS
-from helper.chain import node_pool, read_only_pool
+from audit.check_results import CHECKS
+from helper.chain import node_pool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import (
@@ -49,13 +49,13 @@ ONE_NODE = '[chain]\nendpoints = ["http://one.test"]\nrpc = ["http://rpc.test"]\
 
 
 CREATE_NODES = node_pool.create_nodes
-CREATE_READERS = read_only_pool.ReadOnlyNodePool
+CREATE_READERS = node_pool.ReadOnlyNodePool
 
 
 def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTransport) -> None:
     """Replace the network of all node clients."""
     monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=transport))
-    monkeypatch.setattr(read_only_pool, "ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
+    monkeypatch.setattr(node_pool, "ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedNodes]:
     """Two nodes that serve the recorded threshold round, in the settings of an empty directory."""
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
     monkeypatch.setattr("proofs.verify_each", verify_each_once)
-    monkeypatch.setattr("helper.audit.nodes._HEAD_SECONDS", 0.0)
+    monkeypatch.setattr("audit.node_source._HEAD_SECONDS", 0.0)
     recorded = RecordedNodes(threshold_round())
-    monkeypatch.setattr("helper.audit.nodes.RETRY_SECONDS", (0.0,))
+    monkeypatch.setattr("audit.node_source.RETRY_SECONDS", (0.0,))
     use_transport(monkeypatch, recorded.transport())
     Path("helper.toml").write_text(TWO_NODES)
     with capture_logs():
@@ -417,7 +417,7 @@ def test_audit_cache_stores_no_unknown_results(nodes: RecordedNodes, run: Run) -
 
 def let_round_run(nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the round begin with 50 blocks. Each request for it adds blocks, the last one also finalizes it."""
-    monkeypatch.setattr("helper.audit.round_follower.FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr("audit.live_round.FOLLOW_SECONDS", 0.01)
     monkeypatch.setattr("helper.cli.audit.PROBE_SECONDS", 0.01)
     known, blocks = nodes.source.documents["round"]["round"], nodes.source.block_list
     known["status"], nodes.source.block_list = 1, blocks[:50]
@@ -468,7 +468,7 @@ def test_audit_follows_a_running_round(
 def test_audit_verifies_new_reveals_of_a_running_round(
     nodes: RecordedNodes, run: Run, monkeypatch: pytest.MonkeyPatch, verified: list[tuple[int, bool]]
 ) -> None:
-    monkeypatch.setattr("helper.audit.round_follower.VERIFY_SECONDS", 0.0)
+    monkeypatch.setattr("audit.live_round.VERIFY_SECONDS", 0.0)
     let_round_run(nodes, monkeypatch)
     assert run(ROUND, "--follow", "--cache", "blocks.jsonl", code=0) == {}
     assert sum(count for count, _ in verified) == 16
@@ -480,7 +480,7 @@ def test_audit_verifies_new_reveals_of_a_running_round(
 def test_audit_reports_a_wrong_reveal_of_a_running_round(
     nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("helper.audit.round_follower.VERIFY_SECONDS", 0.0)
+    monkeypatch.setattr("audit.live_round.VERIFY_SECONDS", 0.0)
     height, at, raw = nodes.source.find(0x04)[3]
     message = RevealMessage.from_tx(raw)
     altered = replace(message, proof=message.proof[:-1] + bytes([message.proof[-1] ^ 1]))

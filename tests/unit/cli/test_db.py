@@ -90,6 +90,7 @@ def test_restore_counts_moved_shares_apart(
     for command, other in (
         ("queue import b.age --yes", "db restore"),
         ("db restore moved.age --force", "queue import"),
+        ("db check --backup moved.age", "queue import"),
     ):
         assert run_command(*command.split(), *flags) == 1
         assert f"`svote-helper {other}`" in capsys.readouterr().err

@@ -145,7 +145,7 @@ def test_db_copy_with_running_helper_is_refused(copy_setup: CopySetup, capsys: p
     assert (result["state"], result["live"]) == ("moved", 2)
 
 
-def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
+def test_db_copy_begins_again_after_kill(copy_setup: CopySetup) -> None:
     fill_many(copy_setup.file, ROUND, MANY_SHARES, due=int(NOW))
     before = copy_setup.read_all_rows("sqlite")
     command = [sys.executable, "-m", "helper", "db", "copy", "--to", copy_setup.address, "--yes"]

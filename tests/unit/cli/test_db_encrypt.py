@@ -130,7 +130,9 @@ def test_doctor_checks_the_key_of_the_database(
     assert "svote-helper db encrypt" in finding["advice"]
 
 
-@pytest.mark.parametrize("command", ["queue list", "db check", "db backup --output b.age", "db migrate --dry-run"])
+@pytest.mark.parametrize(
+    "command", ["queue list", "db check", "db backup --output b.age", "db migrate --no-backup --yes"]
+)
 def test_commands_without_key_are_refused(
     encrypted_database: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from socketserver import BaseServer, UnixStreamServer
 
 import pytest
 
-from helper.config import peek_listen_addresses
+from helper.cli.healthcheck import find_addresses
 from helper.observability.readiness_text import Check, format_checks
 from tests.support.process import find_free_port
 from tests.unit.cli.live_daemon import SilentHandler, run_server
@@ -132,8 +132,7 @@ def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
 def test_healthcheck_needs_no_config_validation(tmp_path: Path) -> None:
     path = tmp_path / "helper.toml"
     path.write_text('[helper]\ndb_path = "/srv/queue.db"\nport = "x"\nnonsense = 1\n')
-    addresses = peek_listen_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"})
-    assert (addresses.socket, addresses.host, addresses.port) == (Path("/srv/helper.sock"), "::1", 8090)
+    assert find_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"}) == ("/srv/helper.sock", "http://[::1]:8090")
     path.write_text("[helper\n")
-    assert peek_listen_addresses(path, {}) == peek_listen_addresses(None, {})
-    assert peek_listen_addresses(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"}).socket == Path("/run/x.sock")
+    assert find_addresses(path, {}) == find_addresses(None, {}) == ("helper.sock", "http://127.0.0.1:8090")
+    assert find_addresses(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"})[0] == "/run/x.sock"

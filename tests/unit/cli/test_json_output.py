@@ -12,7 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.lookups import IncludedTx
+from helper.chain.block_reader import IncludedTx
 from helper.cli.proof import SearchSource
 from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
@@ -126,7 +126,7 @@ def test_json_output_of_db_commands(run_json: RunJson, tmp_path: Path) -> None:
     key.write_text("ab" * 32)
     assert run_json("db encrypt", "--key-file", str(key), "--yes")["encrypted"] is True
     assert run_json("db decrypt", "--key-file", str(key), "--yes")["encrypted"] is False
-    assert run_json("db migrate", "--dry-run")["migrated"] is False
+    assert run_json("db migrate", "--no-backup", "--yes")["migrated"] is False
     run_json("db check", "--backup", "b.age")
     assert run_json("db restore", "b.age", "--force")["set_aside"]
 

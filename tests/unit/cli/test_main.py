@@ -132,3 +132,17 @@ def test_python_m_helper_runs_cli() -> None:
 
 def test_every_command_has_its_cli_module() -> None:
     assert all(module == f"helper.cli.{name}" for name, module in COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "error"),
+    [
+        ("<&- >&-", 0, "All shares are revealed in time."),
+        ("> /dev/full", 1, "the output cannot be written: No space left on device"),
+    ],
+)
+def test_closed_and_full_streams_cause_no_traceback(streams: str, code: int, error: str) -> None:
+    command = f"{sys.executable} -m helper plan --voters 1 --proposals 1 --helpers 1 {streams}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert error in done.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from helper.config import find_file
 from tests.unit.cli.test_main import run_command
 
 ORIGINAL_ACCESS = os.access
@@ -41,3 +43,21 @@ def test_permission_denied_exits_4(
     Path(name).touch()
     assert run_command(*command.split()) == 4
     assert capsys.readouterr().err in {f"no permission to {verb} {name}\n" for verb in ("read", "change")}
+
+
+@pytest.mark.parametrize("command", ["config show --config hidden/helper.toml", "queue stats --db hidden/queue.db"])
+def test_file_in_inaccessible_directory_exits_4(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Path, "stat", deny_status)
+    hidden = Path(command.rsplit(maxsplit=1)[-1])
+    assert run_command(*command.split()) == 4
+    assert capsys.readouterr().err == f"no permission to read {hidden}\n"
+    assert find_file(None, {}, [hidden]) == hidden, "other settings would be those of another helper"
+
+
+def deny_status(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+    """Replace `Path.stat` for a user without access to the directory `hidden`."""
+    if "hidden" in path.parts:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    return os.stat(path, follow_symlinks=follow_symlinks)  # noqa: PTH116

@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from helper.cli.operator_api import OperatorApi
 from helper.cli.queue_watch import StateEvent, StreamLost, stream_states
 from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells
 from helper.server.control_client import (
@@ -201,6 +202,8 @@ def test_render_state_as_cells() -> None:
 
 # The event stream
 
+HELPER = OperatorApi(Path("helper.sock"), Path("queue.db"))
+
 
 class FakeFeed:
     """A control socket that streams these states and then ends."""
@@ -245,7 +248,7 @@ def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None
 def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
     feed.states = [STATE, changed_state(height=1235)]
     replace_sleep(monkeypatch, stop_watch)
-    stream = stream_states(Path("helper.sock"))
+    stream = stream_states(HELPER)
     assert list(itertools.islice(stream, 3)) == [
         StateEvent(STATE),
         StateEvent(changed_state(height=1235)),
@@ -258,15 +261,24 @@ def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pyte
 def test_watch_reconnects_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     replace_sleep(monkeypatch, slept.append)
-    stream = stream_states(tmp_path / "none.sock")
+    stream = stream_states(OperatorApi(tmp_path / "none.sock", tmp_path / "queue.db"))
     lost = StreamLost(f"no helper is listening on {tmp_path}/none.sock")
     assert list(itertools.islice(stream, 3)) == [lost] * 3
     assert len(slept) == 2
 
 
+def test_watch_of_named_database_ignores_helper_on_another(
+    feed: FakeFeed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace_sleep(monkeypatch, raise_interrupt)
+    feed.states = [STATE]
+    assert run_command("queue", "watch", "--db", "other.db", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"event": "gone", "reason": "no helper is running on other.db"}
+
+
 def test_watch_treats_invalid_response_as_lost(feed: FakeFeed) -> None:
     feed.status = 503
-    assert next(stream_states(Path("helper.sock"))) == StreamLost("HTTP 503")
+    assert next(stream_states(HELPER)) == StreamLost("HTTP 503")
     with pytest.raises(DaemonNotRunningError):
         request_control_socket(Path("no.sock"), "/")
     with pytest.raises(DaemonUnresponsiveError, match="HTTP 503"):
@@ -305,8 +317,9 @@ def test_watch_in_pipe_prints_one_line_per_change(
 def test_watch_ends_silently_when_reader_closes_pipe(feed: FakeFeed, tmp_path: Path) -> None:
     feed.states = [changed_state(height=number) for number in range(5000)]
     root = Path(__file__).parents[3]
-    command = [sys.executable, "-m", "helper", "queue", "watch", "--json", "--db", str(tmp_path / "queue.db")]
+    command = [sys.executable, "-m", "helper", "queue", "watch", "--json"]
     env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
+    env["SVOTE_HELPER_HELPER_DB_PATH"] = str(tmp_path / "queue.db")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, env=env) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -282,15 +282,6 @@ level.x = 1
     assert len(messages) == 17
 
 
-def test_load_reports_removed_setting_without_a_suggestion(tmp_path: Path) -> None:
-    env = {"SVOTE_HELPER_HELPER_REFUSED_BURST": "1"}
-    problems = load_problems(tmp_path, "[server]\nlimit_by_address = false\n", env)
-    assert [str(problem).partition(": ")[2] for problem in problems] == [
-        "server.limit_by_address: was removed, delete it",
-        "was removed, delete it",
-    ]
-
-
 def test_load_reports_each_invalid_address_of_list(tmp_path: Path) -> None:
     text = '[chain]\nendpoints = ["ftp://x", 4, "http://ok:1", "http://x?y=1", "http://[", "http://x:99999"]'
     entries = [problem.message.partition(":")[0] for problem in load_problems(tmp_path, text)]

@@ -1,22 +1,83 @@
-"""Order, verdicts and reasons of a run."""
+"""Selecting and running checks, and the two forms of the result."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from helper.conformance.checks import Check, CheckResult, Phase
-from helper.conformance.http_client import HelperClient, parse_address
-from helper.conformance.raw_http import ConnectionEnded
-from helper.conformance.runner import run_checks
-from helper.conformance.session import Session
-from helper.conformance.shares import encode, invented_share
-from helper.conformance.verdicts import CheckFailed, CheckSkipped, require
+from conformance.check_failures import CheckFailed, CheckSkipped, require
+from conformance.checks import Check, CheckResult, Level, Phase, Verdict
+from conformance.http_requests import ConnectionEnded, HelperClient, parse_address
+from conformance.runner import CHECKS, is_conformant, run_checks, select_checks, to_json, to_junit
+from conformance.session import Session
+from conformance.shares import encode, invented_share
 from tests.support.clock import FakeClock
+from tests.support.schemas import assert_conforms
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "conformance-kit.md"
+SOURCES = ("protocol ", "protocol-now ", "wallet 5.3.0: ", "draft: ", "RFC ")
+TOPICS = {check.id.partition("-")[0] for check in CHECKS}
+
+
+def test_catalog_ids_are_unique_and_well_formed() -> None:
+    assert [name for name, count in Counter(check.id for check in CHECKS).items() if count > 1] == []
+    assert [check.id for check in CHECKS if re.fullmatch("[A-Z]+-[0-9]{3,4}", check.id) is None] == []
+    assert len(CHECKS) > 450
+
+
+def test_catalog_ids_of_some_checks_stay_the_same() -> None:
+    """CI systems select checks by id, so the meaning of an id never changes."""
+    names = {check.id: check.name for check in CHECKS}
+    assert names["POST-001"] == "accepts: body of wallet library 5.3.0"
+    assert names["DUP-002"] == "a repeat is `duplicate`: submit_at 0"
+    assert names["FIELD-0220"] == "refuses primary_blind above the modulus"
+    assert names["FIELD-1033"] == "refuses proposal_id plus 2^32"
+    assert names["HASH-001"] == "refuses a share with another shares_hash"
+    assert names["SLOW-002"] == "the receipt has exactly its fields and the token"
+    assert names["CHAIN-002"] == "no share is sent before its submit_at"
+    assert names["LEAK-020"] == "no request contains the nullifier of a share that is not due"
+    assert names["RESTART-002"] == "a waiting share is still known"
+
+
+def test_catalog_checks_have_names_and_known_sources() -> None:
+    assert [check.id for check in CHECKS if not check.source.startswith(SOURCES)] == []
+    assert [name for name, count in Counter((check.id[:4], check.name) for check in CHECKS).items() if count > 1] == []
+    assert [check.id for check in CHECKS if len(check.name) > 100 or not check.name] == []
+
+
+def test_catalog_checks_that_take_shares_need_them() -> None:
+    assert [check.id for check in CHECKS if check.shares and not check.needs_shares] == []
+
+
+def test_document_lists_every_topic() -> None:
+    table = DOCUMENT.read_text().partition("## Topics")[2].partition("\n\n`CHAIN`")[0]
+    listed = set(re.findall("`([A-Z]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
+    assert listed == TOPICS
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"), [(["DUP-001"], {"DUP-001"}), (["dup-001", "CORS-005"], {"DUP-001", "CORS-005"})]
+)
+def test_select_by_id_returns_these_checks(only: list[str], expected: set[str]) -> None:
+    assert {check.id for check in select_checks(only)} == expected
+
+
+def test_select_by_topic_returns_all_of_it() -> None:
+    assert select_checks([]) == list(CHECKS)
+    assert [check for check in CHECKS if check.id.startswith("SLOW-")] == select_checks(["slow"])
+
+
+def test_select_unknown_check_is_refused() -> None:
+    with pytest.raises(ValueError, match="no such check or topic: NONE, POST-999"):
+        select_checks(["POST-999", "POST", "none"])
+
 
 pytestmark = pytest.mark.anyio
 
@@ -155,3 +216,53 @@ def test_require_raises_only_without_condition() -> None:
     require([1], "seen")
     with pytest.raises(CheckFailed, match="seen"):
         require([], "seen")
+
+
+async def unused(_session: Session) -> str:
+    raise AssertionError
+
+
+def create_result(number: int, level: Level, verdict: Verdict, seen: str = "seen") -> CheckResult:
+    return CheckResult(Check(f"DUP-{number:03}", f"check {number}", "protocol R10", level, unused), verdict, seen)
+
+
+RESULTS = [
+    create_result(1, "must", "passed"),
+    create_result(2, "must", "failed", "POST → 500 <\x00&\x1b>"),
+    create_result(3, "should", "failed"),
+    create_result(4, "must", "skipped", "needs shares"),
+]
+
+
+def test_json_has_counts_and_documented_shape() -> None:
+    result = to_json(RESULTS)
+    assert_conforms("conformance", result)
+    assert (result["passed"], result["failed"], result["skipped"]) == (1, 2, 1)
+    assert result["checks"][0] == {
+        "id": "DUP-001",
+        "source": "protocol R10",
+        "level": "must",
+        "verdict": "passed",
+        "seen": "seen",
+    }
+
+
+def test_only_failed_must_checks_make_a_helper_non_conformant() -> None:
+    assert not is_conformant(RESULTS)
+    assert is_conformant([result for result in RESULTS if result.check.id != "DUP-002"])
+
+
+def test_junit_is_xml_and_fails_only_for_must_checks() -> None:
+    suite = ElementTree.fromstring(to_junit("http://helper", RESULTS))[0]
+    assert suite.attrib == {
+        "name": "conformance http://helper",
+        "tests": "4",
+        "failures": "1",
+        "errors": "0",
+        "skipped": "2",
+    }
+    assert [case.get("classname") for case in suite] == ["conformance.DUP"] * 4
+    assert [[child.tag for child in case] for case in suite] == [["system-out"], ["failure"], ["skipped"], ["skipped"]]
+    failure, should, skipped = (case[0].get("message") for case in list(suite)[1:])
+    assert failure == "POST → 500 <�&�>"
+    assert (should, skipped) == ("should, but failed: seen", "needs shares")

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 import proofs
-from helper.conformance.catalog import select_checks
-from helper.conformance.http_client import HelperClient, parse_address
-from helper.conformance.runner import run_checks
-from helper.conformance.session import Session
-from helper.conformance.shares import SharesFileError, encode, invented_share, read_shares_file, seal, shares_of
-from helper.conformance.verdicts import CheckSkipped
+from conformance.check_failures import CheckSkipped
+from conformance.http_requests import HelperClient, parse_address
+from conformance.runner import run_checks, select_checks
+from conformance.session import Session
+from conformance.shares import SharesFileError, encode, invented_share, read_shares_file, seal, shares_of
 from tests.support.clock import FakeClock
 
 END = 1_800_000_000

@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import proofs
-from helper.conformance.catalog import CHECKS
-from helper.conformance.checks import CheckResult
-from helper.conformance.shares import TestShare, decode32, encode, seal, shares_of
+from conformance.checks import CheckResult
+from conformance.runner import CHECKS
+from conformance.shares import TestShare, decode32, encode, seal, shares_of
 from tests.support.clock import ScaledClock
 from tests.support.conformance import describe_failures, run_kit, serve_app
 from tests.support.original_helper import MAX_BODY_BYTES, Leaf, OriginalHelper

@@ -26,8 +26,6 @@ API_PREFIX = "/shielded-vote/v1"
 
 @dataclass
 class ChainFixture:
-    """A chain with its nodes and a client for each port."""
-
     devnet: DevNet
     nodes: list[Node]
     rest: httpx.AsyncClient
@@ -68,17 +66,14 @@ class ChainFixture:
         return ballot, int(response.json()["vc_position"])
 
     async def send_reveal(self, reveal: Reveal, node: httpx.AsyncClient | None = None) -> httpx.Response:
-        """POST a reveal."""
         return await (node or self.rest).post(f"{API_PREFIX}/reveal-share", json=reveal_body(reveal))
 
     async def get_json(self, path: str) -> Any:
-        """GET a REST path that must exist."""
         response = await self.rest.get(path)
         assert response.status_code == 200, response.text
         return response.json()
 
     async def set_faults(self, node: httpx.AsyncClient | None = None, **switches: Any) -> None:
-        """Set fault switches."""
         response = await (node or self.rest).post("/devnet/faults", json=switches)
         assert response.status_code == 200, response.text
 
@@ -115,7 +110,6 @@ def prove_reveal(chain: ChainFixture, ballot: Ballot, position: int, index: int)
 
 
 def create_unproven_reveal(ballot: Ballot, index: int, anchor_height: int) -> Reveal:
-    """A share's reveal without a proof."""
     share = ballot.shares[index]
     return Reveal(
         nullifier=share.nullifier,
@@ -129,13 +123,10 @@ def create_unproven_reveal(ballot: Ballot, index: int, anchor_height: int) -> Re
 
 
 def replace_fields(reveal: Reveal, **fields: Any) -> Reveal:
-    """A copy of the reveal with other fields."""
     return Reveal(**{**_fields(reveal), **fields})
 
 
 def reveal_body(reveal: Reveal) -> dict[str, Any]:
-    """The REST body of a reveal."""
-
     def b64(value: bytes) -> str:
         return base64.b64encode(value).decode()
 
@@ -151,7 +142,6 @@ def reveal_body(reveal: Reveal) -> dict[str, Any]:
 
 
 def create_client(app: Any) -> httpx.AsyncClient:
-    """A client of an ASGI application."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://chain")
 
 
@@ -173,5 +163,4 @@ async def run_chain(*, nodes: int = 1, db: Path | None = None, **options: Any) -
 
 
 def _fields(reveal: Reveal) -> dict[str, Any]:
-    """A reveal's fields by name."""
     return {name: getattr(reveal, name) for name in Reveal.__dataclass_fields__}

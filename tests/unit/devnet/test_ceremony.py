@@ -11,18 +11,15 @@ import httpx
 import pytest
 
 import proofs
+from audit.auditor import Audit, audit_round
+from audit.check_results import CHECKS, Verdict
+from audit.node_source import NodeSource
 from devnet.ceremony import Ceremony, default_threshold
 from devnet.eras import ERAS
 from devnet.frauds import Fraud
-from helper.audit.auditor import Audit, audit_round
-from helper.audit.nodes import NodeSource
-from helper.audit.verdicts import CHECKS, Verdict
-from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
 from helper.clock import SystemClock
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, prove_reveal, run_chain
-
-pytestmark = pytest.mark.anyio
 
 CEREMONY = {"validators": 4, "threshold": 2, "removed": [2], "absent": [3]}
 
@@ -59,8 +56,6 @@ class _Hosts(httpx.AsyncBaseTransport):
 
 
 class _ChainClock(SystemClock):
-    """The clock of the chain."""
-
     def __init__(self, chain: ChainFixture) -> None:
         super().__init__()
         self._chain = chain
@@ -70,7 +65,6 @@ class _ChainClock(SystemClock):
 
 
 async def audit(chain: ChainFixture, round_id: bytes, *, rpc: bool = True) -> Audit:
-    """Audit a round over the nodes of the chain."""
     urls = [f"http://node{at}.test" for at in range(len(chain.nodes))]
     transport = _Hosts(chain)
     pool = NodePool(
@@ -86,7 +80,6 @@ async def audit(chain: ChainFixture, round_id: bytes, *, rpc: bool = True) -> Au
 
 
 def not_passed(result: Audit) -> dict[str, str]:
-    """The checks that did not pass, with their reasons."""
     return {
         f"{check.id} {check.verdict.value}": check.why
         for check in result.result.checks
@@ -180,9 +173,8 @@ async def test_ceremony_survives_a_restart(tmp_path: Any) -> None:
         assert await chain.get_json(f"{API_PREFIX}/round/{round_id.hex()}") == first
 
 
-async def test_round_with_too_few_decrypting_validators_is_refused() -> None:
-    async with run_chain() as chain:
-        body = {"validators": 3, "absent": [1, 2]}
-        response = await chain.rest.post("/devnet/rounds", json=body)
-        assert response.status_code == 400
-        assert "cannot reach threshold 2" in response.text
+async def test_round_with_too_few_decrypting_validators_is_refused(chain: ChainFixture) -> None:
+    body = {"validators": 3, "absent": [1, 2]}
+    response = await chain.rest.post("/devnet/rounds", json=body)
+    assert response.status_code == 400
+    assert "cannot reach threshold 2" in response.text

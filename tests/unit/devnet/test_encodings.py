@@ -13,6 +13,7 @@ from devnet.tx import (
     Delegation,
     EndRound,
     NewRound,
+    Reveal,
     TxError,
     create_competing_transaction,
     decode,
@@ -20,12 +21,12 @@ from devnet.tx import (
     tx_hash,
 )
 from tests.conftest import read_recorded_lines
-from tests.support.recorded_chain import decode_reveal
+from tests.support.payloads import reveal_fields
 
 
 def test_recorded_reveals_encode_to_their_recorded_hashes() -> None:
     for row in read_recorded_lines("reveals.jsonl"):
-        reveal = decode_reveal(row["request"])
+        reveal = Reveal(**reveal_fields(row["request"]))
         raw = encode(reveal)
         assert raw[0] == 0x04
         assert tx_hash(raw).hex().upper() == row["response"]["tx_hash"]

@@ -16,8 +16,6 @@ from devnet.tx import encode, tx_hash
 from devnet.vote_submission import batch_body, delegation_body
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, replace_fields, reveal_body, run_chain
 
-pytestmark = pytest.mark.anyio
-
 UNKNOWN = "11" * 32
 TREE = f"{API_PREFIX}/commitment-tree"
 

@@ -9,28 +9,25 @@ import pytest
 
 from devnet.journal import JournalError
 from devnet.tx import Reveal
-from tests.unit.devnet.support import API_PREFIX, START_TIME, replace_fields, run_chain
-
-pytestmark = pytest.mark.anyio
+from tests.unit.devnet.support import API_PREFIX, START_TIME, ChainFixture, replace_fields, run_chain
 
 
-async def test_two_reveals_of_one_share_are_admitted_and_second_fails() -> None:
-    async with run_chain() as chain:
-        round_id = await chain.create_round()
-        ballot, position = await chain.cast_vote(round_id)
-        first = chain.create_stand_in_reveal(ballot, 0)
-        await chain.cast_vote(round_id)  # a newer root leads to another proof of the same share
-        second = chain.create_stand_in_reveal(ballot, 0)
-        assert position == 1
-        hashes = [(await chain.send_reveal(reveal)).json()["tx_hash"] for reveal in (first, second)]
-        await chain.mine()
-        winner, loser = [await chain.rest.get(f"{API_PREFIX}/tx/{digest}") for digest in hashes]
-        assert winner.status_code == 200
-        assert loser.status_code == 422
-        assert loser.json()["log"] == f"nullifier already spent: {first.nullifier.hex()}"
-        results = (await chain.rpc.get(f"/block_results?height={chain.devnet.chain.height}")).json()["result"]
-        assert [row["code"] for row in results["txs_results"]] == [0, 1]
-        assert chain.devnet.stats()["reveals_counted"] == 1
+async def test_two_reveals_of_one_share_are_admitted_and_second_fails(chain: ChainFixture) -> None:
+    round_id = await chain.create_round()
+    ballot, position = await chain.cast_vote(round_id)
+    first = chain.create_stand_in_reveal(ballot, 0)
+    await chain.cast_vote(round_id)  # a newer root leads to another proof of the same share
+    second = chain.create_stand_in_reveal(ballot, 0)
+    assert position == 1
+    hashes = [(await chain.send_reveal(reveal)).json()["tx_hash"] for reveal in (first, second)]
+    await chain.mine()
+    winner, loser = [await chain.rest.get(f"{API_PREFIX}/tx/{digest}") for digest in hashes]
+    assert winner.status_code == 200
+    assert loser.status_code == 422
+    assert loser.json()["log"] == f"nullifier already spent: {first.nullifier.hex()}"
+    results = (await chain.rpc.get(f"/block_results?height={chain.devnet.chain.height}")).json()["result"]
+    assert [row["code"] for row in results["txs_results"]] == [0, 1]
+    assert chain.devnet.stats()["reveals_counted"] == 1
 
 
 async def test_newer_chain_drops_second_reveal_from_block() -> None:
@@ -47,19 +44,18 @@ async def test_newer_chain_drops_second_reveal_from_block() -> None:
         assert (await chain.rest.get(f"{API_PREFIX}/tx/{response.json()['tx_hash']}")).status_code == 404
 
 
-async def test_same_bytes_are_admitted_again_while_round_is_open() -> None:
-    async with run_chain() as chain:
-        ballot, _ = await chain.cast_vote(await chain.create_round(vote_end_time=START_TIME + 60))
-        reveal = chain.create_stand_in_reveal(ballot, 0)
-        responses = [(await chain.send_reveal(reveal)).json() for _ in range(2)]
-        await chain.mine()
-        responses.append((await chain.send_reveal(reveal)).json())
-        assert responses == [responses[0]] * 3
-        assert len(chain.devnet.chain.blocks[-1].results) == 1
-        await chain.mine()
-        assert not chain.devnet.chain.blocks[-1].results
-        await chain.mine(time=START_TIME + 60)
-        assert (await chain.send_reveal(reveal)).status_code == 422
+async def test_same_bytes_are_admitted_again_while_round_is_open(chain: ChainFixture) -> None:
+    ballot, _ = await chain.cast_vote(await chain.create_round(vote_end_time=START_TIME + 60))
+    reveal = chain.create_stand_in_reveal(ballot, 0)
+    responses = [(await chain.send_reveal(reveal)).json() for _ in range(2)]
+    await chain.mine()
+    responses.append((await chain.send_reveal(reveal)).json())
+    assert responses == [responses[0]] * 3
+    assert len(chain.devnet.chain.blocks[-1].results) == 1
+    await chain.mine()
+    assert not chain.devnet.chain.blocks[-1].results
+    await chain.mine(time=START_TIME + 60)
+    assert (await chain.send_reveal(reveal)).status_code == 422
 
 
 async def test_block_size_is_limited_and_other_reveals_stay_in_mempool() -> None:
@@ -87,28 +83,29 @@ async def test_mempool_is_rechecked_after_each_block() -> None:
         assert (await chain.send_reveal(second)).json()["log"].startswith("nullifier already spent")
 
 
-async def test_slow_check_refuses_reveal_spent_during_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with run_chain() as chain:
-        round_id = await chain.create_round()
-        ballot, _ = await chain.cast_vote(round_id)
-        first = chain.create_stand_in_reveal(ballot, 0)
-        await chain.cast_vote(round_id)
-        second = chain.create_stand_in_reveal(ballot, 0)
-        checking, resume = asyncio.Event(), asyncio.Event()
-        check = chain.devnet.verifier.check
+async def test_slow_check_refuses_reveal_spent_during_check(
+    chain: ChainFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_id = await chain.create_round()
+    ballot, _ = await chain.cast_vote(round_id)
+    first = chain.create_stand_in_reveal(ballot, 0)
+    await chain.cast_vote(round_id)
+    second = chain.create_stand_in_reveal(ballot, 0)
+    checking, resume = asyncio.Event(), asyncio.Event()
+    check = chain.devnet.verifier.check
 
-        async def slow(digest: bytes, reveal: Reveal, root: bytes) -> str | None:
-            checking.set()
-            await resume.wait()
-            return await check(digest, reveal, root)
+    async def slow(digest: bytes, reveal: Reveal, root: bytes) -> str | None:
+        checking.set()
+        await resume.wait()
+        return await check(digest, reveal, root)
 
-        await chain.send_reveal(first)
-        monkeypatch.setattr(chain.devnet.verifier, "check", slow)
-        sending = asyncio.create_task(chain.send_reveal(second))
-        await checking.wait()
-        await chain.mine()
-        resume.set()
-        assert (await sending).json()["log"].startswith("nullifier already spent")
+    await chain.send_reveal(first)
+    monkeypatch.setattr(chain.devnet.verifier, "check", slow)
+    sending = asyncio.create_task(chain.send_reveal(second))
+    await checking.wait()
+    await chain.mine()
+    resume.set()
+    assert (await sending).json()["log"].startswith("nullifier already spent")
 
 
 async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
@@ -146,30 +143,29 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
             pass
 
 
-async def test_reveal_of_another_helper_counts_and_is_listed() -> None:
-    async with run_chain() as chain:
-        round_id = await chain.create_round()
-        ballot, _ = await chain.cast_vote(round_id)
-        own, other = (chain.create_stand_in_reveal(ballot, index) for index in (0, 1))
-        await chain.send_reveal(own)
-        body = {
-            "round_id": round_id.hex(),
-            "nullifier": other.nullifier.hex(),
-            "enc_share": other.enc_share.hex(),
-            "proposal_id": 1,
-            "vote_decision": 1,
-        }
-        for _ in range(2):
-            assert (await chain.rest.post("/devnet/reveals", json=body)).status_code == 200
-        await chain.mine()
-        height = chain.devnet.chain.height
-        rows = (await chain.get_json(f"/devnet/reveals/{round_id.hex()}"))["reveals"]
-        assert {row["nullifier"] for row in rows} == {own.nullifier.hex(), other.nullifier.hex()}
-        assert len(rows) == 2, "the second reveal of a share does not count"
-        (row,) = [row for row in rows if row["nullifier"] == other.nullifier.hex()]
-        assert (row["enc_share"], row["proposal_id"], row["vote_decision"]) == (other.enc_share.hex(), 1, 1)
-        assert (row["height"], row["time"]) == (height, chain.devnet.chain.blocks[-1].time_ns / 1e9)
-        assert (await chain.get_json(f"/devnet/reveals/{'00' * 32}"))["reveals"] == []
+async def test_reveal_of_another_helper_counts_and_is_listed(chain: ChainFixture) -> None:
+    round_id = await chain.create_round()
+    ballot, _ = await chain.cast_vote(round_id)
+    own, other = (chain.create_stand_in_reveal(ballot, index) for index in (0, 1))
+    await chain.send_reveal(own)
+    body = {
+        "round_id": round_id.hex(),
+        "nullifier": other.nullifier.hex(),
+        "enc_share": other.enc_share.hex(),
+        "proposal_id": 1,
+        "vote_decision": 1,
+    }
+    for _ in range(2):
+        assert (await chain.rest.post("/devnet/reveals", json=body)).status_code == 200
+    await chain.mine()
+    height = chain.devnet.chain.height
+    rows = (await chain.get_json(f"/devnet/reveals/{round_id.hex()}"))["reveals"]
+    assert {row["nullifier"] for row in rows} == {own.nullifier.hex(), other.nullifier.hex()}
+    assert len(rows) == 2, "the second reveal of a share does not count"
+    (row,) = [row for row in rows if row["nullifier"] == other.nullifier.hex()]
+    assert (row["enc_share"], row["proposal_id"], row["vote_decision"]) == (other.enc_share.hex(), 1, 1)
+    assert (row["height"], row["time"]) == (height, chain.devnet.chain.blocks[-1].time_ns / 1e9)
+    assert (await chain.get_json(f"/devnet/reveals/{'00' * 32}"))["reveals"] == []
 
 
 async def test_reveal_with_invalid_statement_is_refused() -> None:

@@ -15,8 +15,6 @@ from devnet.wallet import WalletError
 from tests.unit.devnet.support import API_PREFIX, ChainFixture, run_chain
 from tests.unit.devnet.test_wallet import FakeHelper, create_wallet
 
-pytestmark = pytest.mark.anyio
-
 
 async def mine_continuously(chain: ChainFixture) -> None:
     """Produce blocks until cancelled."""
@@ -65,13 +63,14 @@ async def test_vote_for_inactive_round_is_refused() -> None:
         ("delegate-vote", "spend_auth_sig", b64(bytes(63)), "spend_auth_sig must be 64 bytes, got 63"),
     ],
 )
-async def test_malformed_vote_message_is_bad_request(route: str, field: str, value: object, message: str) -> None:
-    async with run_chain() as chain:
-        round_id = await chain.create_round()
-        body: dict[str, Any] = vote_submission.delegation_body(round_id)
-        if route == "cast-vote":
-            body = vote_submission.cast_vote_body(round_id, proofs.random_field(), proposal_id=1, anchor_height=5)
-        response = await chain.rest.post(f"{API_PREFIX}/{route}", json=body | {field: value})
-        assert response.status_code == 400
-        assert message in response.json()["error"]
-        assert (await chain.rest.post(f"{API_PREFIX}/{route}", json=body)).json()["code"] == 0
+async def test_malformed_vote_message_is_bad_request(
+    chain: ChainFixture, route: str, field: str, value: object, message: str
+) -> None:
+    round_id = await chain.create_round()
+    body: dict[str, Any] = vote_submission.delegation_body(round_id)
+    if route == "cast-vote":
+        body = vote_submission.cast_vote_body(round_id, proofs.random_field(), proposal_id=1, anchor_height=5)
+    response = await chain.rest.post(f"{API_PREFIX}/{route}", json=body | {field: value})
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+    assert (await chain.rest.post(f"{API_PREFIX}/{route}", json=body)).json()["code"] == 0

@@ -27,7 +27,7 @@ class ScriptedWorker(WorkerProcess):
             raise self._error
         if self._error is not None:
             return {"error": "circuit", "message": self._error}
-        return {"fingerprints": {}, "self_test_seconds": 3.0 if len(self.frames) == 1 else self._seconds}
+        return {"self_test_seconds": 3.0 if len(self.frames) == 1 else self._seconds}
 
     async def kill(self) -> None:
         self.is_killed = True

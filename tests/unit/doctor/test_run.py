@@ -33,6 +33,7 @@ from helper.doctor.run import run_doctor
 from helper.doctor.settings import read_settings
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
+from tests.unit.cli.test_permissions import deny_status
 from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
 from tests.unit.store.fixtures import make_posted_share
 
@@ -226,6 +227,12 @@ async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypa
     monkeypatch.setattr("helper.doctor.database.os.access", lambda _path, _mode: False)
     finding = (await read_database(path, "", now=0.0)).finding
     assert (finding.level, finding.message) == (Level.WARN, f"no permission to read {path}")
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "stat", deny_status)
+    results = await run_checks(config_with_node('[helper]\ndb_path = "hidden/q.db"'))
+    finding = results["database"]
+    assert (finding.level, finding.message) == (Level.WARN, "no permission to read hidden/q.db")
+    assert "backlog" not in results, "it is not known"
 
 
 async def test_examine_with_empty_database_file_is_ok(tmp_path: Path) -> None:
@@ -325,6 +332,9 @@ def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
     (line,) = evaluate_daemon(service_status(checks=noted), Path("helper.sock"))
     assert (line.subject, line.level) == ("helper: store", Level.WARN)
     assert "restart the helper" in str(line.advice)
+    unread = service_status(checks=[{"name": "blocks", "note": "7 older blocks"}], unread_blocks=7)
+    (line,) = evaluate_daemon(unread, Path("helper.sock"))
+    assert (line.subject, line.level, line.message) == ("helper: blocks", Level.WARN, "7 older blocks")
     no_prover = [{"name": "provers", "problem": "no prover is ready"}]
     for deaths, is_memory_suspected in (({}, False), ({"died": 1}, True)):
         status = service_status(checks=no_prover, provers={"deaths": deaths})

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
+from helper.chain.chain_data import Proposal, Round, RoundStatus
 from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
-from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
@@ -49,8 +49,6 @@ def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, ro
 
 
 class FakeClock(Clock):
-    """A clock that moves only when it is advanced."""
-
     def __init__(self) -> None:
         self.time = 1_795_268_000.0
 
@@ -86,12 +84,10 @@ class FakeChain:
 
     @property
     def registry(self) -> RoundRegistry:
-        """This object, typed as the round registry."""
         return cast(RoundRegistry, self)
 
     @property
     def trees(self) -> CommitmentTreeSync:
-        """This object, typed as the commitment-tree sync."""
         return cast(CommitmentTreeSync, self)
 
     def get(self, round_id: bytes) -> Round | None:

@@ -27,8 +27,6 @@ from tests.unit.ingest.admission_fixtures import (
     parse_share,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 class Harness(TreeEnvironment):
     """Admission over one node, whose tree has the share's commitment at its position."""

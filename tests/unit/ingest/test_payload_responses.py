@@ -11,19 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
-import httpx
-import pytest
 
 import proofs
-from helper.ingest.admission import AdmissionController
-from helper.ingest.validator import ShareValidator
-from helper.server.application import create_app
-from helper.server.routes.wallet import WalletView
-from tests.unit.ingest.admission_fixtures import POSITION, ROUND_ID, FakeChain, FakeClock, FakeStore, create_body
+from tests.unit.ingest.admission_fixtures import POSITION, ROUND_ID, create_body
 from tests.unit.ingest.payload_bodies import all_bodies
-from tests.unit.server.wallet_fixtures import SHARES_PATH
-
-pytestmark = pytest.mark.anyio
+from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
 
 RECORDED = Path(__file__).with_name("payload_responses.json")
 
@@ -35,23 +27,9 @@ async def post_all(bodies: Iterable[tuple[str, bytes]]) -> dict[str, Response]:
     """Post each body to a helper without shares that knows the recorded round and leaf."""
     (valid,) = proofs.read_shares([create_body()])
     assert isinstance(valid, proofs.ReadShare)
-    chain = FakeChain(FakeClock(), leaves={(ROUND_ID, POSITION): valid.vote_commitment})
-    store = FakeStore()
-    intake = AdmissionController(
-        store=store,
-        rounds=chain.registry,
-        trees=chain.trees,
-        validator=ShareValidator(proofs),
-        clock=chain.clock,
-        wake=lambda _due: None,
-        get_pause_reason=lambda: None,
-        get_round_pause_reason=lambda _: None,
-    )
-    view = WalletView(admission=intake, store=store, rounds=chain.registry, trees=chain.trees, is_ready=lambda: True)
-    responses: dict[str, Response] = {}
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=create_app(view)), base_url="http://helper"
-    ) as client:
+    wallets = WalletApp(leaves={(ROUND_ID, POSITION): valid.vote_commitment}, native=proofs)
+    store, responses = wallets.store, dict[str, Response]()
+    async with wallets.create_client() as client:
         for name, posted in bodies:
             assert name not in responses
             response = await client.post(SHARES_PATH, content=posted)

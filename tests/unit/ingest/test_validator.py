@@ -15,7 +15,6 @@ import anyio
 import pytest
 
 import proofs
-from helper.core.share import Share
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES, invalid_share
@@ -33,9 +32,7 @@ from tests.unit.ingest.admission_fixtures import (
     create_payload,
     parse_share,
 )
-from tests.unit.ingest.payload_bodies import NON_CANONICAL, OFF_CURVE, b64
 
-pytestmark = pytest.mark.anyio
 MUTATED = 30_000
 
 
@@ -53,12 +50,6 @@ def decoded(posted: bytes) -> ReadShare:
     return share._replace(vote_commitment=commitment, nullifier=nullifier)
 
 
-@pytest.mark.parametrize("number", range(len(PAYLOADS)))
-def test_read_shares_recorded_payload_keeps_all_values(number: int) -> None:
-    posted = json.dumps(PAYLOADS[number]).encode()
-    assert proofs.read_shares([posted]) == [decoded(posted)]
-
-
 def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
     mutated = list(itertools.islice(PayloadMutator(PAYLOADS, random.Random(11)), MUTATED))
     results = proofs.read_shares(mutated)
@@ -72,49 +63,18 @@ def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
 
 
 SEALED = PAYLOADS[0]["enc_share"]
-TEXT = create_body().decode()
 
 
-@pytest.mark.parametrize(
-    ("posted", "invalid"),
-    [
-        (b"", InvalidShare("body", "not-json")),
-        (b"null", InvalidShare("body", "type")),
-        (b"\xff", InvalidShare("body", "not-utf8")),
-        (changed_payload(enc_share=[SEALED["c1"], SEALED["c2"], 0]), InvalidShare("enc_share", "type")),
-        (changed_payload(enc_share={**SEALED, "c1": SEALED["c2"]}), InvalidShare("share_comms[0]", "share_comm")),
-        (changed_payload(enc_share={**SEALED, "share_index": 16}), InvalidShare("enc_share.share_index", "range")),
-        (changed_payload(enc_share={**SEALED, "share_index": 3}), InvalidShare("share_comms[3]", "share_comm")),
-        (changed_payload(enc_share={**SEALED, "c2": b64(bytes(32))}), InvalidShare("enc_share.c2", "identity")),
-        (changed_payload(enc_share={**SEALED, "c2": OFF_CURVE}), InvalidShare("enc_share.c2", "off-curve")),
-        (changed_payload(tree_position=...), InvalidShare("tree_position", "missing")),
-        (changed_payload(tree_position=1 << 24), InvalidShare("tree_position", "range")),
-        (changed_payload(tree_position=2.0), InvalidShare("tree_position", "type")),
-        (changed_payload(share_comms=PAYLOADS[0]["share_comms"][:15]), InvalidShare("share_comms", "count", 15)),
-        (changed_payload(share_comms=[b64(bytes(31))] * 16), InvalidShare("share_comms[0]", "length", 31)),
-        (changed_payload(shares_hash=PAYLOADS[0]["primary_blind"]), InvalidShare("shares_hash", "shares_hash")),
-        (
-            changed_payload(shares_hash=PAYLOADS[0]["shares_hash"].rstrip("=")),
-            InvalidShare("shares_hash", "not-base64"),
-        ),
-        (changed_payload(shares_hash=NON_CANONICAL), InvalidShare("shares_hash", "non-canonical")),
-        (
-            changed_payload(vote_round_id=create_payload()["vote_round_id"][:-2]),
-            InvalidShare("vote_round_id", "not-hex"),
-        ),
-        (create_body(share_comms=[0] * SMALL_BODY_BYTES), InvalidShare("body", "too-large")),
-    ],
-)
-def test_read_shares_invalid_body_returns_field_and_reason(posted: bytes, invalid: InvalidShare) -> None:
-    assert proofs.read_shares([create_body(), posted, create_body()])[1] == invalid
-
-
+@pytest.mark.rule("R1", "R2", "W3")
 @pytest.mark.parametrize(
     ("posted", "fields"),
     [
         (changed_payload(submit_at=...), {"submit_at": 0}),
         (changed_payload(submit_at=None), {"submit_at": 0}),
+        (changed_payload(submit_at=0), {"submit_at": 0}),
         (changed_payload(submit_at=(1 << 63) - 1), {"submit_at": (1 << 63) - 1}),
+        (changed_payload(all_enc_shares=..., share_index=0, submit_at=1_800_000_000), {"submit_at": 1_800_000_000}),
+        (changed_payload(enc_share={"c1": SEALED["c1"], "c2": SEALED["c2"]}), {"share_index": 0}),
         (changed_payload(enc_share={**SEALED, "share_index": None}), {"share_index": 0}),
         (changed_payload(share_index=0), {}),
         (changed_payload(all_enc_shares=[SEALED]), {}),
@@ -255,54 +215,7 @@ async def test_validator_large_bodies_share_one_worker_thread() -> None:
     assert threading.current_thread().name not in threads
 
 
-@pytest.mark.parametrize(
-    "posted",
-    [
-        create_body(),
-        changed_payload(tree_position=...),
-        changed_payload(share_comms=PAYLOADS[0]["share_comms"][:15]),
-        changed_payload(enc_share={**SEALED, "anything": [1]}),
-        changed_payload(enc_share={**SEALED, "c1": 5}),
-        TEXT.replace('"tree_position"', '"tree_position": "x", "tree_position"').encode(),
-        TEXT.replace('"tree_position"', '"tree_position": 9, "tree\\u005fposition"').encode(),
-        TEXT.replace('"proposal_id": ', '"proposal_id": x').encode(),
-        TEXT.replace('"proposal_id": ', '"é": 1, "proposal_id": x').encode(),
-        TEXT.replace('"primary_blind": "', '"primary_blind": "').encode().replace(b'blind": "', b'blind": "\xff'),
-    ],
-)
-async def test_validator_large_body_is_read_or_refused_as_a_small_one(posted: bytes) -> None:
-    checker = ShareValidator(FakeChecks())
-    results: list[Share | tuple[str, str]] = []
-    for body in (posted, add_noise(posted)):
-        try:
-            results.append((await checker.validate_body(body)).share)
-        except PayloadError as error:
-            results.append((error.field, error.message))
-    assert results[0] == results[1]
-
-
-@pytest.mark.parametrize(
-    ("posted", "message"),
-    [
-        (b"[" + create_body() + b"," + create_body() + b" " * SMALL_BODY_BYTES + b"]", "body: must be a JSON object"),
-        (add_noise(create_body()) + b"x", "body: is not valid JSON here"),
-        (add_noise(create_body()).replace(b"1]}", b"1]"), "body: is not valid JSON here"),
-        (add_noise(create_body()).replace(b"1]}", b'"\xff"]}'), "body: is not UTF-8"),
-        (
-            create_body(share_comms=[0] * SMALL_BODY_BYTES),
-            f"body: the fields of the share are larger than {SMALL_BODY_BYTES} bytes together",
-        ),
-    ],
-)
-async def test_validator_large_invalid_body_is_refused(posted: bytes, message: str) -> None:
-    with pytest.raises(PayloadError) as refused:
-        await ShareValidator(proofs).validate_body(posted)
-    assert str(refused.value) == message
-
-
 class FailingBatches(FakeChecks):
-    """Fails for batches, and for one body."""
-
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         if len(bodies) > 1 or bodies[0] == b"fails":
             raise ProofsError("internal error")

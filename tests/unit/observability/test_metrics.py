@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from helper.chain.models import Round, RoundStatus
+from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError

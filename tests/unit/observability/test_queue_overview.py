@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from helper.chain.models import Round, RoundStatus
+from helper.chain.chain_data import Round, RoundStatus
 from helper.core.share import ShareState
 from helper.observability.queue_overview import build_overview
 from helper.store.models import DueForecast, FailureGroup

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from helper.chain.models import Block, BlockHead
+from helper.chain.chain_data import Block, BlockHead
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState
 from helper.errors import ChainUnavailable

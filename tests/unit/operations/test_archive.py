@@ -10,10 +10,10 @@ from hashlib import sha256
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.counted_reveals import CountedReveal
-from helper.chain.models import Round, RoundStatus
+from helper.chain.block_reader import HistoryBlock, RevealHistory
+from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
-from helper.chain.reveal_history import HistoryBlock, RevealHistory
+from helper.chain.reveal_transaction import CountedReveal
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import (

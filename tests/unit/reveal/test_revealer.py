@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.broadcast_outcome import Verdict
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Verdict
 from helper.core.schedule import rank_fraction
 from helper.core.share import ShareState
 from helper.errors import HelperError, ProofFailed, ProverCrashed, ProverTimeout

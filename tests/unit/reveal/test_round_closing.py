@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.reveal.round_closing import ClosingStage, closing_stage
 from helper.store.models import EnqueueResult, StoredRound
 from tests.support.fakes import HOUR_SECONDS, OTHER_ROUND, ROUND, START_TIME, create_round, create_share, nullifier_of
 from tests.support.queue_pipeline import Pipeline, open_pipeline
@@ -249,26 +248,13 @@ async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(pipelin
     assert pipeline.rounds.forgotten == [ROUND]
 
 
-OPEN, CLOSED, RETAINED, EXPIRED = ClosingStage
-
-
-@pytest.mark.parametrize(
-    ("closed_at", "alerted_at", "is_closed", "chain_now", "stage"),
-    [
-        (None, None, False, 1000.0, OPEN),
-        (None, None, True, 1000.0, CLOSED),
-        (None, None, True, None, CLOSED),
-        (100.0, None, True, 100.0, CLOSED),
-        (100.0, None, True, 1000.0, CLOSED),
-        (100.0, 100.0, True, 100.0, RETAINED),
-        (100.0, 100.0, True, 159.9, RETAINED),
-        (100.0, 100.0, True, None, RETAINED),
-        (100.0, 100.0, True, 160.0, EXPIRED),
-        (100.0, 900.0, True, 900.0, EXPIRED),
-    ],
-)
-def test_retention_stage_depends_on_marks_and_chain_time(
-    closed_at: float | None, alerted_at: float | None, is_closed: bool, chain_now: float | None, stage: ClosingStage
+@pytest.mark.parametrize(("hours", "is_purged"), [(None, False), (0.0, False), (23.9, False), (24.0, True)])
+async def test_reported_round_is_purged_by_the_chains_time(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, hours: float | None, is_purged: bool
 ) -> None:
-    stored = StoredRound(ROUND, 3, 90, 1, (), closed_at, alerted_at)
-    assert closing_stage(stored, is_closed=is_closed, chain_now=chain_now, purge_after=60.0) is stage
+    await pipeline.store.mark_closed(ROUND, START_TIME)
+    await pipeline.store.mark_alerted(ROUND, START_TIME)
+    chain_now = None if hours is None else START_TIME + hours * HOUR_SECONDS
+    monkeypatch.setattr(pipeline.rounds, "chain_now", lambda: chain_now)
+    await check_after_block(pipeline)
+    assert pipeline.rounds.forgotten == [ROUND] * is_purged

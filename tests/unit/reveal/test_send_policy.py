@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.node import NO_PENALTY, Penalty
 from helper.chain.node_pool import RESEND_SECONDS
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.reveal.send_policy import (
     AVOIDANCE_SECONDS,
     INCLUSION_WAIT_BLOCKS,
@@ -130,6 +130,7 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
         ({"agreed": 101, "began_at": NOW - 60}, "ACCEPTED", ProveAnew),  # one of two nodes is silent
         ({"agreed": 110, "began_at": NOW - 20}, "ACCEPTED", ProveAnew),
         ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "REFUSED_ANCHOR", ProveAnew),
+        ({"head": 100, "agreed": 100, "began_at": NOW - 60}, "BEHIND", ProveAnew),  # one of two nodes is stuck
         ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "ACCEPTED", Wait),
         ({"head": 40, "agreed": 40, "began_at": NOW - 60}, "ACCEPTED", ProveAnew),  # it was sent at a false height
         ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - 10}, "ACCEPTED", Send),

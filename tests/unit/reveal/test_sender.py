@@ -14,13 +14,13 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.models import BlockHead
+from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core.share import ShareState
 from helper.errors import ChainUnavailable
 from helper.reveal import sender
@@ -335,6 +335,17 @@ async def test_reveal_counted_in_an_unread_block_is_not_proven_again(pipeline: P
     for _ in range(4):
         await pipeline.next_block()
     assert pipeline.read_share(1, "state") == (ShareState.RECEIVED,)
+
+
+async def test_failure_in_a_block_prevails_over_a_node_that_reports_the_reveal_as_counted(pipeline: Pipeline) -> None:
+    await pipeline.sender.send(await pipeline.prepare_message())
+    counted = {"hash": "", "height": "101", "code": 0, "log": "", "events": []}
+    failed = counted | {"code": 1, "log": "invalid zero-knowledge proof: verification failed"}
+    pipeline.nodes.transactions = {FIRST_NODE: counted, SECOND_NODE: failed}
+    for _ in range(REPROVE_BLOCKS + 1):
+        await pipeline.next_block()
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
+    assert pipeline.circuits.current == "k11"
 
 
 async def test_node_without_verdict_does_not_prevent_circuit_switch(pipeline: Pipeline) -> None:

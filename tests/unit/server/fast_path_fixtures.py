@@ -32,7 +32,6 @@ _REQUEST_IDS = re.compile(rb"\r\nx-request-id: ([0-9a-f]{16})\r\n")
 def build_post(
     content: bytes = b"", *headers: str, line: str = f"POST {SHARES_PATH} HTTP/1.1", size: int | None = None
 ) -> bytes:
-    """A request as a wallet sends it."""
     length = len(content) if size is None else size
     return (
         "\r\n".join((line, "Host: helper", f"Content-Length: {length}", *headers, "", "")).encode("latin-1") + content
@@ -45,7 +44,6 @@ def build_head(*headers: str, line: str = f"POST {SHARES_PATH} HTTP/1.1") -> byt
 
 
 def encode_chunked(*chunks: bytes) -> bytes:
-    """Encode a body in chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
 
 
@@ -54,12 +52,8 @@ class Scenario:
     """A sequence of requests over one connection, and the application's configuration.
 
     Attributes:
-        name: test id.
         segments: the segments, each sent before the next one is created.
-        statuses: expected statuses, to verify that the scenario has the intended effect.
         prepare: changes the application before the first request.
-        disconnects: whether the client disconnects without waiting for a response.
-        settings: settings of the application.
     """
 
     name: str
@@ -76,12 +70,7 @@ class ScenarioResult:
 
     Attributes:
         responses: received responses, without the date and the request ids.
-        is_open: whether the connection was open at the end.
-        counts: outcomes of the posts.
-        refusals: number of responses with each status.
         logs: the log lines, without the request ids.
-        store_calls: the calls of the store, in order.
-        stored_count: number of stored shares.
         responses_sent: number of responses completed on the connection, with the probe's; 0 if the client disconnects.
     """
 
@@ -96,12 +85,10 @@ class ScenarioResult:
 
     @property
     def statuses(self) -> list[int]:
-        """The statuses of responses."""
         return [int(response.split()[1]) for response in self.responses]
 
 
 async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioResult:
-    """Run a scenario and record the result."""
     wallets, counts = WalletApp(), Counter[str]()
     scenario.prepare(wallets)
     settings = {"token": "", "budget": 64 << 20, **scenario.settings}

@@ -32,6 +32,7 @@ class GatewayHarness:
             limits=GatewayLimits(**limits),
         )
         self.wallets = WalletApp(refusals=self.refusals, body_reader=body_reader, more_routes=self.gateway.routes())
+        self.client = self.wallets.create_client()
 
     def requested_paths(self) -> list[list[str]]:
         """Requests to each node since the last call."""
@@ -47,14 +48,13 @@ class GatewayHarness:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, httpx.AsyncClient]]:
-    """A gateway with fresh nodes, and a client."""
+async def running_gateway(**settings: Any) -> AsyncIterator[GatewayHarness]:
     harness = GatewayHarness(**settings)
     await harness.endpoints.probe_all()
     harness.requested_paths()
-    async with harness.wallets.create_client() as client:
+    async with harness.client:
         try:
-            yield harness, client
+            yield harness
         finally:
             await harness.gateway.aclose()
             await harness.endpoints.aclose()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from helper.server.application import add_middleware
 from helper.server.client_address import Network
+from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.uvicorn_adapter import Server
@@ -52,11 +56,7 @@ async def pause(request: Request) -> Response:
 
 
 class EndlessRoutes:
-    """Responds to `GET /endless` until the client disconnects, or never starts a response.
-
-    Attributes:
-        disconnects: number of disconnected clients detected.
-    """
+    """Responds to `GET /endless` until the client disconnects, or never starts a response."""
 
     def __init__(self) -> None:
         self.disconnects = 0
@@ -79,16 +79,8 @@ class EndlessRoutes:
             self.disconnects += 1
 
 
-@contextlib.asynccontextmanager
-async def run_server(
-    limits: ConnectionLimits,
-    refusals: Counter[int] | None = None,
-    endless: EndlessRoutes | None = None,
-    proxies: Sequence[Network] = (),
-) -> AsyncIterator[int]:
-    """Run a server with these limits; yields its port."""
-    endless = endless or EndlessRoutes()
-    app = add_middleware(
+def create_test_app(endless: EndlessRoutes) -> ASGIApp:
+    return add_middleware(
         [
             Route("/endless/stream", endless.stream),
             Route("/endless/wait", endless.wait),
@@ -101,6 +93,16 @@ async def run_server(
             Route("/pause/{seconds}", pause),
         ]
     )
+
+
+@contextlib.asynccontextmanager
+async def run_server(
+    limits: ConnectionLimits,
+    refusals: Counter[int] | None = None,
+    endless: EndlessRoutes | None = None,
+    proxies: Sequence[Network] = (),
+) -> AsyncIterator[int]:
+    app = create_test_app(endless or EndlessRoutes())
     server: Server = create_server(app, limits, refusals=refusals, trusted_networks=proxies)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
@@ -113,9 +115,20 @@ async def run_server(
             await task
 
 
-class RawClient:
-    """One raw connection."""
+def track_protocols(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[BoundedProtocol]:
+    """Return the connections opened from now on that are not freed yet."""
+    protocols = weakref.WeakSet[BoundedProtocol]()
+    connection_made = BoundedProtocol.connection_made
 
+    def record(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+        protocols.add(self)
+        connection_made(self, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", record)
+    return protocols
+
+
+class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -127,14 +140,12 @@ class RawClient:
         return client
 
     async def request(self, request: bytes = HELLO_REQUEST) -> bytes:
-        """Send bytes and return the body of one response."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
         return await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def read_rest(self) -> bytes:
-        """All bytes until the server closes the connection."""
         try:
             data = await self.reader.read()
         except ConnectionError:
@@ -144,7 +155,6 @@ class RawClient:
 
 
 def parse_error(response: bytes) -> tuple[int, dict[str, Any]]:
-    """Return status and body of a JSON error."""
     head, _, body = response.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
     error = json.loads(body)

@@ -22,11 +22,8 @@ from tests.simulation.virtual_loop import SimLoop
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
 
-pytestmark = pytest.mark.anyio
-
 
 def create_request(*parts: bytes) -> tuple[Scope, Receive]:
-    """A request whose body arrives in these chunks."""
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
 

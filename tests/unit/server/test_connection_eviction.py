@@ -15,8 +15,6 @@ MAX_PENDING_BYTES = 100_000
 
 
 class Connections:
-    """Connections of one listener, by name."""
-
     def __init__(self) -> None:
         self.evictor = ConnectionEvictor(GRACE_SECONDS, MAX_PENDING_BYTES)
         self.evicted: list[str] = []
@@ -24,14 +22,12 @@ class Connections:
         self.progress: dict[str, ConnectionProgress] = {}
 
     def open(self, name: str, now: float) -> ConnectionProgress:
-        """Open a connection."""
         progress = ConnectionProgress(lambda: name not in self.not_evictable, lambda: self.evicted.append(name))
         self.progress[name] = progress
         self.evictor.add(progress, now)
         return progress
 
     def receive(self, name: str, size: int, now: float) -> None:
-        """Receive a part of a request."""
         self.evictor.add_pending(self.progress[name], size, now)
 
 

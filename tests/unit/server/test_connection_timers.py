@@ -22,8 +22,6 @@ class FakeTimer:
 
 
 class FakeLoop:
-    """An event loop with a fake clock and timers."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.timers: list[FakeTimer] = []
@@ -36,7 +34,6 @@ class FakeLoop:
         return self.timers[-1]
 
     def advance_to(self, now: float) -> None:
-        """Advance the time and run due timers."""
         while due := [timer for timer in self.pending_timers if timer.at <= now]:
             first = min(due, key=lambda timer: timer.at)
             self.timers.remove(first)
@@ -128,8 +125,6 @@ def test_deadline_closed_leaves_no_timer(fixture: DeadlineFixture) -> None:
 
 
 class Writing:
-    """A transport with a write buffer."""
-
     def __init__(self) -> None:
         self.buffered = 100
         self.aborted = False

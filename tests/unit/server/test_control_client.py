@@ -21,7 +21,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def serve(path: Path, respond: Callable[[socket.socket], None]) -> threading.Thread:
-    """Serve one connection in a thread."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()

@@ -16,8 +16,6 @@ from helper.server.http_server import bind_tcp, create_server
 from helper.server.routes.events import PATH, events_route
 from tests.support.clock import FakeClock
 
-pytestmark = pytest.mark.anyio
-
 SECONDS = 0.4
 LARGE_EVENT = b"x" * (1 << 18)
 """A state larger than the buffers."""
@@ -46,7 +44,6 @@ async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
 
 
 async def open_listener(port: int) -> socket.socket:
-    """A connection that has requested the events."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -58,7 +55,6 @@ async def open_listener(port: int) -> socket.socket:
 
 
 async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
-    """Read until this is received, with a pause before each read."""
     received = b""
     while text not in received:
         await asyncio.sleep(pause)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from helper.chain.models import RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest.schema import PayloadError
@@ -35,8 +35,6 @@ from tests.unit.server.fast_path_fixtures import (
 )
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 VALID_POST, INVALID_POST = build_post(create_body()), build_post(b"{")
 OTHER = build_post(create_body(submit_at=END - 5))
 TOKEN = "tøken of a closed set-up"
@@ -48,8 +46,6 @@ ATTEMPT = f"X-Vote-Ingress-Attempt-V1: {'0f' * 32}"
 
 
 def fail_check(error: Exception) -> Callable[[WalletApp], None]:
-    """Make validation return or raise this."""
-
     def change(wallets: WalletApp) -> None:
         wallets.checks.error = error
 
@@ -57,8 +53,6 @@ def fail_check(error: Exception) -> Callable[[WalletApp], None]:
 
 
 def check_returns(invalid: InvalidShare) -> Callable[[WalletApp], None]:
-    """Make validation return this."""
-
     def change(wallets: WalletApp) -> None:
         wallets.checks.invalid = invalid
 
@@ -66,8 +60,6 @@ def check_returns(invalid: InvalidShare) -> Callable[[WalletApp], None]:
 
 
 def fail_store(error: Exception) -> Callable[[WalletApp], None]:
-    """Make the store return or raise this."""
-
     def change(wallets: WalletApp) -> None:
         wallets.store.error = error
 
@@ -99,7 +91,6 @@ def close_on_other_host(wallets: WalletApp) -> None:
 
 
 def request_line(text: str, *headers: str) -> bytes:
-    """A valid share with another request line."""
     return build_post(create_body(), *headers, line=text)
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import httpx
-import pytest
 
 from helper.observability.readiness_text import Check, all_passed, format_checks, parse_checks
 from helper.server.application import add_middleware
 from helper.server.routes.health import health_routes
-
-pytestmark = pytest.mark.anyio
 
 PASSING_CHECKS = [Check("store"), Check("chain")]
 FAILING_CHECKS = [Check("store"), Check("chain", "no chain node is in sync")]

@@ -46,9 +46,8 @@ from tests.unit.server.server_fixtures import (
     hello,
     parse_error,
     run_server,
+    track_protocols,
 )
-
-pytestmark = pytest.mark.anyio
 
 SHORT_TIMEOUTS = ConnectionLimits(head_seconds=0.2, max_head_bytes=4096, max_connections=3)
 PATIENT_WITH_ROOM = ConnectionLimits(head_seconds=60)
@@ -62,61 +61,6 @@ async def test_server_response_has_date() -> None:
         (date,) = [line[6:].decode() for line in head.split(b"\r\n") if line.startswith(b"date: ")]
         assert abs(parsedate_to_datetime(date).timestamp() - SystemClock().now()) < PATIENCE_SECONDS
         client.writer.close()
-
-
-async def test_connection_without_data_is_closed() -> None:
-    async with run_server(SHORT_TIMEOUTS) as port:
-        assert await (await RawClient.connect(port)).read_rest() == b""
-
-
-async def test_connection_partial_head_times_out() -> None:
-    async with run_server(SHORT_TIMEOUTS) as port:
-        client = await RawClient.connect(port, HELLO_REQUEST[:20])
-        status, response = parse_error(await client.read_rest())
-        assert (status, response["status"]) == (503, "error")
-
-
-async def test_connection_slow_head_times_out() -> None:
-    async with run_server(SHORT_TIMEOUTS) as port:
-        client = await RawClient.connect(port, b"GET /hello HTTP/1.1\r\n")
-
-        async def drip() -> None:
-            with contextlib.suppress(ConnectionError):
-                while True:
-                    client.writer.write(b"X: y\r\n")
-                    await client.writer.drain()
-                    await asyncio.sleep(0.02)
-
-        drip_task = asyncio.create_task(drip())
-        response = await client.read_rest()
-        drip_task.cancel()
-        assert response == b"" or parse_error(response)[0] == 503
-
-
-@pytest.mark.parametrize("more", [b"\r\n", b"G", HELLO_REQUEST[:-2]])
-async def test_connection_partial_second_request_times_out(more: bytes) -> None:
-    async with run_server(SHORT_TIMEOUTS) as port:
-        client = await RawClient.connect(port)
-        assert await client.request() == b"hello"
-        client.writer.write(more)
-        assert parse_error(await client.read_rest())[0] == 503
-
-
-async def test_connection_unread_body_times_out() -> None:
-    async with run_server(SHORT_TIMEOUTS) as port:
-        client = await RawClient.connect(port)
-        assert await client.request(b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == b"hello"
-        client.writer.write(b"1")
-        assert await client.read_rest() == b""
-
-
-async def test_connection_slow_body_that_is_not_limited_by_the_application_times_out() -> None:
-    slow = ConnectionLimits(head_seconds=60, body_seconds=0.3)
-    async with run_server(slow) as port:
-        client = await RawClient.connect(port, b"POST /echo HTTP/1.1\r\n")
-        for piece in (b"Host: x\r\n", b"Content-Length: 9\r\n\r\n", b"1"):
-            client.writer.write(piece)
-        assert await client.read_rest() == b""
 
 
 @pytest.fixture
@@ -226,11 +170,13 @@ async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeyp
         client.close()
 
 
-async def test_connection_refused_before_request_is_counted() -> None:
+async def test_connection_refused_before_request_is_counted_and_readable_in_browsers() -> None:
     refusals = Counter[int]()
     async with run_server(SHORT_TIMEOUTS, refusals) as port:
         for prefix in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
-            parse_error(await (await RawClient.connect(port, prefix)).read_rest())
+            refused = await (await RawClient.connect(port, prefix)).read_rest()
+            parse_error(refused)
+            assert b"\r\naccess-control-allow-origin: *\r\n" in refused
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
         assert refusals == {503: 2, 400: 1, 431: 1}, "each one is counted"
@@ -254,53 +200,20 @@ async def test_connection_sends_no_100_response_to_http_1_0() -> None:
     assert response.startswith(b"HTTP/1.1 200 OK\r\n"), "it would be taken for the final one"
 
 
-async def test_connection_pipelined_request_outlives_earlier_idle_timer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # The first response completes before the timeout, and so starts the idle timer.
-    monkeypatch.setattr("helper.server.http_server.KEEP_ALIVE_SECONDS", 1)
+async def test_connection_closed_is_freed_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocols = track_protocols(monkeypatch)
     async with run_server(PATIENT) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nxx")
-        await reader.readuntil(b"\r\n\r\nhello")
-        requests = [f"GET /pause/{seconds} HTTP/1.1\r\nHost: x\r\n\r\n" for seconds in (0.1, 1.5)]
-        writer.write(f"xx{''.join(requests)}".encode())
-        assert (await reader.read(-1)).count(b"\r\n\r\npaused") == 2
-        writer.close()
-
-
-async def test_connection_closed_is_freed_immediately() -> None:
-    def count_protocols() -> int:
-        return sum(isinstance(item, BoundedProtocol) for item in gc.get_objects())
-
-    async with run_server(PATIENT) as port:
-        before = count_protocols()
         gc.disable()
         try:
             for _ in range(5):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(HELLO_REQUEST)
                 await reader.readuntil(b"\r\n\r\nhello")
-                assert count_protocols() == before + 1
+                assert len(protocols) == 1
                 writer.close()
-                while count_protocols() > before:
-                    await asyncio.sleep(0.01)
+                await wait_until(lambda: not protocols)
         finally:
             gc.enable()
-
-
-async def test_connection_idle_outlives_head_timeout() -> None:
-    async with run_server(SHORT_TIMEOUTS) as port:
-        idle = await RawClient.connect(port)
-        assert await idle.request() == b"hello"
-        silent = await RawClient.connect(port)
-        assert await silent.read_rest() == b"", "the head timeout has passed"
-        assert await idle.request() == b"hello"
-        late_body = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
-        idle.writer.write(late_body)
-        assert await (await RawClient.connect(port)).read_rest() == b""
-        assert await idle.request(b"ok") == b"ok", "a body has its own timeout"
-        idle.writer.close()
 
 
 @pytest.mark.parametrize(
@@ -616,7 +529,6 @@ async def connect_stalled(port: int, requests: int = 1) -> socket.socket:
 
 
 async def count_bytes(connection: socket.socket) -> int:
-    """Number of bytes until the end of a connection."""
     count = 0
     while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
         count += len(data)

@@ -20,8 +20,6 @@ from tests.unit.server.gateway_fixtures import running_gateway
 from tests.unit.server.server_fixtures import RawClient
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp, error_text
 
-pytestmark = pytest.mark.anyio
-
 HEADER = "X-Vote-Ingress-Attempt-V1"
 TOKEN = "0123456789abcdef" * 4
 RECEIPT = (
@@ -57,9 +55,9 @@ def impatient_reader() -> BodyReader:
 @pytest.mark.rule("N3", "N4", "W8")
 @pytest.mark.parametrize("path", [SHARES_PATH, *POST_PATHS])
 async def test_slow_body_of_attempt_gets_its_receipt(path: str) -> None:
-    async with running_gateway(body_reader=impatient_reader()) as (harness, client):
+    async with running_gateway(body_reader=impatient_reader()) as harness:
         with capture_logs() as logs:
-            response = await client.post(path, content=stall(), headers={HEADER: TOKEN})
+            response = await harness.client.post(path, content=stall(), headers={HEADER: TOKEN})
         assert (response.status_code, response.content) == (408, RECEIPT)
         assert response.headers.get_list("content-type") == ["application/json"]
         assert response.headers.get_list("cache-control") == ["no-store"]
@@ -75,9 +73,9 @@ async def test_slow_body_of_attempt_gets_its_receipt(path: str) -> None:
 @pytest.mark.parametrize("path", [SHARES_PATH, CAST_VOTE])
 @pytest.mark.parametrize("values", INVALID_TOKENS.values(), ids=INVALID_TOKENS)
 async def test_slow_body_without_valid_token_is_503(path: str, values: list[str]) -> None:
-    async with running_gateway(body_reader=impatient_reader()) as (harness, client):
+    async with running_gateway(body_reader=impatient_reader()) as harness:
         with capture_logs() as logs:
-            response = await client.post(path, content=stall(), headers=[(HEADER, value) for value in values])
+            response = await harness.client.post(path, content=stall(), headers=[(HEADER, value) for value in values])
         assert (response.status_code, error_text(response)) == (503, "body: was not received in time")
         assert (response.headers["retry-after"], response.headers["connection"]) == ("2", "close")
         assert harness.requested_paths() == [[], []]
@@ -92,9 +90,9 @@ async def test_token_is_forwarded_and_receipt_of_the_node_is_returned_unchanged(
         requests.append(request)
         return httpx.Response(408, content=RECEIPT, headers={"Content-Type": "application/json"})
 
-    async with running_gateway() as (harness, client):
+    async with running_gateway() as harness:
         harness.set_response("/cast-vote", time_out)
-        response = await client.post(CAST_VOTE, json={}, headers={HEADER: TOKEN})
+        response = await harness.client.post(CAST_VOTE, json={}, headers={HEADER: TOKEN})
         assert (response.status_code, response.content) == (408, RECEIPT)
         assert response.headers["cache-control"] == "no-store"
         assert harness.requested_paths() == [[CAST_VOTE], []]
@@ -110,18 +108,18 @@ async def test_invalid_token_is_not_forwarded(values: list[str]) -> None:
         requests.append(request)
         return json_response(200, {"tx_hash": "AB" * 32, "code": 0})
 
-    async with running_gateway() as (harness, client):
+    async with running_gateway() as harness:
         harness.set_response("/cast-vote", accept)
         headers = [(HEADER, value) for value in values]
-        assert (await client.post(CAST_VOTE, json={}, headers=headers)).status_code == 200
+        assert (await harness.client.post(CAST_VOTE, json={}, headers=headers)).status_code == 200
     assert [HEADER in request.headers for request in requests] == [False]
 
 
 @pytest.mark.rule("N3", "N30")
 async def test_vote_that_was_sent_gets_no_receipt() -> None:
-    async with running_gateway(post_seconds=0.05) as (harness, client):
+    async with running_gateway(post_seconds=0.05) as harness:
         harness.first.hangs = True
-        response = await client.post(CAST_VOTE, json={}, headers={HEADER: TOKEN})
+        response = await harness.client.post(CAST_VOTE, json={}, headers={HEADER: TOKEN})
         assert response.status_code == 502
         assert "check for the transaction" in error_text(response)
         assert harness.requested_paths() == [[CAST_VOTE], []]

@@ -33,14 +33,11 @@ from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import NULLIFIER, PAYLOADS, ROUND_ID, create_body, create_payload
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SHARE_STATUS = "/shielded-vote/v1/share-status/{round_id}/{nullifier}"
 
 
 async def read_document(**settings: Any) -> dict[str, Any]:
-    """The document that an application serves."""
     async with WalletApp(**settings).create_client() as client:
         response = await client.get("/openapi.json")
     assert response.headers["content-type"] == "application/json"
@@ -54,7 +51,6 @@ def responses(document: dict[str, Any], path: str, method: str = "get") -> dict[
 
 
 def conforms(document: dict[str, Any], response: dict[str, Any], value: Any) -> bool:
-    """Whether a response matches the document."""
     schema = response["content"]["application/json"]["schema"]
     return jsonschema_rs.is_valid({**schema, "components": document["components"]}, value)
 

@@ -34,8 +34,6 @@ from tests.unit.operations.test_actions import enqueue_failed
 from tests.unit.operations.test_import_queue import NOTHING_IMPORTED, waiting_share
 from tests.unit.store.fixtures import make_posted_share
 
-pytestmark = pytest.mark.anyio
-
 CURRENT_USER = {"uid": os.getuid(), "who": pwd.getpwuid(os.getuid()).pw_name, "way": "socket"}
 
 

@@ -28,8 +28,6 @@ from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import error_text
 
-pytestmark = pytest.mark.anyio
-
 
 def make_entry(**changes: Any) -> QueueEntry:
     values: dict[str, Any] = {
@@ -61,8 +59,6 @@ STORY = ShareDetails(
 
 
 class FakeQueue(QueueReader):
-    """A queue with one share; records its calls."""
-
     def __init__(self) -> None:
         self.query: tuple[QueueFilter, int] | None = None
 
@@ -97,8 +93,6 @@ SPENT = b"\x07" * 32
 
 
 class OperatorClient:
-    """The operator application with that queue."""
-
     def __init__(self) -> None:
         self.queue = FakeQueue()
         self.app = create_operator_app(

@@ -16,7 +16,7 @@ from helper.server.application import add_middleware
 from helper.server.routes.page import RESERVED, Page
 from tests.unit.server.wallet_fixtures import WalletApp
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("R17")]
+pytestmark = pytest.mark.rule("R17")
 
 
 async def status(_request: Request) -> Response:
@@ -70,7 +70,6 @@ async def test_page_without_origins_connects_to_itself_only(http: httpx.AsyncCli
 
 
 def connect_src(response: httpx.Response) -> list[str]:
-    """The sources of `connect-src` in a response's policy."""
     directives = [directive.split() for directive in response.headers["content-security-policy"].split(";")]
     ((_, *sources),) = [directive for directive in directives if directive[0] == "connect-src"]
     return sources

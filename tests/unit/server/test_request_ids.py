@@ -16,8 +16,6 @@ from helper.server.application import add_middleware
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
-pytestmark = pytest.mark.anyio
-
 INCOMING_ID = "proxy-0123.4567:89_a"
 
 
@@ -47,7 +45,6 @@ ROUTES = [
 
 
 async def request_path(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
-    """A response, and the log lines written for it."""
     transport = httpx.ASGITransport(add_middleware(ROUTES))
     with capture_logs() as logs:
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:

@@ -10,17 +10,14 @@ import pytest
 from starlette.requests import Request
 
 from helper.observability.status_feed import StatusFeed
-from helper.server import middleware
 from helper.server.application import add_middleware
 from helper.server.routes.events import GUESS_BURST, GUESSES_PER_SECOND, PATH, bearer_matches, events_route
 from tests.support.clock import FakeClock
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.test_events import fail_snapshot
-from tests.unit.server.wallet_fixtures import WalletApp
+from tests.unit.server.wallet_fixtures import WalletApp, error_text
 
-pytestmark = pytest.mark.anyio
-
-TOKEN = "a token of some length"
+TOKEN = "a tøken of some length"
 
 
 class FakeComparison:
@@ -46,21 +43,23 @@ async def test_tokens_guarded_routes_use_compare_digest(
     comparison = FakeComparison(verdict)
     monkeypatch.setattr(hmac, "compare_digest", comparison)
     wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
-    headers = httpx.Headers({} if header_token is None else {b"X-Helper-Token": header_token.encode("latin-1")})
+    headers = httpx.Headers({} if header_token is None else {b"X-Helper-Token": header_token.encode()})
     request_count = 0
     async with wallets.create_client() as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
         for path, operations in paths.items():
             for method, operation in operations.items():
                 url = path.format(round_id="ab" * 32, nullifier="cd" * 32)
-                response = await client.request(method, url, content=create_body(), headers=headers)
+                body = create_body() if verdict else b"not read"
+                response = await client.request(method, url, content=body, headers=headers)
                 if "security" in operation:
                     request_count += 1
                     assert response.status_code in ((200, 202) if verdict else (401,))
+                    assert verdict or error_text(response)
                 else:
                     assert response.status_code == 200
     assert request_count == 3
-    assert comparison.compared == [((header_token or "").encode("latin-1"), TOKEN.encode())] * request_count
+    assert comparison.compared == [((header_token or "").encode(), TOKEN.encode())] * request_count
 
 
 @pytest.mark.parametrize("verdict", [True, False])
@@ -70,10 +69,10 @@ def test_tokens_operator_token_uses_compare_digest(
 ) -> None:
     comparison = FakeComparison(verdict)
     monkeypatch.setattr(hmac, "compare_digest", comparison)
-    headers = [] if header_token is None else [(b"authorization", b"Bearer " + header_token.encode("latin-1"))]
+    headers = [] if header_token is None else [(b"authorization", b"Bearer " + header_token.encode())]
     is_accepted = bearer_matches(Request({"type": "http", "headers": headers}), TOKEN)
     assert is_accepted is (verdict and header_token is not None)
-    assert comparison.compared == [((header_token or "").encode("latin-1"), TOKEN.encode())]
+    assert comparison.compared == [((header_token or "").encode(), TOKEN.encode())]
 
 
 async def test_guesses_of_the_operator_token_are_limited_and_not_compared_above_the_limit(
@@ -97,8 +96,3 @@ async def test_guesses_of_the_operator_token_are_limited_and_not_compared_above_
     clock.advance(1)
     assert Counter(await guess(50)) == {401: GUESSES_PER_SECOND, 429: 40}
     assert len(comparison.compared) == GUESS_BURST + GUESSES_PER_SECOND
-
-
-def test_tokens_partial_token_does_not_match() -> None:
-    assert middleware.token_matches(TOKEN, TOKEN)
-    assert not any(middleware.token_matches(header_token, TOKEN) for header_token in GIVEN if header_token != TOKEN)

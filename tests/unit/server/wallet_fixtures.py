@@ -8,7 +8,7 @@ import httpx
 
 from helper.core.pause import PauseReason
 from helper.ingest.admission import AdmissionController
-from helper.ingest.validator import ShareValidator
+from helper.ingest.validator import Checks, ShareValidator
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from helper.store.store import Store
@@ -24,29 +24,36 @@ class WalletApp:
 
     Args:
         queue: an open store, None for a fake one.
-        settings: arguments of `create_app`.
+        leaves: leaves of the trees by round and position, None for the one that fake checks accept.
+        native: native checks instead of fake ones.
     """
 
-    def __init__(self, queue: Store | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        queue: Store | None = None,
+        leaves: dict[tuple[bytes, int], bytes] | None = None,
+        native: Checks | None = None,
+        **settings: Any,
+    ) -> None:
         self.clock = FakeClock()
-        self.chain = FakeChain(self.clock)
+        self.chain = FakeChain(self.clock) if leaves is None else FakeChain(self.clock, leaves=leaves)
         self.store = FakeStore()
         self.checks = FakeChecks()
         self.is_ready = True
         self.pause_reason: PauseReason | None = None
         store = self.store if queue is None else queue
-        intake = AdmissionController(
+        self.intake = AdmissionController(
             store=store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
-            validator=ShareValidator(self.checks),
+            validator=ShareValidator(native or self.checks),
             clock=self.clock,
             wake=lambda _due: None,
             get_pause_reason=lambda: self.pause_reason,
             get_round_pause_reason=lambda _: None,
         )
         self.view = WalletView(
-            admission=intake,
+            admission=self.intake,
             store=store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
@@ -56,7 +63,6 @@ class WalletApp:
         self.app = create_app(self.view, **settings)
 
     def create_client(self) -> httpx.AsyncClient:
-        """Create a client of this application."""
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://helper")
 
 

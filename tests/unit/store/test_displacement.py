@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import structlog
 
-from helper.cli.early_lock_check import require_single_instance
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
@@ -21,7 +20,7 @@ from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
-from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.file_lock import FileLock, refuse_locked
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
@@ -159,7 +158,7 @@ async def test_lock_database_under_another_name_is_refused(
     with run_writer(path) as writer:
         create_link(path, link)
         with pytest.raises(StoreLocked, match="another helper"):
-            require_single_instance(["serve", "--db", str(link)], {})
+            refuse_locked(link)
         with pytest.raises(StoreLocked, match="another helper"):
             await SqliteStore(link).open()
         assert writer.enqueue(1) == "stored"

@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,8 +20,10 @@ from helper.store.models import EnqueueResult
 from helper.store.operations.blocks import set_meta
 from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS, DiskHealth
 from helper.store.sqlite.errors import UnreadableRowError, is_disk_full, is_environment_error, translate
+from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.page_scrubber import scrub_pages
+from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
@@ -228,6 +230,10 @@ async def test_operation_error_is_not_a_disk_fault(store: SqliteStore) -> None:
 def test_disk_full_is_reported_only_for_full_disk() -> None:
     full, io_error = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
     assert (is_disk_full(full), is_disk_full(io_error), is_disk_full(ValueError())) == (True, False, False)
+    for code, is_full in ((sqlite3.SQLITE_IOERR_SHMSIZE, True), (sqlite3.SQLITE_IOERR_FSYNC, False)):
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = code
+        assert isinstance(translate(error), StoreFull) is is_full
 
 
 def test_full_disk_recovers_only_with_room_for_shares(
@@ -333,3 +339,26 @@ async def test_open_on_full_disk_succeeds_and_retries_erasure(
     opened.eraser.run_due(idle=True)
     assert not opened.eraser.is_pending
     opened.close()
+
+
+def test_closed_database_on_full_disk_can_be_backed_up(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_database(path, clock).close()
+    original = sqlite3.connect
+
+    def connect(name: Any, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        if str(name).endswith("?mode=ro"):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+            raise error
+        connection: sqlite3.Connection = original(name, *arguments, **options)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    assert take_snapshot(path, clock).contents.live == 0
+    lock = FileLock(path)
+    lock.acquire()
+    with pytest.raises(StoreFull):
+        take_snapshot(path, clock)
+    lock.release(clean=False)

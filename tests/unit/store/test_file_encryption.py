@@ -11,7 +11,7 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.core.share import ShareState
-from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreForeign, StoreKeyError
+from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreKeyError
 from helper.store.db_copy import file_encryption
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.keyring import Keyring
@@ -184,13 +184,6 @@ async def test_keys_and_their_check_value_are_written_together(path: Path, monke
             open_database(path, SystemClock(), encryption=NEW)
     await fill(path, NEW, 1)
     await fill(path, NEW, 2)
-
-
-async def test_older_version_refuses_encrypted_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await fill(path, NEW, 1)
-    monkeypatch.setattr("helper.store.sqlite.schema.ENCRYPTED_APPLICATION_ID", 0)  # unknown to it
-    with pytest.raises(StoreForeign, match="another program"):
-        await SqliteStore(path).open()
 
 
 # ---------------------------------------------------------------------- key change

@@ -13,6 +13,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
+from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.quick_check import quick_check
@@ -342,6 +343,23 @@ async def test_empty_file_is_a_new_database_for_the_helper_only(path: Path, oper
         await operation(path)
     await by_daemon(path)
     await operation(path)
+
+
+async def over_existing_path(path: Path) -> None:
+    restore_database(b"image", path, set_aside=True)
+
+
+@pytest.mark.parametrize("operation", [*(use for use in USES if use != by_restore), over_existing_path])
+@pytest.mark.parametrize("make", [Path.mkdir, foreign, lambda path: path.write_text("a letter")])
+async def test_nothing_is_created_beside_or_instead_of_what_is_no_queue(
+    path: Path, operation: Use, make: Callable[[Path], object]
+) -> None:
+    make(path)
+    mode = path.stat().st_mode
+    with pytest.raises(StoreForeign, match=r"is not a file|is not a database|is a database of another program"):
+        await operation(path)
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode == mode
 
 
 def test_examine_of_empty_image_is_refused() -> None:

@@ -13,8 +13,6 @@ from tests.support.wallet_chain import ChainVoter, WalletError
 from tests.support.wallet_http import WalletHttp
 from tests.unit.devnet.support import ChainFixture, run_chain
 
-pytestmark = pytest.mark.anyio
-
 CHOICES = [(1, 0, 70), (2, 1, 30)]
 
 

@@ -307,22 +307,15 @@ def test_transaction_above_1_mib_is_not_sent() -> None:
     assert servers.requests == []
 
 
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        ("https://vote.example/", "https://vote.example"),
-        ("https://Vote.Example:443/mount/", "https://vote.example/mount"),
-        ("http://127.0.0.1:8090", "http://127.0.0.1:8090"),
-    ],
-)
-def test_base_url_is_normalized(text: str, url: str) -> None:
-    assert normalize_base_url(text) == url
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["ftp://vote.example", "vote.example", "https://me@vote.example", "https://vote.example?a", "https://v.example#a"],
-)
-def test_base_url_with_other_parts_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a base URL"):
-        normalize_base_url(text)
+def test_base_url_is_normalized_or_refused() -> None:
+    assert normalize_base_url("https://vote.example/") == "https://vote.example"
+    assert normalize_base_url("https://Vote.Example:443/mount/") == "https://vote.example/mount"
+    for refused in (
+        "ftp://v.example",
+        "v.example",
+        "https://me@v.example",
+        "https://v.example?a",
+        "https://v.example#a",
+    ):
+        with pytest.raises(ValueError, match="not a base URL"):
+            normalize_base_url(refused)

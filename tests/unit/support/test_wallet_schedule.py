@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
-
 from tests.support.wallet_schedule import (
     HelperRanking,
     copies_per_share,
@@ -19,30 +17,16 @@ HOUR = 3600
 HELPERS = ["https://a.example", "https://b.example", "https://c.example"]
 
 
-@pytest.mark.parametrize(
-    ("created_at", "end", "start"),
-    [(0, 100, 60), (0, 101, 60), (0, 15 * HOUR, 9 * HOUR), (0, 16 * HOUR, 10 * HOUR), (0, 1000 * HOUR, 994 * HOUR)],
-)
-def test_last_moment_window_is_two_fifths_of_the_round_up_to_six_hours(created_at: int, end: int, start: int) -> None:
-    assert last_moment_start(created_at, end) == start
-
-
-def test_submit_at_is_from_now_to_the_window_or_100_hours_and_zero_in_the_window() -> None:
+def test_times_and_copies_are_those_of_the_library() -> None:
+    ends = {100: 60, 101: 60, 15 * HOUR: 9 * HOUR, 16 * HOUR: 10 * HOUR, 1000 * HOUR: 994 * HOUR}
+    assert {end: last_moment_start(0, end) for end in ends} == ends, "two fifths of a round, up to six hours"
+    assert [overdue_seconds(0, end) for end in (100, 400, 1_000_000)] == [30, 100, 3600]
+    assert [copies_per_share(count) for count in (1, 2, 3, 10, 30)] == [1, 1, 2, 5, 10]
     rng = random.Random(1)
-    drawn = [draw_submit_at(57, created_at=0, end=100, rng=rng) for _ in range(200)]
-    assert set(drawn) == {57, 58, 59}
+    assert {draw_submit_at(57, created_at=0, end=100, rng=rng) for _ in range(200)} == {57, 58, 59}
     assert draw_submit_at(60, created_at=0, end=100, rng=rng) == 0
     times = [draw_submit_at(1, created_at=0, end=1000 * HOUR, rng=rng) for _ in range(200)]
     assert 90 * HOUR < max(times) <= 100 * HOUR
-
-
-@pytest.mark.parametrize(("due", "end", "seconds"), [(0, 100, 30), (0, 400, 100), (0, 1_000_000, 3600)])
-def test_share_is_overdue_after_a_quarter_of_its_remaining_time(due: int, end: int, seconds: int) -> None:
-    assert overdue_seconds(due, end) == seconds
-
-
-def test_half_of_the_helpers_but_at_most_ten_get_a_share() -> None:
-    assert [copies_per_share(count) for count in (1, 2, 3, 10, 30)] == [1, 1, 2, 5, 10]
 
 
 def test_helper_gets_at_most_12_shares_of_a_vote_first() -> None:
@@ -56,16 +40,18 @@ def test_helper_gets_at_most_12_shares_of_a_vote_first() -> None:
 
 
 def test_helper_is_asked_last_for_30_seconds_after_three_failures_in_a_row() -> None:
-    ranking = HelperRanking(HELPERS, random.Random(2))
-    failing = HELPERS[0]
-    ranking.record_failure(failing, 0)
-    ranking.record_failure(failing, 0)
+    ranking, failing = HelperRanking(HELPERS, random.Random(2)), HELPERS[0]
+
+    def fail(now: float, times: int = 1) -> None:
+        for _ in range(times):
+            ranking.record_failure(failing, now)
+
+    fail(0, times=2)
     ranking.record_success(failing)
-    ranking.record_failure(failing, 0)
-    ranking.record_failure(failing, 0)
+    fail(0, times=2)
     assert any(ranking.order(0)[0] == failing for _ in range(50))
-    ranking.record_failure(failing, 0)
+    fail(0)
     assert all(ranking.order(29.9)[-1] == failing for _ in range(50))
     assert any(ranking.order(30)[0] == failing for _ in range(50))
-    ranking.record_failure(failing, 30)
+    fail(30)
     assert all(ranking.order(59.9)[-1] == failing for _ in range(50)), "it is back with two failures"

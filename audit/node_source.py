@@ -1,0 +1,267 @@
+"""Reads the data of a round from the configured nodes.
+
+All requests are for public data of a whole round. Results of transactions come from a node's consensus RPC, with one
+request per block, or from its REST API, with one request per transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from hashlib import sha256
+from typing import Final, TypeVar
+
+import anyio
+
+from audit import source as sources
+from audit.documents import digest_unbound_fields, parse_round_facts
+from audit.source import AuditBlock, AuditTx, DataMissing
+from audit.transactions import decode_partial_entry, is_of_round
+from helper.chain.chain_data import Block, LeafBlock
+from helper.chain.json_fields import Fields
+from helper.chain.node import Node
+from helper.chain.node_pool import ReadOnlyNodePool, gather_limited
+from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import is_counted
+from helper.chain.rpc_client import RpcClient
+from helper.errors import AuditError, ChainError, ChainUnavailable
+
+T = TypeVar("T")
+
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each further attempt while no node responds."""
+
+_WINDOW: Final = 8
+"""Blocks that are read concurrently; the next ones are read while the previous ones are checked."""
+
+_CONCURRENT_REQUESTS: Final = 8
+_MAX_STORED_PARTIALS: Final = 10_000  # One request each. A chain has tens of validators and options.
+_HEAD_ATTEMPTS: Final = 10
+_HEAD_SECONDS: Final = 1.0
+
+
+class NodeSource:
+    """The data of one round on the usable nodes of a pool.
+
+    Args:
+        nodes: the nodes, which must have been probed.
+        round_id: 32 bytes.
+    """
+
+    has_all_blocks = True
+
+    def __init__(self, nodes: ReadOnlyNodePool, round_id: bytes) -> None:
+        self._nodes = nodes
+        self._node_pool = nodes.node_pool
+        self._round_id = round_id
+        self._leaves: list[LeafBlock] | None = None
+
+    async def document(self, name: str) -> object:
+        """Return a document.
+
+        Raises:
+            DataMissing: no node has it.
+            ChainUnavailable: no node responded.
+        """
+        round_hex = self._round_id.hex()
+        if name == sources.LEAVES:
+            return {"blocks": [_leaf_block_to_json(block) for block in await self._read_leaves()]}
+        if name == sources.ROOTS:
+            return {"roots": await self._read_roots()}
+        height = sources.parse_heads_name(name)
+        if height is not None:
+            return {"heads": await self._read_heads(height)}
+        paths = {
+            sources.ROUND: f"round/{round_hex}",
+            sources.RESULTS: f"tally-results/{round_hex}",
+            sources.SUMMARY: f"vote-summary/{round_hex}",
+            sources.PARTIALS: f"partial-decryptions/{round_hex}",
+        }
+        proposal = name.removeprefix(sources.tally_document(0)[:-1])
+        path = paths.get(name, f"tally/{round_hex}/{proposal}")
+        document = await self._query(path)
+        if document is None and name == sources.PARTIALS:
+            document = await self._read_stored_partials()
+        if document is None:
+            raise DataMissing("not served by the node")
+        return document
+
+    async def _read_stored_partials(self) -> object | None:
+        """The partial decryptions in the store of a node with RPC: chains before v1 do not serve them otherwise."""
+        facts = parse_round_facts(await self.document(sources.ROUND))
+        if len(facts.indices) * sum(len(options) for options in facts.options.values()) > _MAX_STORED_PARTIALS:
+            return None
+        keys = [
+            (index, proposal_id, decision)
+            for proposal_id, options in facts.options.items()
+            for decision in options
+            for index in facts.indices.values()
+        ]
+        for node in self._node_pool.usable_rpc_nodes:
+            assert node.rpc is not None
+            rpc = node.rpc
+
+            async def read(key: tuple[int, int, int], rpc: RpcClient = rpc) -> dict[str, object] | None:
+                stored = await rpc.partial_decryption(self._round_id, *key)
+                return None if stored is None else _partial_to_json(key[0], stored)
+
+            try:
+                entries = await gather_limited(keys, read, _CONCURRENT_REQUESTS)
+            except (ChainError, AuditError):
+                continue
+            return {"entries": [entry for entry in entries if entry is not None]}
+        return None
+
+    async def _call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+        """Call a node. Retries while none responds.
+
+        Raises:
+            DataMissing: no node has the data, or only invalid responses.
+            ChainUnavailable: no node responded.
+        """
+        for seconds in RETRY_SECONDS:
+            with suppress(ChainUnavailable):
+                return await self._call_once(fn)
+            await anyio.sleep(seconds)
+        return await self._call_once(fn)
+
+    async def _call_once(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+        try:
+            return await self._nodes.call(fn)
+        except ChainUnavailable:
+            raise
+        except ChainError as error:
+            raise DataMissing(str(error)) from None
+
+    async def _query(self, path: str) -> object | None:
+        return await self._call(lambda client: client.query(path))
+
+    async def _read_leaves(self) -> list[LeafBlock]:
+        if self._leaves is None:
+            document = await self._query(f"round/{self._round_id.hex()}")
+            if document is None:
+                raise DataMissing("no such round")
+            created = Fields(document, "response").child("round").uint("created_at_height", maximum=2**62)
+            last = self._node_pool.greatest_height
+            self._leaves = await self._call(lambda client: client.leaves(self._round_id, created, last))
+        return self._leaves
+
+    async def _read_roots(self) -> list[dict[str, object]]:
+        heights = [block.height for block in await self._read_leaves()]
+
+        async def read(height: int) -> dict[str, object] | None:
+            state = await self._call(lambda client: client.tree_at(self._round_id, height))
+            return None if state is None else {"height": height, "root": _b64(state.root)}
+
+        roots = await gather_limited(heights, read, _CONCURRENT_REQUESTS)
+        return [root for root in roots if root is not None]
+
+    async def _read_heads(self, height: int) -> list[dict[str, object]]:
+        """What each usable node reports about a block and the round. Waits for it, since it may not exist yet."""
+        heads: list[dict[str, object]] = []
+        for attempt in range(_HEAD_ATTEMPTS):
+            heads = []
+            for node in self._node_pool.usable_nodes:
+                with suppress(ChainError):
+                    head = await self._read_head(node, height)
+                    heads += [] if head is None else [head]
+            if len(heads) == len(self._node_pool.usable_nodes) or attempt == _HEAD_ATTEMPTS - 1:
+                break
+            await anyio.sleep(_HEAD_SECONDS)
+        return heads
+
+    async def _read_head(self, node: Node, height: int) -> dict[str, object] | None:
+        ids = await node.client.block_ids(height)
+        document = await node.client.query(f"round/{self._round_id.hex()}")
+        if ids is None or document is None:
+            return None
+        return {
+            "node": node.name,
+            "height": height,
+            "block_id": ids.block_id,
+            "app_hash": ids.app_hash,
+            "round": digest_unbound_fields(parse_round_facts(document)),
+        }
+
+    async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
+        """Iterate over the blocks up to the newest one. Reads ahead.
+
+        Raises:
+            DataMissing: no node has a block, for example because all have pruned it.
+            ChainUnavailable: no node responded.
+        """
+        await self._node_pool.probe_all()  # a round that was reported as finalized has its tally in a block
+        last = self._node_pool.greatest_height
+        reading: asyncio.Task[list[AuditBlock]] | None = None
+        try:
+            # No list is created, because a node may report any height.
+            for start in range(first, last + 1 + _WINDOW, _WINDOW):
+                window = [] if reading is None else await reading
+                heights = range(start, min(start + _WINDOW, last + 1))
+                reading = asyncio.create_task(self._read_window(heights))
+                for block in window:
+                    yield block
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read_window(self, heights: range) -> list[AuditBlock]:
+        return await gather_limited(heights, self._read_block, _WINDOW)
+
+    async def _read_block(self, height: int) -> AuditBlock:
+        async def read(client: ChainClient) -> Block:
+            block = await client.block(height)
+            if block is None:  # this node lags behind the newest one
+                raise ChainUnavailable(f"block {height} is not available yet")
+            return block
+
+        block = await self._call(read)
+        wanted = [at for at, raw in enumerate(block.txs) if is_of_round(raw, self._round_id)]
+        codes = await self._read_codes(height, block.txs, wanted)
+        return AuditBlock(
+            height, block.head.time, tuple(AuditTx(block.txs[at], code) for at, code in zip(wanted, codes, strict=True))
+        )
+
+    async def _read_codes(self, height: int, txs: list[bytes], wanted: list[int]) -> list[int | None]:
+        """The codes of some transactions of a block, None for those that are not known."""
+        if not wanted:
+            return []
+        for node in self._node_pool.usable_rpc_nodes:
+            assert node.rpc is not None
+            try:
+                codes = await node.rpc.tx_codes(height)
+            except ChainError as error:
+                self._node_pool.record_error(node, error, rpc=True)
+                continue
+            if codes is not None and len(codes) == len(txs):
+                return [codes[at] for at in wanted]
+
+        async def look_up(raw: bytes) -> int | None:
+            tx_hash = sha256(raw).digest()
+            counted = is_counted(await self._call(lambda client: client.tx(tx_hash)), height)
+            return None if counted is None else int(not counted)
+
+        return await gather_limited([txs[at] for at in wanted], look_up, _CONCURRENT_REQUESTS)
+
+
+def _leaf_block_to_json(block: LeafBlock) -> dict[str, object]:
+    leaves = [_b64(block.leaves[at : at + 32]) for at in range(0, len(block.leaves), 32)]
+    return {"height": block.height, "start_index": block.start_index, "leaves": leaves}
+
+
+def _partial_to_json(index: int, stored: bytes) -> dict[str, object]:
+    entry = decode_partial_entry(stored)
+    return {
+        "validator_index": index,
+        "proposal_id": entry.proposal_id,
+        "vote_decision": entry.decision,
+        "partial_decrypt": _b64(entry.point),
+        "dleq_proof": _b64(entry.proof),
+    }
+
+
+def _b64(value: bytes) -> str:
+    return b64encode(value).decode()

@@ -1,0 +1,96 @@
+"""Archives and audits one finished round, in a process of low priority: `python -m audit.round_process`.
+
+Standard input has one line of JSON, a `Job`. The result is written to the archive. Standard output gets one line of
+JSON: `{"verdict": …}` (null without an audit), or `{"error": …}`. The process ends when its input ends, which happens
+when the service exits for any reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+
+import orjson
+
+from audit.archive_source import archive_documents, open_archived_round
+from audit.auditor import audit_round
+from audit.node_source import NodeSource
+from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
+from helper.circuits.registry import circuit_infos
+from helper.clock import Clock, SystemClock
+from helper.errors import HelperError
+from helper.object_store.bucket import Bucket
+from helper.observability.log_config import configure
+from helper.operations.archive.factory import open_archive_bucket
+from helper.operations.archive.finished_rounds import Job
+from helper.operations.archive.object_names import audit_name
+from helper.operations.archive.reader import read_finished_round
+from helper.operations.archive.round_data import StoredAudit
+from helper.runtime.hardening import harden_process
+
+NICE = 19
+"""Priority of the process: it only uses processor time that nothing else needs."""
+
+
+async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
+    """Archive the documents of a round unless they are archived, and audit it. Returns the verdict.
+
+    Raises:
+        HelperError: the chain or the archive is not available, or the round cannot be audited.
+    """
+    round_id = bytes.fromhex(job.round)
+    archived = await read_finished_round(bucket, round_id)
+    if archived is None:
+        pool = create_node_pool(job.config, clock)
+        readers = ReadOnlyNodePool(pool, timeout=job.config.chain.timeout_seconds)
+        try:
+            await pool.probe_all()
+            archived = await archive_documents(
+                bucket, NodeSource(readers, round_id), round_id, chain_id=pool.chain_id or "", height=job.height
+            )
+        finally:
+            await readers.aclose()
+            await pool.aclose()
+    if not job.audit:
+        return None
+    completed = await audit_round(await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id)
+    result = StoredAudit.model_validate({**completed.result.to_json(), "at": int(clock.now())})
+    await bucket.put(audit_name(round_id), result.model_dump_json().encode() + b"\n")
+    return result.verdict
+
+
+async def _run(job: Job) -> dict[str, str | None]:
+    clock = SystemClock()
+    bucket = open_archive_bucket(job.config, clock, os.environ)
+    if bucket is None:
+        return {"error": "[archive] place is not set"}
+    try:
+        return {"verdict": await run_job(job, bucket, clock)}
+    except HelperError as error:
+        return {"error": str(error)}
+
+
+def _exit_with_input() -> None:
+    """End the process when the service has exited."""
+    while sys.stdin.buffer.readline():
+        pass
+    os._exit(1)
+
+
+def main() -> None:
+    """Run the job of the first line of standard input."""
+    harden_process()
+    os.nice(NICE)
+    configure("error")
+    job = Job.model_validate_json(sys.stdin.buffer.readline())
+    threading.Thread(target=_exit_with_input, daemon=True).start()
+    result = asyncio.run(_run(job))
+    sys.stdout.buffer.write(orjson.dumps(result) + b"\n")
+    sys.stdout.buffer.flush()
+    os._exit(0)  # the thread holds the lock of standard input
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Copies a queue to another database, while no helper runs, and marks the source as moved.
+
+At any moment at most one of the two databases can be used by a helper. The target is marked as unfinished before its
+first row is written. The source is marked as moved after the comparison, and only then is the target's mark removed.
+After an interruption the same command begins again: it first deletes what the target contains.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from typing import Final
+
+from helper.clock import Clock
+from helper.core.share import ShareState
+from helper.errors import NotFound, StoreCopyDiffers, StoreForeign
+from helper.store.db_copy.endpoint import CopyEndpoint
+from helper.store.db_copy.tables import (
+    META,
+    ROUND_KEYS,
+    SHARES,
+    TABLES,
+    TOMBSTONES,
+    LiveShare,
+    Table,
+    is_row_valid,
+    make_portable,
+)
+from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, CopyMark, refuse_marked
+from helper.store.models import DamagedShare
+from helper.store.table_rows import Row
+
+PROGRESS_SECONDS: Final = 5.0
+"""Seconds between two progress messages."""
+
+ProgressCallback = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class CopyResult:
+    """Result of a copy.
+
+    Attributes:
+        written: rows written to the target.
+        live: shares with their witness.
+        confirmed: tombstones.
+        damaged: shares that were not copied, because their rows are damaged.
+        uncounted: stored share count of the source minus its actual shares; negative if the stored count is too low.
+        locked_seconds: how long the source was locked.
+    """
+
+    written: int = 0
+    live: int = 0
+    confirmed: int = 0
+    damaged: list[DamagedShare] = field(default_factory=list)
+    uncounted: int = 0
+    locked_seconds: float = 0.0
+
+
+class QueueCopy:
+    """A copy from one database to another.
+
+    Args:
+        source: the database that contains the queue.
+        target: the database to which the queue is copied.
+        clock: for the time in marks and for durations.
+        on_progress: called with progress messages.
+
+    Attributes:
+        has_begun: whether the target is marked as unfinished; the same command then completes it.
+    """
+
+    def __init__(
+        self, source: CopyEndpoint, target: CopyEndpoint, *, clock: Clock, on_progress: ProgressCallback
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._clock = clock
+        self._on_progress = on_progress
+        self.has_begun = False
+
+    def run(self) -> CopyResult:
+        """Lock both databases, copy and compare all rows, and set the marks.
+
+        Raises:
+            StoreLocked: a process uses one of them.
+            StoreMoved: the source no longer contains the queue.
+            StoreForeign: the target contains another queue.
+            StoreCopyDiffers: the target differs from the source. The queue remains in the source.
+            StoreError: one of them cannot be used.
+        """
+        began = self._clock.monotonic()
+        source, target = self._source, self._target
+        self._open_source()
+        source.lock_exclusive()
+        target.lock_exclusive()
+        earlier = self._check_target()
+        mark = CopyMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, self._now())
+        self.has_begun = True
+        target.begin_copy(mark, source.read_page(META, ()))
+        target.delete_rows()
+        copied = self._copy()
+        self._compare(copied)
+        if source.get_mark(MOVED_KEY) is None:
+            with source.write_transaction():
+                source.set_mark(MOVED_KEY, CopyMark(mark.id, target.label, self._now()))
+        with target.write_transaction():
+            target.set_mark(UNFINISHED_KEY, None)
+        live, confirmed = _count_live_and_confirmed(copied.counts)
+        return CopyResult(
+            written=copied.number,
+            live=live,
+            confirmed=confirmed,
+            damaged=copied.damaged,
+            uncounted=sum(source.read_counters().values()) - live - confirmed - len(copied.damaged),
+            locked_seconds=self._clock.monotonic() - began,
+        )
+
+    def estimate(self) -> CopyResult:
+        """Report what would be copied, from the source's counters. Changes nothing.
+
+        Raises:
+            StoreError: as in `run`, except that databases in use are not detected.
+        """
+        self._open_source()
+        try:
+            self._target.connect_read_only()
+        except NotFound:
+            self._check_source(None)
+        else:
+            self._check_target()
+        live, confirmed = _count_live_and_confirmed(self._source.read_counters())
+        return CopyResult(live=live, confirmed=confirmed)
+
+    def _open_source(self) -> None:
+        if self._source.label == self._target.label:
+            raise StoreForeign(
+                f"{self._source.label} would be copied onto itself",
+                advice="Choose another database with --to or --from.",
+            )
+        self._source.connect_read_only()
+
+    def _check_target(self) -> CopyMark | None:
+        """Refuse a target that contains another queue. Returns the mark of an unfinished copy into it."""
+        source, target = self._source, self._target
+        unfinished = target.get_mark(UNFINISHED_KEY)
+        self._check_source(unfinished)
+        has_own_mark = unfinished is not None or target.get_mark(MOVED_KEY) is not None
+        if not target.is_fresh() and not (has_own_mark and target.read_row_key() == source.read_row_key()):
+            raise StoreForeign(
+                f"{target.label} already contains another queue",
+                advice="Choose an empty database, a file that does not exist, or a database that this queue was moved "
+                "from.",
+            )
+        return unfinished
+
+    def _check_source(self, mark: CopyMark | None) -> None:
+        """Refuse a marked source, unless this copy marked it as moved and was interrupted directly afterwards."""
+        moved = self._source.get_mark(MOVED_KEY)
+        if moved is None or mark is None or moved.id != mark.id:
+            refuse_marked(self._source.fetch_all("get_marks"), self._source.label)
+
+    def _now(self) -> int:
+        return int(self._clock.now())
+
+    def _copy(self) -> PortableRows:
+        rows = PortableRows(self._source, self._clock, self._on_progress)
+        for table in TABLES:
+            for page in rows.read_pages(table):
+                if table is not META:  # copied together with the mark
+                    self._target.write_rows(table, page)
+        with self._target.write_transaction():
+            self._target.end_copy()
+        rows.report("copied")
+        return rows
+
+    def _compare(self, copied: PortableRows) -> None:
+        """Compare all rows.
+
+        Raises:
+            StoreCopyDiffers: the target differs from the source.
+        """
+        rows = PortableRows(self._source, self._clock, self._on_progress)
+        differing = []
+        for table in TABLES:
+            pages = rows.read_pages(table), self._target.read_pages(table)
+            if any(row != other for row, other in zip_longest(*map(chain.from_iterable, pages))):
+                differing.append(table.name)
+        if self._target.read_counters() != copied.counts:
+            differing.append("the share counts")
+        if differing:
+            raise StoreCopyDiffers(f"{self._target.label} differs from {self._source.label}: {', '.join(differing)}")
+        rows.report("compared")
+
+
+class PortableRows:
+    """One pass over the rows of a source that its copy should have.
+
+    Args:
+        source: the source.
+        clock: for durations.
+        on_progress: called with progress messages.
+
+    Attributes:
+        number: rows so far.
+        counts: shares so far by round number and state.
+        damaged: shares so far that are damaged or were quarantined; they are not copied.
+    """
+
+    def __init__(self, source: CopyEndpoint, clock: Clock, on_progress: ProgressCallback) -> None:
+        self._source = source
+        self._clock = clock
+        self._on_progress = on_progress
+        self._row_key = source.read_row_key()
+        self._quarantined = source.read_quarantined()
+        self._rounds: dict[int, bytes] = {}
+        self._began = self._reported = clock.monotonic()
+        self.number = 0
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self.damaged: list[DamagedShare] = []
+
+    def read_pages(self, table: Table) -> Iterator[list[Row]]:
+        """Yield the rows of a table. The tables must be read in the order of `TABLES`."""
+        for page in self._source.read_pages(table):
+            rows = [row for original in page if (row := self._make_portable(table, original)) is not None]
+            if table is ROUND_KEYS:
+                self._rounds |= {row[0]: row[1] for row in rows}
+            elif table is SHARES:
+                self.counts.update((row[1], row[2].state) for row in rows)
+            elif table is TOMBSTONES:
+                self.counts.update((row[0], ShareState.SUBMITTED.value) for row in rows)
+            self.number += len(rows)
+            if self._clock.monotonic() - self._reported >= PROGRESS_SECONDS:
+                self._reported = self._clock.monotonic()
+                self.report(f"… {table.name}")
+            yield rows
+
+    def report(self, done: str) -> None:
+        """Report the rows so far."""
+        self._on_progress(f"{done}: {self.number} rows, {self._clock.monotonic() - self._began:.1f} s")
+
+    def _make_portable(self, table: Table, row: Row) -> Row | None:
+        """Return the row as the target should have it, None if it is damaged or of an unknown round."""
+        if table is SHARES:
+            return self._make_share_portable(LiveShare(*row))
+        is_known = table.round_column is None or row[table.round_column] in self._rounds
+        return row if is_known and is_row_valid(table, row, self._row_key) else None
+
+    def _make_share_portable(self, share: LiveShare) -> LiveShare | None:
+        quarantined = self._quarantined.get(share.id)
+        portable = None if quarantined is not None else make_portable(share, self._row_key)
+        if portable is None:
+            self.damaged.append(quarantined or share.share.to_damaged_share())
+            return None
+        return portable if self._rounds.get(portable.round_no) == portable.share.round_id else None
+
+
+def _count_live_and_confirmed(counts: Mapping[tuple[int, int], int]) -> tuple[int, int]:
+    confirmed = sum(number for (_, state), number in counts.items() if state == ShareState.SUBMITTED)
+    return sum(counts.values()) - confirmed, confirmed
+
+
+# ---------------------------------------------------------------------- after a copy
+
+
+def read_moved_mark(source: CopyEndpoint) -> CopyMark:
+    """Return the mark with the database to which the queue was moved. Changes nothing.
+
+    Raises:
+        StoreForeign: the database is not marked as moved.
+    """
+    source.connect_read_only()
+    mark = source.get_mark(MOVED_KEY)
+    if mark is None or source.get_mark(UNFINISHED_KEY) is not None:
+        raise StoreForeign(f"{source.label} is not marked as moved", advice="Nothing was changed.")
+    return mark
+
+
+def undo_copy(source: CopyEndpoint) -> None:
+    """Remove the mark, so that a helper can use the source again.
+
+    Raises:
+        StoreForeign: the database is not marked as moved.
+        StoreLocked: a process uses it.
+    """
+    _lock_moved(source)
+    with source.write_transaction():
+        source.set_mark(MOVED_KEY, None)
+
+
+def erase_source(source: CopyEndpoint) -> None:
+    """Delete all rows of the source except those of `meta`, which include the mark.
+
+    After a file is closed, it contains no deleted data. The queue can still be copied back to it.
+
+    Raises:
+        StoreForeign: the database is not marked as moved.
+        StoreLocked: a process uses it.
+    """
+    _lock_moved(source)
+    source.delete_rows()
+
+
+def _lock_moved(source: CopyEndpoint) -> None:
+    """Lock the source. The mark is checked again under the lock."""
+    read_moved_mark(source)
+    source.lock_exclusive()
+    read_moved_mark(source)

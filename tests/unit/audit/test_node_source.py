@@ -1,0 +1,44 @@
+"""Blocks that are read from nodes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from audit.node_source import NodeSource
+from audit.source import AuditBlock
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> NodeSource:
+    async def probe_all() -> None:
+        pass
+
+    async def read_block(_: NodeSource, height: int) -> AuditBlock:
+        return AuditBlock(height, 0.0, ())
+
+    monkeypatch.setattr(NodeSource, "_read_block", read_block)
+    pool = SimpleNamespace(greatest_height=20, probe_all=probe_all)
+    return NodeSource(cast("Any", SimpleNamespace(node_pool=pool)), bytes(32))
+
+
+@pytest.mark.parametrize("first", [1, 3, 4, 5, 12, 13, 20, 21, 22, 100])
+async def test_blocks_are_those_up_to_the_newest_one(source: NodeSource, first: int) -> None:
+    assert [block.height async for block in source.blocks(first)] == list(range(first, 21))
+
+
+async def test_blocks_take_no_memory_for_heights_that_a_node_only_claims(source: NodeSource) -> None:
+    cast("Any", source)._node_pool.greatest_height = 4_000_000
+    tracemalloc.start()
+    try:
+        async with aclosing(source.blocks(1)) as blocks:
+            assert (await anext(blocks)).height == 1
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,287 @@
+"""Every reader of the chain decides in the same way whether a reveal was counted in a block."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import pytest
+
+from helper.chain.block_reader import ChainLookups, RevealHistory, read_by_rest
+from helper.chain.chain_data import Round, RoundStatus, TxResult
+from helper.chain.node_pool import ReadOnlyNodePool
+from helper.chain.rest_client import HeightPrunedError
+from helper.chain.reveal_transaction import is_counted
+from helper.errors import ChainError, ChainUnavailable
+from helper.operations.archive.object_names import bundle_name, progress_name
+from helper.operations.archive.writer import ArchiveWriter
+from helper.operations.proof_bundle import unpack_bundle
+from proofs import CIRCUITS
+from tests.conftest import read_recorded_lines
+from tests.recorded.test_chain_data import message_from_request
+from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
+from tests.support.bucket import MemoryBucket
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import CHAIN_ID, FakeNetwork, FakeNode, json_response
+from tests.unit.chain.test_follower import Environment, reveal, sent_reveal
+
+EVIDENCE = create_evidence(0)
+RAW, MESSAGE = EVIDENCE.transaction, EVIDENCE.message
+SPENT = "nullifier already spent: 01"
+
+FIRST, SECOND = 310, 320
+"""Heights of the two blocks that contain the reveal."""
+
+
+@pytest.mark.parametrize(
+    ("result", "counted"),
+    [
+        (None, None),
+        (TxResult(0, 100, ""), True),
+        (TxResult(0, 101, ""), False),
+        (TxResult(0, 99, ""), False),
+        (TxResult(1, 100, "invalid zero-knowledge proof"), False),
+        (TxResult(1, 100, SPENT), False),
+        (TxResult(1, 99, SPENT), None),
+        (TxResult(1, 101, SPENT), True),
+        (TxResult(2, 101, ""), True),
+        (TxResult(1, 101, "vote round is not active"), False),
+    ],
+)
+def test_is_counted(result: TxResult | None, counted: bool | None) -> None:
+    assert is_counted(result, 100) is counted
+
+
+# The result in the second block as indexed, and the block in which the reveal was counted.
+included_twice = pytest.mark.parametrize(
+    ("code", "log", "counted_at"),
+    [(0, "", SECOND), (1, SPENT, FIRST), (1, "invalid zero-knowledge proof", None)],
+    ids=["failed, then counted", "counted, then refused as a duplicate", "failed twice"],
+)
+
+
+def chain(clock: FakeClock, code: int, log: str) -> FakeNode:
+    """A node with the same reveal in two blocks; its index has only the second."""
+    node = FakeNode(clock)
+    for height in (FIRST, SECOND):
+        node.add_transaction(height, RAW, {"code": code, "log": log})
+    tree = {"next_index": "3", "root": b64encode(RECORDED_ROOT).decode(), "height": str(MESSAGE.anchor_height)}
+    node.faults["/commitment-tree/"] = lambda _: json_response(200, {"tree": tree})
+    return node
+
+
+@included_twice
+async def test_archive_of_reveal_in_two_blocks_has_one_bundle(code: int, log: str, counted_at: int | None) -> None:
+    clock = FakeClock()
+    network = FakeNetwork(a=chain(clock, code, log))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
+    bucket = MemoryBucket()
+    writer = ArchiveWriter(
+        bucket,
+        RevealHistory(ReadOnlyNodePool(endpoints, transport=network)),
+        rounds=lambda: [Round(MESSAGE.round_id, RoundStatus.ACTIVE, 2_000_000_000, (), 300)],
+        circuits=CIRCUITS,
+        clock=Instant(),
+        interval_seconds=60,
+    )
+    assert await writer.write_next_part()
+    assert writer.archived_height == 399
+    name = bundle_name(MESSAGE.round_id, EVIDENCE.tx_hash)
+    bundles = {
+        name: unpack_bundle(stored.body, CIRCUITS) for name, stored in bucket.objects.items() if name.endswith(".zip")
+    }
+    assert {name: bundle.height for name, bundle in bundles.items()} == ({name: counted_at} if counted_at else {})
+    assert progress_name(CHAIN_ID) in bucket.objects
+
+
+class Instant(FakeClock):
+    """A clock that advances during sleep."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+async def lookups(node: FakeNode, *, rpc: bool = False) -> ChainLookups:
+    endpoints = FakeNetwork(a=node).create_node_pool(node.clock, rpc=rpc)
+    await endpoints.probe_all()
+    return ChainLookups(endpoints)
+
+
+@included_twice
+async def test_lookup_of_reveal_in_two_blocks_returns_counting_block(
+    code: int, log: str, counted_at: int | None
+) -> None:
+    node = chain(FakeClock(), code, log)
+    result = await (await lookups(node)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
+    assert (result.height if result else None) == counted_at
+    assert [await (await lookups(node)).is_counted_in_block(RAW, height) for height in (FIRST, SECOND)] == [
+        counted_at == FIRST,
+        counted_at == SECOND,
+    ]
+    assert not await (await lookups(node)).is_counted_in_block(RAW, FIRST - 1), "this block does not contain it"
+
+
+async def test_lookup_raises_while_result_is_unknown() -> None:
+    node = chain(FakeClock(), 0, "")
+    node.results.clear()
+    with pytest.raises(ChainUnavailable, match="not known yet"):
+        await (await lookups(node)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
+    assert not await (await lookups(node)).is_counted_in_block(RAW, FIRST)
+
+
+@included_twice
+async def test_follower_of_reveal_in_two_blocks_counts_it_once(code: int, log: str, counted_at: int | None) -> None:
+    env = Environment(rpc=False, height=330, cursor=300)
+    for height in (FIRST, SECOND):
+        env.node.add_transaction(height, RAW, {"code": code, "log": log})
+    await env.endpoints.probe_all()
+    blocks = {height: (await read_by_rest(env.endpoints.nodes[0].client, height))[0] for height in (FIRST, SECOND)}
+    counted = [height for height, reveals in blocks.items() if reveals]
+    assert counted == ([counted_at] if counted_at else [])
+
+
+def search_result(height: int, code: int, log: str) -> dict[str, Any]:
+    result = {"code": code, "log": log, "events": []}
+    return {"txs": [{"height": str(height), "tx": b64encode(RAW).decode(), "tx_result": result}], "total_count": "1"}
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+async def test_lookup_reads_blocks_if_index_has_only_later_failure_or_a_gap(*, is_missing: bool) -> None:
+    node = chain(FakeClock(), 1, SPENT)
+    found = {"txs": [], "total_count": "0"} if is_missing else search_result(SECOND, 1, SPENT)
+    node.faults["/tx_search"] = lambda _: json_response(200, {"result": found})
+    shown = {"round": node.rounds[0] | {"vote_round_id": b64encode(MESSAGE.round_id).decode()}}
+    node.faults[f"/round/{MESSAGE.round_id.hex()}"] = lambda _: json_response(200, shown)
+    result = await (await lookups(node, rpc=True)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier)
+    assert result is not None
+    assert (result.height, sha256(result.raw).digest()) == (FIRST, MESSAGE.tx_hash())
+
+
+async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:
+    env = Environment(rpc=True, height=1000, cursor=250)
+    env.node.add_transaction(FIRST, RAW, {"code": 0, "log": "", "events": []})
+    env.node.faults["/tx_search"] = lambda _: json_response(200, {"result": search_result(SECOND, 1, SPENT)})
+    results = env.node._results
+
+    def block_results(height: int) -> Any:
+        attributes = [
+            {"key": "vote_round_id", "value": MESSAGE.round_id.hex()},
+            {"key": "share_nullifier", "value": MESSAGE.nullifier.hex()},
+        ]
+        event = {"type": "reveal_share", "attributes": attributes}
+        if height != FIRST:
+            return results(height)
+        txs = [{"code": 0, "events": [event]}]
+        return json_response(200, {"result": {"height": str(height), "txs_results": txs}})
+
+    env.node._results = block_results  # type: ignore[method-assign]
+    await env.sync_rounds()
+    await env.follow()
+    assert env.store.spent == {(MESSAGE.round_id, MESSAGE.nullifier)}
+
+
+@pytest.mark.parametrize(("log", "spent"), [(SPENT, [1]), ("invalid zero-knowledge proof", [])])
+async def test_missed_blocks_check_counts_reveal_that_was_refused_as_spent(log: str, spent: list[int]) -> None:
+    env = Environment(rpc=False, height=1000, cursor=100)
+    env.node.lowest_height = 995
+    env.node.add_transaction(500, reveal(1).to_tx(), {"code": 1, "log": log})
+    env.store.add_sent(sent_reveal(1))
+    await env.sync_rounds()
+    await env.follow()
+    assert env.spent == spent
+
+
+ROWS = read_recorded_lines("reveals.jsonl")[:3]
+TXS = [message_from_request(row["request"]).to_tx() for row in ROWS]
+
+
+async def create_history(clock: FakeClock, **nodes: FakeNode) -> tuple[RevealHistory, FakeNetwork]:
+    network = FakeNetwork(**nodes)
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
+    return RevealHistory(ReadOnlyNodePool(endpoints, transport=network)), network
+
+
+async def test_read_block_returns_counted_reveals_in_block_order() -> None:
+    clock = FakeClock()
+    node = FakeNode(clock)
+    node.add_transaction(450, TXS[0], ROWS[0]["tx"])
+    node.add_transaction(450, TXS[1], ROWS[1]["tx"] | {"code": 5})
+    node.txs[450].append(b"\x09something else")
+    node.add_transaction(450, TXS[2], ROWS[2]["tx"])
+    blocks, _ = await create_history(clock, a=node)
+    counted = (await blocks.read_block(450)).reveals
+    assert [(reveal.height, reveal.raw) for reveal in counted] == [(450, TXS[0]), (450, TXS[2])]
+    assert [reveal.message for reveal in counted] == [
+        message_from_request(ROWS[0]["request"]),
+        message_from_request(ROWS[2]["request"]),
+    ]
+    assert (await blocks.read_block(451)).reveals == ()
+    assert (blocks.chain_id, blocks.head, blocks.are_all_nodes_usable) == (CHAIN_ID, 463, True)
+    looked_up = {path.rsplit("/", 1)[-1] for path in node.requests if "/tx/" in path}
+    assert looked_up == {sha256(tx).hexdigest().upper() for tx in TXS}
+    await blocks.aclose()
+
+
+async def test_read_block_raises_while_result_is_unknown() -> None:
+    clock = FakeClock()
+    node = FakeNode(clock)
+    node.txs[450] = [TXS[0]]
+    blocks, _ = await create_history(clock, a=node)
+    with pytest.raises(ChainUnavailable, match="not known yet"):
+        await blocks.read_block(450)
+    with pytest.raises(ChainUnavailable, match="not reached this height yet"):
+        await blocks.read_block(464)
+    assert blocks.are_all_nodes_usable
+    await blocks.aclose()
+
+
+async def test_read_block_returns_other_voting_transactions_that_did_not_fail() -> None:
+    clock = FakeClock()
+    node = FakeNode(clock)
+    cast, failed, unknown = (tag + b"transaction" for tag in (b"\x03", b"\x02", b"\x0d"))
+    node.add_transaction(450, cast, ROWS[0]["tx"])
+    node.add_transaction(450, failed, ROWS[0]["tx"] | {"code": 5})
+    node.txs[450] += [unknown, b"\x0aof the Cosmos SDK", b""]
+    blocks, _ = await create_history(clock, a=node)
+    block = await blocks.read_block(450)
+    assert (block.height, block.reveals) == (450, ())
+    assert block.others == ((cast, True), (unknown, None))
+    assert block.time > 0
+    await blocks.aclose()
+
+
+async def test_read_block_same_transaction_is_in_counting_block_only() -> None:
+    clock = FakeClock()
+    node = FakeNode(clock)
+    node.add_transaction(448, TXS[0], ROWS[0]["tx"] | {"code": 5})
+    node.add_transaction(450, TXS[0], ROWS[0]["tx"])
+    blocks, _ = await create_history(clock, a=node)
+    by_height = {height: [reveal.raw for reveal in (await blocks.read_block(height)).reveals] for height in (448, 450)}
+    assert by_height == {448: [], 450: [TXS[0]]}
+    node.add_transaction(449, TXS[1], ROWS[1]["tx"] | {"code": 5})
+    node.txs[447] = node.txs[451] = [TXS[1]]
+    assert (await blocks.read_block(447)).reveals == ()
+    with pytest.raises(ChainUnavailable, match="not known yet"):
+        await blocks.read_block(451)
+    assert blocks.are_all_nodes_usable
+    await blocks.aclose()
+
+
+async def test_read_block_raises_pruned_error_when_all_nodes_pruned_block() -> None:
+    clock = FakeClock()
+    nodes = {"a": FakeNode(clock, lowest_height=400), "b": FakeNode(clock, lowest_height=300)}
+    blocks, _ = await create_history(clock, **nodes)
+    with pytest.raises(HeightPrunedError) as caught:
+        await blocks.read_block(5)
+    assert caught.value.lowest_height == 300
+    nodes["b"].faults["/blocks/"] = lambda _: httpx.Response(503)
+    with pytest.raises(ChainError) as other:
+        await blocks.read_block(5)
+    assert not isinstance(other.value, HeightPrunedError)
+    assert (await blocks.read_block(400)).reveals == ()
+    assert blocks.are_all_nodes_usable
+    await blocks.aclose()

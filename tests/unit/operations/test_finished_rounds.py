@@ -1,0 +1,303 @@
+"""Finished rounds are archived and audited once, after their blocks, by a process of low priority."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from audit.round_process import run_job
+from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
+from helper.chain.node_pool import ReadOnlyNodePool
+from helper.config import Config
+from helper.config.sections import ArchiveSection, ChainSection, OperatorSection
+from helper.errors import AuditError, BucketError, ChainUnavailable, ProofBundleError
+from helper.operations.archive.audits import AuditResults
+from helper.operations.archive.finished_rounds import RETRY_SECONDS, FinishedRounds, Job, run_worker_process
+from helper.operations.archive.object_names import audit_name, manifest_name
+from helper.operations.archive.round_data import StoredAudit, parse_object
+from tests.support.audit_rounds import threshold_round
+from tests.support.bucket import MemoryBucket
+from tests.support.clock import FakeClock
+from tests.support.fakes import wait_until
+from tests.support.round_archive import archive_round
+
+pytestmark = pytest.mark.anyio
+
+FIRST, SECOND = bytes([1]) * 32, bytes([2]) * 32
+
+
+class FakePool:
+    """The chain's list of rounds."""
+
+    def __init__(self) -> None:
+        self.node_pool = self
+        self.head: BlockHead | None = None
+        self.statuses = {FIRST: RoundStatus.ACTIVE}
+        self.is_unreachable = False
+        self.is_closed = False
+
+    async def call(self, _: object) -> RoundList:
+        if self.is_unreachable:
+            raise ChainUnavailable("away")
+        rounds = [Round(round_id, status, 1, (), 1) for round_id, status in self.statuses.items()]
+        return RoundList(rounds, {})
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+class FakeWorker:
+    """Records jobs and returns a verdict, or fails."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.verdict: str | None = "passed"
+        self.error: str | None = None
+
+    async def __call__(self, job: Job) -> str | None:
+        self.jobs.append(job)
+        if self.error is not None:
+            raise AuditError(self.error)
+        return self.verdict if job.audit else None
+
+
+CONFIG = Config(
+    archive=ArchiveSection(place="s3://bucket/proofs"),
+    chain=ChainSection(endpoints=("http://one.test",)),
+    operator=OperatorSection(token="a secret of this host"),
+)
+
+
+class Setup:
+    """A task with a fake chain and worker."""
+
+    def __init__(self, config: Config = CONFIG) -> None:
+        self.pool, self.worker, self.clock, self.bucket = FakePool(), FakeWorker(), FakeClock(), MemoryBucket()
+        self.archived_height, self.is_writer = 0, True
+        self.pool.head = BlockHead("svote-1", 150, 0.0)
+        self.rounds = FinishedRounds(
+            config,
+            self.bucket,
+            cast("ReadOnlyNodePool", self.pool),
+            archived_height=lambda: self.archived_height,
+            is_writer=lambda: self.is_writer,
+            clock=self.clock,
+            run_worker=self.worker,
+        )
+
+    async def processed(self) -> list[str]:
+        """Process once. Returns the rounds of the jobs so far, by their first byte."""
+        await self.rounds.process()
+        return [job.round[:2] for job in self.worker.jobs]
+
+
+async def test_process_waits_for_the_end_of_the_round_and_its_blocks() -> None:
+    setup = Setup()
+    assert await setup.processed() == []
+    setup.pool.statuses[FIRST] = RoundStatus.FINALIZED
+    setup.archived_height = 159
+    assert await setup.processed() == []
+    setup.pool.head, setup.archived_height = BlockHead("svote-1", 199, 0.0), 199
+    assert await setup.processed() == ["01"]
+    (job,) = setup.worker.jobs
+    assert (job.height, job.audit, job.round) == (199, True, FIRST.hex())
+    assert await setup.processed() == ["01"]
+    setup.pool.statuses[SECOND] = RoundStatus.FINALIZED
+    setup.archived_height = 299
+    assert await setup.processed() == ["01", "02"]
+
+
+async def test_process_gives_the_process_no_secret() -> None:
+    setup = Setup()
+    setup.pool.statuses[FIRST], setup.archived_height = RoundStatus.FINALIZED, 199
+    assert await setup.processed() == ["01"]
+    text = setup.worker.jobs[0].model_dump_json()
+    assert "a secret" not in text
+    job = Job.model_validate_json(text)
+    assert job.config.chain_nodes == CONFIG.chain_nodes
+    assert (job.config.archive, job.config.s3) == (CONFIG.archive, CONFIG.s3)
+
+
+@pytest.mark.parametrize("audit", [True, False])
+async def test_process_skips_rounds_in_the_archive(audit: bool) -> None:
+    setup = Setup(Config(archive=ArchiveSection(place="s3://bucket/proofs", audit=audit)))
+    setup.pool.statuses, setup.archived_height = dict.fromkeys((FIRST, SECOND), RoundStatus.FINALIZED), 199
+    await setup.bucket.put(audit_name(FIRST) if audit else manifest_name(FIRST), b"")
+    await setup.bucket.put(audit_name(SECOND) if not audit else manifest_name(SECOND), b"")
+    assert await setup.processed() == ["02"]
+    assert setup.worker.jobs[0].audit is audit
+    assert setup.bucket.request_counts["list"] == 1
+    await setup.processed()
+    assert setup.bucket.request_counts["list"] == 1
+
+
+async def test_process_of_another_writer_is_taken_over() -> None:
+    setup = Setup()
+    setup.pool.statuses[FIRST], setup.archived_height, setup.is_writer = RoundStatus.FINALIZED, 199, False
+    assert await setup.processed() == []
+    await setup.bucket.put(audit_name(FIRST), b"")  # by the other host
+    setup.is_writer = True
+    assert await setup.processed() == []
+
+
+async def test_process_failed_round_is_tried_again_later() -> None:
+    setup = Setup()
+    setup.pool.statuses[FIRST], setup.archived_height = RoundStatus.FINALIZED, 199
+    setup.worker.error = "no chain node responded"
+    with capture_logs() as logs:
+        assert await setup.processed() == ["01"]
+        assert await setup.processed() == ["01"]
+    assert [(line["event"], line["reason"]) for line in logs] == [("round_audit_incomplete", "no chain node responded")]
+    setup.worker.error = None
+    setup.clock.advance(RETRY_SECONDS)
+    assert await setup.processed() == ["01", "01"]
+    assert await setup.processed() == ["01", "01"]
+
+
+async def test_process_failed_audit_is_logged_as_error() -> None:
+    setup = Setup()
+    setup.pool.statuses[FIRST], setup.archived_height, setup.worker.verdict = RoundStatus.FINALIZED, 199, "failed"
+    with capture_logs() as logs:
+        await setup.processed()
+    assert [(line["event"], line["log_level"]) for line in logs] == [("round_audit_failed", "error")]
+    assert FIRST.hex() in logs[0]["advice"]
+
+
+async def test_run_survives_errors() -> None:
+    setup = Setup()
+    setup.pool.is_unreachable = True
+    with capture_logs() as logs:
+        task = asyncio.create_task(setup.rounds.run())
+        async with asyncio.timeout(20):
+            while not logs:
+                await asyncio.sleep(0)
+            setup.pool.is_unreachable = False
+            setup.pool.statuses[FIRST], setup.archived_height = RoundStatus.FINALIZED, 199
+            while not setup.worker.jobs:
+                setup.clock.advance(60)
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert [line["event"] for line in logs] == ["finished_rounds_unavailable", "round_archived"]
+    assert not setup.pool.is_closed, "the task may be started again"
+    await setup.rounds.aclose()
+    assert setup.pool.is_closed
+
+
+# ---------------------------------------------------------------------- the process
+
+
+def script(text: str) -> tuple[str, ...]:
+    return sys.executable, "-c", text
+
+
+JOB = Job(config=CONFIG, round=FIRST.hex(), height=199, audit=True)
+
+
+async def test_worker_process_gets_the_job_and_returns_the_verdict() -> None:
+    text = "import sys, os, json; job = json.loads(sys.stdin.readline());"
+    text += "print(json.dumps({'verdict': job['round'] + os.environ['RAYON_NUM_THREADS']}))"
+    assert await run_worker_process(script(text), JOB) == FIRST.hex() + "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('print(\'{"error": "no node"}\')', "no node"),
+        ("raise SystemExit(7)", "exited with status 7"),
+        ("import sys; sys.stdin.readline(); raise SystemExit(3)", "exited with status 3"),
+    ],
+)
+async def test_worker_process_failure_is_an_audit_error(text: str, message: str) -> None:
+    with pytest.raises(AuditError, match=message):
+        await run_worker_process(script(text), JOB)
+
+
+async def test_worker_process_is_killed_with_its_task(tmp_path: Any) -> None:
+    path = tmp_path / "pid"
+    text = f"import os, sys, pathlib; pathlib.Path({str(path)!r}).write_text(str(os.getpid())); sys.stdin.read()"
+    task = asyncio.create_task(run_worker_process(script(text), JOB))
+    await wait_until(lambda: path.exists() and path.read_text())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(path.read_text()), 0)
+
+
+async def test_run_job_audits_an_archived_round() -> None:
+    source, clock = threshold_round(), FakeClock()
+    bucket = await archive_round(source)
+    job = Job(config=CONFIG, round=source.round_id.hex(), height=399, audit=True)
+    assert await run_job(job, bucket, clock) == "not_checked"
+    stored = parse_object(StoredAudit, bucket.objects[audit_name(source.round_id)].body)
+    assert (stored.round, stored.at, stored.verdict) == (source.round_id.hex(), int(clock.now()), "not_checked")
+    assert [check.id for check in stored.checks if check.verdict != "passed"] == ["E"]
+    assert await run_job(job.model_copy(update={"audit": False}), bucket, clock) is None
+
+
+# ---------------------------------------------------------------------- results
+
+
+def stored_audit(round_id: bytes) -> bytes:
+    return StoredAudit(round=round_id.hex(), at=7, verdict="passed", checks=[]).model_dump_json().encode()
+
+
+async def test_audit_results_reads_each_result_once() -> None:
+    bucket = MemoryBucket()
+    results = AuditResults(bucket, clock=FakeClock(), interval_seconds=60)
+    await results.refresh()
+    assert results.get(FIRST) is None
+    await bucket.put(audit_name(FIRST), stored_audit(FIRST))
+    await bucket.put("audits/other", b"")
+    await results.refresh()
+    await results.refresh()
+    stored = results.get(FIRST)
+    assert stored is not None
+    assert stored.at == 7
+    assert bucket.request_counts["get"] == 1
+
+
+async def test_invalid_result_hides_no_other() -> None:
+    bucket = MemoryBucket()
+    results = AuditResults(bucket, clock=FakeClock(), interval_seconds=60)
+    await bucket.put(audit_name(FIRST), b"{}")
+    await bucket.put(audit_name(SECOND), stored_audit(SECOND))
+    with pytest.raises(ProofBundleError, match=FIRST.hex()):
+        await results.refresh()
+    assert results.get(FIRST) is None
+    assert results.get(SECOND) is not None
+    await bucket.put(audit_name(FIRST), stored_audit(FIRST))
+    await results.refresh()
+    assert results.get(FIRST) is not None
+
+
+async def test_audit_results_run_survives_an_unreachable_store() -> None:
+    class AwayBucket(MemoryBucket):
+        is_away = True
+
+        async def list_names(self, directory: str) -> list[str]:
+            if self.is_away:
+                raise BucketError("away")
+            return await super().list_names(directory)
+
+    bucket, clock = AwayBucket(), FakeClock()
+    await bucket.put(audit_name(FIRST), stored_audit(FIRST))
+    results = AuditResults(bucket, clock=clock, interval_seconds=60)
+    with capture_logs() as logs:
+        task = asyncio.create_task(results.run())
+        async with asyncio.timeout(20):
+            while not logs:
+                await asyncio.sleep(0)
+            bucket.is_away = False
+            while results.get(FIRST) is None:
+                clock.advance(60)
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert [line["event"] for line in logs] == ["audit_results_unavailable"]
