@@ -77,6 +77,20 @@ async def test_node_http_request_without_response_ends_at_timeout(monkeypatch: p
         assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
 
 
+async def test_node_with_a_call_in_progress_is_slow_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ChainClient("http://node", transport=Tarpit(), timeout=60)
+    call = asyncio.create_task(client.rounds())
+    await asyncio.sleep(0)
+    now = anyio.current_time()
+    for seconds, is_slow in ((0.5, False), (2.0, True)):
+        with monkeypatch.context() as patched:
+            patched.setattr(anyio, "current_time", lambda later=now + seconds: later)
+            assert client.is_slow is is_slow
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert not client.is_slow
+
+
 class DelayedNode(httpx.AsyncBaseTransport):
     """Responds after `head_delay` seconds, with a pause of `body_delay` seconds in the middle of the body."""
 
