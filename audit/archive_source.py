@@ -1,7 +1,7 @@
 """Reads a round from the archive, and writes the documents of a finished round to it.
 
-An archive in format 2 contains all data for the audit of a finished round. An archive in format 1, or of a running
-round, contains only the reveals: no block times and no other transactions. All other data then comes from the nodes.
+An archive contains all data for the audit of a finished round. Of a running round it contains only the reveals: no
+block times and no other transactions. All other data then comes from the nodes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +32,7 @@ from devnet.ballot import Ballot
 from devnet.wallet import Wallet
 from helper.clock import SystemClock
 from helper.observability.stats import percentile
-from helper.reveal.prover_pool import ProverPool
+from helper.reveal.prover_pool import LOAD_IDLE_SECONDS, ProverPool
 from tests.support.event_clients import cpu_seconds
 from tests.support.fakes import create_provable_share
 from tests.support.harness import HelperProcess, run_chain_and_helper, unix_time_in
@@ -45,6 +45,8 @@ POST_INTERVAL_SECONDS = 1 / 20
 """Interval between two posts, in seconds."""
 PHASE_SECONDS = 4.0
 IDLE_SECONDS = 20.0
+MAX_IDLE_SHARE = 0.1
+"""CPU seconds per second of all processes, above which one of them creates keys."""
 POLL_SECONDS = 0.05
 """Minimum polling interval, in seconds."""
 
@@ -120,6 +122,16 @@ async def wait_until_confirmed(helper: HelperProcess, shares: int, rate: float) 
         await asyncio.sleep(max(POLL_SECONDS, (shares - counts.get("broadcast", 0)) / rate / 2))
 
 
+async def wait_until_keys_exist(pids: Sequence[int]) -> None:
+    """Wait until idle provers have created the keys of all circuits: until no process uses much CPU time any more."""
+    quiet_since = time.monotonic()
+    while time.monotonic() - quiet_since < 2 * LOAD_IDLE_SECONDS:
+        used = sum(map(cpu_seconds, pids))
+        await asyncio.sleep(1.0)
+        if sum(map(cpu_seconds, pids)) - used > MAX_IDLE_SHARE:
+            quiet_since = time.monotonic()
+
+
 async def measure_lone_shares(circuit: str, shares: int) -> dict[str, float]:
     """Run once: one share per second on an otherwise idle service, then an idle period."""
     with tempfile.TemporaryDirectory() as name:
@@ -138,6 +150,7 @@ async def measure_lone_shares(circuit: str, shares: int) -> dict[str, float]:
                 await asyncio.sleep(0.2)
             timing = (await helper.service_stats())["lateness_start"]
             pids = [helper.pid, *await helper.worker_pids()]
+            await wait_until_keys_exist(pids)
             used, seconds = sum(map(cpu_seconds, pids)), min(IDLE_SECONDS, float(shares))
             await asyncio.sleep(seconds)
             used = sum(map(cpu_seconds, pids)) - used

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import anyio
 
-from helper.chain.agreement import Pruned, agreed_block
+from helper.chain.agreement import Pruned, agreed_block, agreed_height
 from helper.chain.chain_data import Block, TreeState, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
@@ -47,7 +47,7 @@ class BlockReading(NamedTuple):
 
     Attributes:
         reveals: the counted reveals, `Pruned` if no node has the block any more, None if too few nodes agree yet.
-        time: the block's time in Unix seconds, if a node that agrees has reported it.
+        time: the block's time in Unix seconds, if enough nodes have reported it or a later one.
         reason: why there is no agreement.
         is_disputed: whether nodes report different reveals.
     """
@@ -82,7 +82,7 @@ class BlockReader:
             asks_both: whether REST is used too if an RPC has no result: some nodes do not store results.
         """
         said: dict[str, Reveals | Pruned] = {}
-        times, reasons = list[float](), list[str]()
+        times, reasons = dict[str, float](), list[str]()
         for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
@@ -95,7 +95,8 @@ class BlockReader:
                     if starts_backoff:
                         self._node_pool.record_error(node, error, rpc=is_rpc)
                     continue
-                times += [] if time is None else [time]
+                if time is not None:
+                    times[node.name] = time
                 if fact is not None or not asks_both:
                     break
             if pruned == 1 + (node.rpc is not None):  # each of its services
@@ -105,7 +106,8 @@ class BlockReader:
             said[node.name] = fact
             agreed = await self._find_agreed(said, height)
             if agreed is not None:
-                return BlockReading(agreed, min(times, default=None), "; ".join(reasons))
+                time = agreed_height(times, self._node_pool.needed)
+                return BlockReading(agreed, time, "; ".join(reasons))
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
         if len(names) >= self._node_pool.needed:
             return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)

@@ -85,9 +85,10 @@ class SentRevealCheck:
     sent reveals. These are public, so the requests reveal nothing; nullifiers of unsent shares are never included.
     """
 
-    def __init__(self, store: Store, node_pool: NodePool) -> None:
+    def __init__(self, store: Store, node_pool: NodePool, rounds: RoundRegistry) -> None:
         self._store = store
         self._node_pool = node_pool
+        self._rounds = rounds
         self._checked_height = 0
 
     async def record_missed(self) -> list[int]:
@@ -104,7 +105,7 @@ class SentRevealCheck:
     async def check_spent(self, height: int) -> list[int]:
         """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
 
-        Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
+        Also those of rounds that have ended: only one of two honest nodes may still have the block. Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
         """
         if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
             return []
@@ -112,9 +113,14 @@ class SentRevealCheck:
 
         def is_late(reveal: SentReveal) -> bool:
             waited = height - (reveal.first_sent_height or height)
-            return reveal.last_outcome == Verdict.SPENT.name and waited >= CHECK_INTERVAL_BLOCKS
+            is_suspect = reveal.last_outcome == Verdict.SPENT.name or self._has_ended(reveal.round_id)
+            return is_suspect and waited >= CHECK_INTERVAL_BLOCKS
 
         return await self._confirm_counted(is_late, must_respond=False)
+
+    def _has_ended(self, round_id: bytes) -> bool:
+        known, now = self._rounds.get(round_id), self._rounds.chain_now()
+        return known is not None and now is not None and known.vote_end_time <= now
 
     async def find_counted(self, reveals: Sequence[SentReveal]) -> list[CountedNullifier]:
         """Return the nullifiers of those sent reveals that enough nodes report as counted."""
@@ -196,7 +202,7 @@ class BlockFollower:
         self._node_pool = node_pool
         self._rounds = rounds
         self._reader = BlockReader(node_pool, store.list_unspent)
-        self._sent_reveal_check = SentRevealCheck(store, node_pool)
+        self._sent_reveal_check = SentRevealCheck(store, node_pool, rounds)
         self._clock = node_pool.clock
         self._is_leader = is_leader
         self._on_block = on_block

@@ -14,7 +14,7 @@ accepted, revealed or purged. Other rounds are not affected.
 
 A round is closed only by the chain: a block at or after its end was processed, and enough nodes list it as being
 tallied or finalized, or no longer list it or list it with a status that this version does not know. Otherwise it would
-keep its witnesses for good (docs/decisions/0016-round-changes.md).
+keep its witnesses for good (docs/decisions/0040-agreement-of-nodes.md).
 
 A round that had ended when it was first agreed has no shares here. It is held in memory so that its shares are rejected
 as posted to an inactive round, but it is never stored, closed, reported or purged.

@@ -28,8 +28,6 @@ ADMIN_DATABASE: Final = "svote-admin.db"
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8090
 SOCKET_NAME: Final = "helper.sock"
-TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
-"""Values of an environment variable that mean true, in lower case."""
 
 
 def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:

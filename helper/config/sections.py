@@ -224,7 +224,7 @@ class ChainSection(Section):
         "refuses a share. 1 believes every node: use it only while all other nodes are down for long.",
     )
     chain_id: Text = Field("", description="Expected chain id. If empty, the id that enough nodes report is used.")
-    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Maximum seconds between checks for a new block.")
+    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Seconds between checks for a new block.")
     stale_seconds: Number = Field(
         90,
         gt=0,

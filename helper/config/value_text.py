@@ -9,7 +9,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic.fields import FieldInfo
 
-from helper.config.discovery import TRUE_TEXTS
 from helper.config.model import Config
 from helper.config.sections import Section
 
@@ -17,6 +16,7 @@ REDACTED: Final = "(set, not shown)"
 SECRET_SETTINGS: Final = frozenset(
     {("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")}
 )
+_TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
 _FALSE_TEXTS: Final = frozenset({"false", "0", "no", "off"})
 
 
@@ -61,8 +61,8 @@ def parse_value(section: str, key: str, text: str) -> Any:
         return parts
     if kind is bool:
         lowered = text.strip().lower()
-        if lowered in TRUE_TEXTS or lowered in _FALSE_TEXTS:
-            return lowered in TRUE_TEXTS
+        if lowered in _TRUE_TEXTS or lowered in _FALSE_TEXTS:
+            return lowered in _TRUE_TEXTS
         raise ValueError("must be true or false")
     if kind in {int, float}:
         try:

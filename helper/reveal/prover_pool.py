@@ -37,6 +37,8 @@ WAIT_SLICE_SECONDS = 1.0
 """Maximum seconds that one wait for a reply counts."""
 START_TIMEOUT_SECONDS = 180.0
 """Maximum seconds for a worker to create its keys; about 3 s on an idle machine, much more under load."""
+FIRST_WORKER_SECONDS = 10.0
+"""Maximum seconds for which the other workers wait at the start until the first one is ready."""
 LOAD_IDLE_SECONDS = 5.0
 """Seconds without a job after which a worker creates the keys of the other circuits, one worker at a time."""
 MIN_TIMEOUT_SECONDS = 60.0
@@ -339,6 +341,10 @@ class ProverPool:
         """Run one worker after another until a fatal error."""
         assert self._fatal_error is not None
         failures = 0
+        if slot > 0:
+            # Due shares wait for the keys of one worker only. It creates them with all cores.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._first_ready.wait(), FIRST_WORKER_SECONDS)
         while not self._fatal_error.done():
             await self._clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
             was_ready = await self._run_worker(slot)

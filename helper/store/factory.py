@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.roles import ROLES
-from helper.errors import StoreError
-from helper.store.sqlite.file_lock import refuse_locked
+from helper.errors import StoreError, StoreLocked
+from helper.store.sqlite.file_lock import is_locked
 from helper.store.sqlite.file_system import MOUNTS_FILE, refuse_unsuitable_file_system
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -74,11 +74,11 @@ def refuse_host_in_use(config: Config) -> None:
 
     Raises:
         StoreLocked: another process uses it.
-        StoreError: the file is damaged or not in its place, the URL is not valid, or a required package is missing.
+        StoreError: the URL is not valid, or a required package is not installed.
     """
     if not config.store.url:
-        with suppress(OSError):  # opening the store reports it
-            refuse_locked(config.db_path)
+        if is_locked(config.db_path):
+            raise StoreLocked(f"another helper has this database open: {config.db_path}")
         return
     with require_postgres_packages():
         from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415 - as above

@@ -175,6 +175,16 @@ fn bisect(circuit: &dyn Circuit, items: &[Item<'_>]) -> Result<Vec<bool>> {
     Ok([bisect(circuit, left)?, bisect(circuit, right)?].concat())
 }
 
+/// Runs a function with as many threads as there are cores, also if the threads of a proof are limited
+/// (`RAYON_NUM_THREADS`). Due shares wait for the keys after a start.
+pub fn with_all_cores<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    match rayon::ThreadPoolBuilder::new().num_threads(cores).build() {
+        Ok(pool) => pool.install(run),
+        Err(_) => run(), // no more threads can be started: the function's own thread is enough
+    }
+}
+
 /// BLAKE2b-256 in hex.
 pub fn fingerprint_of(pinned_key: &str) -> String {
     let mut params = blake2b_simd::Params::new();
@@ -196,7 +206,9 @@ macro_rules! generation {
 
         use circuits::share_reveal::{self, Instance};
 
-        use $crate::circuit::{fingerprint_of, Circuit, Info, Item, Proved, Statement, Witness};
+        use $crate::circuit::{
+            fingerprint_of, with_all_cores, Circuit, Info, Item, Proved, Statement, Witness,
+        };
         use $crate::errors::{Error, Result};
         use $crate::fields::Encoded;
 
@@ -265,9 +277,11 @@ macro_rules! generation {
             }
 
             fn warm(&self) -> Result<&'static str> {
-                let fingerprint = self.checked_fingerprint()?;
-                $warm().map_err(key_error)?;
-                Ok(fingerprint)
+                with_all_cores(|| {
+                    let fingerprint = self.checked_fingerprint()?;
+                    $warm().map_err(key_error)?;
+                    Ok(fingerprint)
+                })
             }
 
             fn prove(&self, witness: &Witness) -> Result<Proved> {

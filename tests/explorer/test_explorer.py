@@ -202,4 +202,4 @@ def test_bug_planted_in_hosts_is_found(
     for owner, attribute, bug in bugs:
         monkeypatch.setattr(owner, attribute, bug)
     with pytest.raises(BrokenPromiseError):
-        two_host_models(0)[f"two hosts, {name}"]().explore()
+        two_host_models(int(name == "refusals"))[f"two hosts, {name}"]().explore()

@@ -950,7 +950,7 @@ def two_host_models(more: int) -> Mapping[str, Callable[[], TwoHosts]]:
         "hosts": partial(TwoHosts, "crash lose_lease claim_expires proof_fails", faults=1 + min(more, 1), height=0),
         "sends": partial(TwoHosts, "crash late lost dropped unsent lie", faults=1, height=1 + more, hosts=1),
         "heads": partial(TwoHosts, "false_head dropped", faults=2, height=more, hosts=1),
-        "refusals": partial(TwoHosts, "refused operator_retry crash", faults=3, height=1, hosts=1),
+        "refusals": partial(TwoHosts, "refused operator_retry crash", faults=2 + more, height=1, hosts=1),
         "close": partial(TwoHosts, "close crash", faults=1, height=more, hosts=1),
         "shares": partial(TwoHosts, "lose_lease clock_back", faults=1, height=0, count=2),
     }

@@ -77,6 +77,6 @@ async def archive_round(source: MemorySource, *, documents: bool = True) -> Memo
 
 
 def remove_blocks(bucket: MemoryBucket) -> None:
-    """Remove what an archive in format 1 does not have."""
+    """Remove everything except the reveals."""
     for name in [name for name in bucket.objects if name.startswith(("blocks/", "rounds/"))]:
         del bucket.objects[name]

@@ -21,5 +21,5 @@ Objects:
     audits/ROUND.json               result of the audit of a finished round
 
 Blocks and an index part are written after their bundles, and the progress after all index parts. A manifest is written
-after its pieces. In format 1, an archive has only bundles, index and progress.
+after its pieces.
 """

@@ -47,14 +47,12 @@ class Progress(_StrictModel):
     """Progress of the archive of a chain.
 
     Attributes:
-        format: identifies the format of the archive. In format 1, parts have no blocks.
+        format: identifies the format of the archive.
         chain_id: the chain.
         next_part: the first part that is not archived.
     """
 
-    format: Literal["svote-helper archive progress 1", "svote-helper archive progress 2"] = (
-        "svote-helper archive progress 2"
-    )
+    format: Literal["svote-helper archive progress 2"] = "svote-helper archive progress 2"
     chain_id: Annotated[str, Field(min_length=1, max_length=128)]
     next_part: Annotated[int, Field(ge=0, le=2**60)]
 

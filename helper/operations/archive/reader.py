@@ -112,7 +112,7 @@ class ArchivedRound:
 async def read_finished_round(bucket: Bucket, round_id: bytes) -> ArchivedRound | None:
     """Return the documents of a round, None if the archive does not have them.
 
-    An archive has none of a running round, and none in format 1.
+    An archive has none of a running round.
 
     Raises:
         ProofBundleError: an object is missing or was altered.

@@ -33,6 +33,8 @@ _SERVER_KEEPALIVE: Final = (
     "-c tcp_keepalives_count=3",
 )
 """The same for the server, so that a host can soon acquire the lock on its name again after a network failure."""
+_NO_TIMEOUTS: Final = ("-c statement_timeout=0", "-c lock_timeout=0", "-c idle_session_timeout=0")
+"""A provider's or role's timeout would end the wait of a commit for a standby, or an idle connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class ConnectionSettings:
             f"-c idle_in_transaction_session_timeout={int(self.idle_transaction_seconds * 1000)}",
             "-c log_parameter_max_length_on_error=0",
             *_SERVER_KEEPALIVE,
+            *_NO_TIMEOUTS,
         ]
         if reading:
             settings.append("-c default_transaction_read_only=on")

@@ -40,6 +40,9 @@ _NAME_ADVICE: Final = (
 _LOGIN_ADVICE: Final = (
     "Correct the user and the password: in [store] url or url_file, or in ~/.pgpass of the user of the service."
 )
+CONNECTIONS_ADVICE: Final = (
+    "Raise max_connections of the server, or the limit of the role or the database: a host needs up to six connections."
+)
 _ADVICE: Final = (
     (CERTIFICATE_REFUSED, _CERTIFICATE_ADVICE),
     ("does not match host name", _NAME_ADVICE),
@@ -48,6 +51,9 @@ _ADVICE: Final = (
     ("password authentication failed", _LOGIN_ADVICE),
     ("no password supplied", _LOGIN_ADVICE),
     ("no pg_hba.conf entry", "Add a line for this user, database and address to pg_hba.conf on the server."),
+    ("too many clients", CONNECTIONS_ADVICE),
+    ("too many connections", CONNECTIONS_ADVICE),
+    ("connection slots are reserved", CONNECTIONS_ADVICE),
     ("hot standby mode", "Promote the standby, or add the primary to the hosts of the database URL."),
 )
 """Advice by a part of libpq's message."""
@@ -94,7 +100,7 @@ def translate(error: BaseException) -> BaseException:
             f"the schema rejected the change: {_server_message(error)}",
             advice="This is a bug in the helper; please report it.",
         )
-    return StoreError(f"database error: {_server_message(error)} ({state})")
+    return StoreError(f"database error: {_server_message(error)} ({state})", advice="Check the log of the server.")
 
 
 def _server_message(error: psycopg.Error) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from typing import Final
 
@@ -134,7 +134,10 @@ def check_connection(settings: ConnectionSettings) -> float | None:
         StoreError: as `connect`, or no server could be reached.
     """
     try:
-        connect(settings).close()
+        with closing(connect(settings)) as conn:
+            if require_privileges(conn, settings):
+                _read_version(conn, settings)
+                refuse_moved(conn, settings)
     except psycopg.Error as error:
         raise translate(error) from error
     certificates = read_server_certificates(settings.conninfo, seconds=CONNECT_SECONDS)
@@ -247,15 +250,29 @@ def require_same_queue(conn: Connection, settings: ConnectionSettings, keys: Dat
         )
 
 
-def require_privileges(conn: Connection) -> None:
-    """Check that the role may use every table and sequence of the schema.
+def require_privileges(conn: Connection, settings: ConnectionSettings) -> bool:
+    """Check that the role may use every table and sequence of the schema, or may create the schema.
+
+    Returns:
+        Whether the schema contains a queue.
 
     Raises:
         StoreRefused: it may not.
     """
+    usable = conn.execute(postgres_statements()["schema_privilege"], (settings.schema,)).fetchall()
+    if not usable:
+        if conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone() != (True,):
+            raise StoreRefused(
+                f"the role may not create the schema {settings.schema}",
+                advice="Make the role the owner of the database, or grant it CREATE on the database.",
+            )
+        return False
     refused = [row[0] for row in conn.execute(postgres_statements()["missing_privileges"])]
+    if usable != [(True,)]:
+        refused = [f"the schema {settings.schema}"]
     if refused:
         raise StoreRefused(f"nothing was written: no privileges on {', '.join(refused)}", advice=PRIVILEGES_ADVICE)
+    return conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone() == (True,)
 
 
 def require_ready(conn: Connection, settings: ConnectionSettings, encryption: RowEncryption) -> None:
@@ -298,7 +315,9 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: R
     _publish_key_ids(conn, settings, keyring)
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
-        conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(settings.schema)))
+        if not conn.execute(postgres_statements()["schema_privilege"], (settings.schema,)).fetchall():
+            # even with IF NOT EXISTS, this needs the right to create schemas
+            conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(settings.schema)))
         _migrate(conn, settings)
         keys = DatabaseKeys(_load_key(conn, ROW_CHECK_KEY), _load_key(conn, RANK_KEY))
         _check_keyring(conn, settings, keyring)

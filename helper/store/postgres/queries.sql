@@ -25,6 +25,11 @@ FROM generate_series(1, 2048);
 -- name: drop_probe
 DELETE FROM meta WHERE key = 'probe ' || pg_backend_pid();
 
+-- Whether the role may use a schema; no row if it does not exist.
+
+-- name: schema_privilege
+SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s;
+
 -- Tables and sequences that the role may not use.
 
 -- name: missing_privileges

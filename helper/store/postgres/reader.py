@@ -14,7 +14,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from helper.errors import StoreError, StoreUnreachable
 from helper.store.postgres.connection import ConnectionSettings
-from helper.store.postgres.errors import is_connection_lost, translate
+from helper.store.postgres.errors import CONNECTIONS_ADVICE, is_connection_lost, translate
 from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements
 from helper.store.table_rows import Row
@@ -59,7 +59,10 @@ class PostgresReader:
             await pool.open(wait=True, timeout=self._settings.connect_seconds)
         except PoolTimeout as error:
             await pool.close()
-            raise StoreUnreachable("the database is unreachable") from error
+            raise StoreUnreachable(
+                "the database is unreachable: no further connection could be opened",
+                advice=f"Check the log of the server. {CONNECTIONS_ADVICE}",
+            ) from error
         self._pool = pool
 
     async def close(self) -> None:

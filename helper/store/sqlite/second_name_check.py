@@ -18,7 +18,7 @@ def refuse_non_file(database: Path) -> None:
     """Raise StoreForeign if there is something other than a file at the resolved path."""
     with suppress(OSError):  # missing or inaccessible: opening it fails later
         if not stat.S_ISREG(database.stat().st_mode):
-            raise StoreForeign(f"{database} is not a file", advice="Specify the file of the database.")
+            raise StoreForeign(f"{database} is not a file", advice="Set [helper] db_path to the database file.")
 
 
 def refuse_second_name(database: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rounds in the archive: everything that an audit reads, damage, and archives in format 1."""
+"""Rounds in the archive: everything that an audit reads, damage, and archives without blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive import round_data
 from helper.operations.archive.object_names import (
-    Progress,
     blocks_name,
     documents_name,
     manifest_name,
@@ -159,7 +158,7 @@ async def test_audit_of_archive_without_some_blocks_uses_the_reveals_only(part: 
     assert of_verdict(result, Verdict.NOT_CHECKED) == ONLY_REVEALS | {"C3", "C4"}
 
 
-async def test_audit_of_format_1_archive_checks_the_reveals() -> None:
+async def test_audit_of_archive_without_blocks_checks_the_reveals() -> None:
     source = agreed_round()
     bucket = await archive_round(source)
     remove_blocks(bucket)
@@ -253,12 +252,6 @@ def test_names_of_rounds_and_blocks_are_parsed() -> None:
     assert parse_blocks_name("blocks/x/1-2.jsonl") is None
     assert parse_round_object(manifest_name(bytes(32))) == bytes(32)
     assert parse_round_object("rounds/x.json") is None
-
-
-def test_progress_of_format_1_is_readable() -> None:
-    old = b'{"format":"svote-helper archive progress 1","chain_id":"c","next_part":7}'
-    assert Progress.from_bytes(old).next_part == 7
-    assert b"progress 2" in Progress(chain_id="c", next_part=7).to_bytes()
 
 
 async def test_archive_documents_leaves_out_a_deeply_nested_one() -> None:

@@ -685,6 +685,19 @@ async def test_chain_time_needs_two_nodes() -> None:
     assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5), "one node alone moves no time"
 
 
+async def test_block_time_of_one_node_closes_no_round_with_unread_blocks() -> None:
+    env = NodePairEnvironment(rpc=True)
+    header = {"chain_id": CHAIN_ID, "height": "99", "time": format_timestamp(VOTE_END + 3600)}
+    env.node.faults = {
+        "block_results": lambda _: json_response(500, {"error": {"data": "unavailable"}}),
+        "/blocks/99": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
+        "/blocks/100": lambda _: httpx.Response(500),
+    }
+    env.clock.advance(VOTE_END + 60 - env.clock.now())
+    await env.follow()
+    assert (env.follower.height, env.rounds.chain_now()) == (99, None), "the newest block may precede the round's end"
+
+
 @both_transports
 async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
@@ -812,11 +825,15 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
 
 
 @both_transports
-async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirmed(rpc: bool) -> None:
+@pytest.mark.parametrize(("outcome", "seconds_to_end"), [("SPENT", 60), ("ROUND_CLOSED", 0)])
+async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirmed(
+    rpc: bool, outcome: str, seconds_to_end: int
+) -> None:
     env = NodePairEnvironment(rpc=rpc, height=1000, cursor=1000)
     await env.sync_rounds()
-    await env.endpoints.probe_all()
-    env.store.add_sent(replace(sent_reveal(1), first_sent_height=990, last_outcome="SPENT"))
+    env.clock.advance(VOTE_END - seconds_to_end - env.clock.now())
+    await env.follow()
+    env.store.add_sent(replace(sent_reveal(1), first_sent_height=990, last_outcome=outcome))
     check = env.follower._sent_reveal_check.check_spent
     assert await check(1000) == []
     for node, height, confirmed in ((env.node, 1010, []), (env.others[0], 1020, [1])):

@@ -290,6 +290,21 @@ async def test_admission_missing_leaf_waits_for_next_sync(harness: Harness) -> N
     assert len(harness.chain.wait_timeouts) == 1
 
 
+@pytest.mark.parametrize("error_seconds", [-600.0, 600.0])
+async def test_admission_under_a_wrong_clock_takes_the_earlier_time(harness: Harness, error_seconds: float) -> None:
+    true_time = harness.clock.time
+
+    def correct_clock() -> None:
+        harness.clock.time = true_time
+        leaf_added(harness)()
+
+    remove_leaf(harness)
+    harness.chain.syncs = [correct_clock]
+    harness.clock.time = true_time + error_seconds
+    assert await harness.intake.admit(share_body(make_share(submit_at=0))) is EnqueueResult.QUEUED
+    assert harness.due == true_time + min(0.0, error_seconds)
+
+
 async def test_admission_leaf_missed_by_running_sync_waits_for_another(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.syncs = [no_change, leaf_added(harness)]

@@ -91,6 +91,32 @@ async def test_prove_returns_statement_of_witness() -> None:
         assert not await accepted(0)
 
 
+@pytest.mark.parametrize("wait_seconds", [600.0, 0.0])
+async def test_other_workers_start_once_the_first_is_ready(
+    monkeypatch: pytest.MonkeyPatch, wait_seconds: float
+) -> None:
+    monkeypatch.setattr(pool_module, "FIRST_WORKER_SECONDS", wait_seconds)
+    may_start, starts = asyncio.Event(), asyncio.Queue[int]()
+
+    async def spawn(command: WorkerCommand, *, threads: int) -> WorkerProcess:
+        starts.put_nowait(threads)
+        await may_start.wait()
+        return await WorkerProcess.spawn(command, threads=threads)
+
+    pool = ProverPool(workers=2, circuits=("k10",), clock=SystemClock(), command=COMMAND, spawn=spawn)
+    runner = asyncio.create_task(pool.run())
+    await starts.get()
+    if wait_seconds == 0.0:
+        await starts.get()  # although the first one is not ready
+    assert (pool.is_ready, starts.qsize()) == (False, 0)
+    may_start.set()
+    await pool.wait_ready()
+    if wait_seconds > 0.0:
+        await starts.get()
+    runner.cancel()
+    await asyncio.gather(runner, return_exceptions=True)
+
+
 @pytest.mark.anyio
 async def test_prove_is_not_begun_when_no_longer_needed() -> None:
     started: list[bool] = []

@@ -37,7 +37,7 @@ from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueF
 from helper.store.postgres import PostgresStore, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.listener import NotificationListener
-from helper.store.postgres.opening import refuse_host_name_in_use
+from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
 from helper.store.postgres.reader import CONNECTIONS
 from helper.store.postgres.transaction import PostgresTransaction
 from tests.support.clock import FakeClock
@@ -795,6 +795,8 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
     backend.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
     backend.execute(f"ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'")
     backend.execute(f"ALTER ROLE {role} SET synchronous_commit = off")
+    for name in ("statement_timeout", "lock_timeout", "idle_session_timeout"):
+        backend.execute(f"ALTER ROLE {role} SET {name} = 1")
     host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
     await host.open()
     try:
@@ -1110,3 +1112,34 @@ async def test_skew_compares_host_and_database_clock(join_host: JoinHost, clock:
     ahead = await host_a.measure_clock_skew()
     clock.advance(100)
     assert await host_a.measure_clock_skew() == pytest.approx(ahead - 100, abs=30)
+
+
+async def test_connection_check_and_start_refuse_the_same(backend: PostgresBackend, clock: FakeClock) -> None:
+    role = f"host_{backend.schema}"
+    backend.execute(f"CREATE ROLE {role} LOGIN")
+    address = make_conninfo(backend.address, user=role)
+    settings = create_connection_settings(address, schema=backend.schema, host="doctor")
+    owner = PostgresBackend(backend.address, backend.schema).create_store(clock, print)
+    grant = f"GRANT ALL ON ALL {{}} IN SCHEMA {backend.schema} TO {role}"
+    for statements, error in (
+        (["SELECT"], "may not create the schema"),
+        ([], f"no privileges on the schema {backend.schema}"),
+        ([f"GRANT USAGE ON SCHEMA {backend.schema} TO {role}"], "no privileges on .*, shares"),
+        (
+            [
+                grant.format("TABLES"),
+                grant.format("SEQUENCES"),
+                f"UPDATE {backend.schema}.schema_version SET version = 99",
+            ],
+            "was written by a newer version",
+        ),
+    ):
+        for statement in statements:
+            backend.execute(statement)
+        if not statements:  # the schema of another role
+            await owner.open()
+            await owner.close()
+        with pytest.raises(StoreError, match=error):
+            check_connection(settings)
+        with pytest.raises(StoreError, match=error):
+            await PostgresBackend(address, backend.schema).create_store(clock, print).open()
