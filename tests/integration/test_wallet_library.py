@@ -22,7 +22,7 @@ from devnet.leak_check import find_leaks
 from devnet.vote_submission import batch_body, delegation_body
 from devnet.wallet import CastShare, CastVote
 from tests.support.devnet import DevChain, era_flags
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
+from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 from tests.support.slow_link import SlowLink
 from tests.support.wallet_http import Attempt
@@ -76,10 +76,11 @@ async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.Asyn
     helper_sections: dict[str, Any] = {"helper": {"max_concurrent_proofs": 1}}
     gateway_sections: dict[str, Any] = {"helper": DISABLED, "admin": DISABLED, "gateway": {"enable": True}}
     processes = []
-    for number, sections in enumerate((helper_sections, helper_sections, gateway_sections)):
+    hosts = ((STAND_IN_PROGRAM, helper_sections), (STAND_IN_PROGRAM, helper_sections), (REAL_PROGRAM, gateway_sections))
+    for number, (program, sections) in enumerate(hosts):
         home = directory / f"host{number}"
         home.mkdir()
-        process = HelperProcess(home, http, chain, program=STAND_IN_PROGRAM, nodes=2, chain=POLLING, **sections)
+        process = HelperProcess(home, http, chain, program=program, nodes=2, chain=POLLING, **sections)
         process.spawn()
         stack.push_async_callback(process.kill)
         processes.append(process)
