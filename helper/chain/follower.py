@@ -105,7 +105,8 @@ class SentRevealCheck:
     async def check_spent(self, height: int) -> list[int]:
         """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
 
-        Also those of rounds that have ended: only one of two honest nodes may still have the block. Does nothing within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
+        Also those of rounds that have ended: only one of two honest nodes may still have the block. Does nothing
+        within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
         """
         if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
             return []
