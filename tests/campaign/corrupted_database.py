@@ -254,6 +254,7 @@ async def _run_integrity_check(result: RunResult, env: StoreEnvironment) -> None
     before = await env.store._check_integrity()
     result.problems = await result.run_step("verify", env.store.verify()) or []
     result.repaired = before != result.problems
+    await result.run_step("list after the check", env.store.list_shares(QueueFilter(), LIST_LIMIT))
     await _process_due(result, env)
     await _process_due(result, env, LATER_DUE_AT)
 

@@ -13,7 +13,7 @@ was, or is quarantined and reported; or the start was refused with advice to res
 check reported the damage. A damaged row may be replaced when its share is posted again, if it is reported; a message
 that was sent is then returned unchanged. All errors are the product's own. A bit that flipped before the start, and
 does not prevent the start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is
-enqueued twice. An unreadable share hides no other share from the operators' list. Every run ends.
+enqueued twice. Operators can list the shares after the integrity check, unless it found damage. Every run ends.
 
 Injected fault that it caught: `load` in helper/store/operations/transitions.py accepted a row without verifying its
 check value. The short form printed "returned shares or messages that differ from the written ones: 2 (= 0)".
@@ -136,8 +136,8 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
     findings.require_equal(
         "shares neither processed nor set aside, without a report", 0 if is_reported else len(missing), 0
     )
-    hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
-    findings.require_equal("lists that failed while the queue was processed", int(hidden), 0)
+    hidden = "list after the check" in result.errors and not result.problems
+    findings.require_equal("lists that failed although the integrity check found nothing", int(hidden), 0)
     if not running:
         other_responses = sum(
             response is not expected.responses[number] for number, response in result.responses.items()
