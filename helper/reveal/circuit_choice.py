@@ -237,7 +237,6 @@ class CircuitChoice:
         """
         if not self._is_auto or not self._chain_id or self.current == self._counted or height <= self._height:
             return
-        self._height = height
         try:
             block = await node_pool.call(lambda client: client.block(height), min_height=height)
             for message in filter(None, map(parse_reveal, block.txs if block is not None else ())):
@@ -253,5 +252,6 @@ class CircuitChoice:
                     if await verifier.verify(circuit, message.proof, statement):
                         await self.record_counted(circuit, height)
                         return
+            self._height = height
         except (ChainError, ProverError, CircuitError) as error:
             log.debug("circuit_not_learnt", height=height, reason=str(error))

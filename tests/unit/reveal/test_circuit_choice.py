@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from helper.chain.chain_data import Block, BlockHead, TxResult
 from helper.chain.commitment_trees import Anchor
 from helper.chain.reveal_transaction import RevealMessage
-from helper.errors import StoreFull
+from helper.errors import ChainUnavailable, StoreFull
 from helper.reveal.circuit_choice import PAUSE_SECONDS, CircuitChoice
 from proofs import CircuitError
 from tests.support.clock import FakeClock
@@ -268,7 +269,21 @@ async def test_circuit_is_learnt_from_a_reveal_that_the_block_counted(
     assert (meta.get("circuit:svote-1"), auto.is_current_unproven) == (learnt, learnt is None)
     for height in (101, 102):
         await chain.learn(auto, height)
-    assert chain.blocks_read == [101] if learnt else [101, 102], "blocks are read only until it is known"
+    assert chain.blocks_read == ([101] if learnt else [101, 102]), "blocks are read only until it is known"
+
+
+@pytest.mark.anyio
+async def test_block_that_no_node_returned_is_read_again(
+    clock: FakeClock, meta: FakeMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, auto = Chain(), create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", "", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(chain, "block", AsyncMock(side_effect=ChainUnavailable("no node responded")))
+        await chain.learn(auto)
+    assert auto.is_current_unproven
+    await chain.learn(auto)
+    assert not auto.is_current_unproven
 
 
 @pytest.mark.anyio
