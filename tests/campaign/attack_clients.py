@@ -108,9 +108,9 @@ async def hold_slow_connection(port: int, source: str, mode: str) -> float:
             while await reader.read(4096):
                 pass
     finally:
+        writer.close()  # first: this task may be cancelled while it waits
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
-        writer.close()
     return time.monotonic() - started_at
 
 

@@ -104,9 +104,9 @@ class EndlessNode:
         try:
             await _copy(node_reader, writer)
         finally:
+            node_writer.transport.abort()  # first: this task may be cancelled while it waits
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            node_writer.transport.abort()
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -213,9 +213,9 @@ async def _send_slowly(port: int, source: str, *, initial_bytes: int) -> None:
         while not (await asyncio.wait([closed], timeout=1))[0]:
             writer.write(b"[")
     finally:
+        writer.transport.abort()  # first: this task may be cancelled while it waits
         closed.cancel()
         await asyncio.gather(closed, return_exceptions=True)
-        writer.transport.abort()
 
 
 async def _read_slowly(port: int, source: str, *, reads: bool) -> None:

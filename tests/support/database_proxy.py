@@ -81,10 +81,10 @@ class DatabaseProxy:
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)  # close both directions if one ends
             finally:
+                server_writer.transport.abort()  # first: this task may be cancelled while it waits
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-                server_writer.transport.abort()
         except OSError:
             pass  # the server does not run
         finally:
