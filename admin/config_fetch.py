@@ -13,7 +13,7 @@ import httpx
 
 from admin.config_documents import InvalidConfigError, PublishedConfig, StaticConfig, parse_config, parse_static
 from admin.url_policy import UrlNotAllowedError, check_url, is_public
-from helper.core.pinned_url import PinnedUrl
+from helper.core.text_forms import PinnedUrl
 from helper.runtime.http_client import create_async_client
 
 MAX_CONFIG_BYTES: Final = 1 << 20

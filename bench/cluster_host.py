@@ -28,7 +28,7 @@ from helper.chain.node import NO_PENALTY
 from helper.chain.reveal_transaction import RevealMessage
 from helper.clock import SystemClock
 from helper.core.dispatch_order import BacklogLimits
-from helper.core.drain import MAX_REVEALS_PER_BLOCK
+from helper.core.load_forecast import MAX_REVEALS_PER_BLOCK
 from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats

@@ -30,7 +30,7 @@ from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config import Config
-from helper.core.pause import PauseCause
+from helper.core.refusals import PauseCause
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.observability.queue_observer import QueueFigures, QueueObserver

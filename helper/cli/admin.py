@@ -17,7 +17,7 @@ from admin.registration_request import RegistrationError, RegistrationRequest, p
 from helper.cli.options import JsonOption
 from helper.cli.output import ExitCode, emit_json, emit_table, fail, print_message
 from helper.clock import SystemClock
-from helper.core.time_text import format_time
+from helper.core.text_forms import format_time
 from helper.runtime.http_client import create_client
 
 app = typer.Typer(help="Register as a validator without a browser, and list pending registrations.")

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
-from helper.core.text import clean_text
+from helper.core.text_forms import clean_text
 from helper.errors import (
     BucketError,
     BucketRefused,

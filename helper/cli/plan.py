@@ -14,10 +14,16 @@ import typer
 from helper.cli.filters import UNIT_SECONDS
 from helper.cli.options import JsonOption
 from helper.cli.output import ExitCode, emit_fields, emit_json, fail, print_message
-from helper.core.drain import MAX_BLOCK_SECONDS, ProofRate
-from helper.core.round_plan import REFERENCE_PROOF_SECONDS, RoundSize, make_plan
-from helper.core.time_text import format_duration
-from helper.core.wallet_schedule import CLOSING_SECONDS, Distribution
+from helper.core.load_forecast import (
+    CLOSING_SECONDS,
+    MAX_BLOCK_SECONDS,
+    REFERENCE_PROOF_SECONDS,
+    Distribution,
+    ProofRate,
+    RoundSize,
+    make_plan,
+)
+from helper.core.text_forms import format_duration
 from helper.errors import ProverError
 
 app = typer.Typer()

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from helper.cli.output import emit_table, print_message
-from helper.core.time_text import format_time
+from helper.core.text_forms import format_time
 
 _STATES = ("received", "witnessed", "broadcast", "submitted", "failed", "total")
 _SHORT_CHARS = 12

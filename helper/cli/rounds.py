@@ -11,7 +11,7 @@ from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit, emit_table, map_errors_to_exit_codes, print_message
 from helper.core.round_authentication import RoundAuthentication
-from helper.core.time_text import format_duration, format_time
+from helper.core.text_forms import format_duration, format_time
 
 app = typer.Typer()
 

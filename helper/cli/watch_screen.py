@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from helper.cli.output import format_one_line
-from helper.core.time_text import format_duration, format_time
+from helper.core.text_forms import format_duration, format_time
 
 MIN_WIDE_COLUMNS: Final = 72
 """Minimum terminal width for one table row per round."""

@@ -11,7 +11,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import StoreError
 
 log = structlog.get_logger("helper.cluster")

@@ -14,7 +14,7 @@ import structlog
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.cluster.clock_skew import ClockSkewMonitor
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.core.roles import Role
 from helper.errors import StoreError
 from helper.lease import Lease

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from helper.core.round_plan import PROVER_BYTES
+from helper.core.load_forecast import PROVER_BYTES
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.runtime.hardening import ProcessLimits
 

@@ -21,7 +21,7 @@ from helper.app.listeners import BUILT_PAGE_DIR
 from helper.circuits.registry import default_circuit
 from helper.clock import Clock
 from helper.config import Config, is_missing
-from helper.core.drain import ProofRate
+from helper.core.load_forecast import ProofRate
 from helper.doctor import backlog, chain, database, disk, machine, onion, page, proving
 from helper.doctor import daemon as daemons
 from helper.doctor import settings as configuration

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from helper.core.share import ShareState
-from helper.core.text import clean_text
+from helper.core.text_forms import clean_text
 from helper.errors import ActionRefused, HelperError, NotFound
 from helper.ingest.validator import Checks
 from helper.store.action_models import Actor, ImportResult, RowVersion

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from typing import Final
 
-from helper.core.addresses import Address, parse_address
+from helper.core.text_forms import Address, parse_address
 
 Network = IPv4Network | IPv6Network
 Headers = Iterable[tuple[bytes, bytes]]

@@ -17,7 +17,7 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.circuits.sample_share import create_sample_job
-from helper.core.pause import PauseReason
+from helper.core.refusals import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
 from helper.reveal.prover_pool import Proof, ProverPool

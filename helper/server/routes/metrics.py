@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helper.core.addresses import is_loopback
+from helper.core.text_forms import is_loopback
 from helper.observability.metrics import Metrics
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import create_server

@@ -16,8 +16,7 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.registry import share_body_schema
 from helper.clock import Clock, SystemClock
-from helper.core.pause import PauseReason
-from helper.core.refusals import Situation, TemporaryRefusal, attempt_token, find_refusal
+from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, attempt_token, find_refusal
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController

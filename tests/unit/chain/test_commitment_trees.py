@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Anchor, Branch, RoundTree
-from helper.core.pause import PauseCause
+from helper.core.refusals import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from proofs import CommitmentTree
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helper.cluster.send_loop import SendLoop
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import ShareState
 from helper.lease.local import LocalLease
 from tests.support.fakes import START_TIME, wait_until

@@ -12,7 +12,7 @@ import pytest
 from helper.chain.round_registry import RoundRegistry
 from helper.cluster.membership import EXCHANGE_INTERVAL_SECONDS, MISSING_GRACE_SECONDS, ClusterMember
 from helper.config import Config
-from helper.core.pause import PauseCause
+from helper.core.refusals import PauseCause
 from helper.core.roles import ROLES
 from helper.errors import LeaseError, StoreError
 from helper.lease.database import DatabaseLease

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from helper.core.pause import PauseReason
+from helper.core.refusals import PauseReason
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.server.application import create_app
