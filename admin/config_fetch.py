@@ -14,7 +14,7 @@ import httpx
 from admin.config_documents import InvalidConfigError, PublishedConfig, StaticConfig, parse_config, parse_static
 from admin.url_policy import UrlNotAllowedError, check_url, is_public
 from helper.core.text_forms import PinnedUrl
-from helper.runtime.http_client import create_async_client
+from helper.runtime.network_clients import create_async_client
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 """Maximum size of a document in bytes. Production had 5 kB in 2026, a test network with a thousand rounds 450 kB."""

@@ -28,7 +28,7 @@ from helper.operations.archive.finished_rounds import Job
 from helper.operations.archive.object_names import audit_name
 from helper.operations.archive.reader import read_finished_round
 from helper.operations.archive.round_data import StoredAudit
-from helper.runtime.hardening import harden_process
+from helper.runtime.process_security import harden_process
 
 NICE = 19
 """Priority of the process: it only uses processor time that nothing else needs."""

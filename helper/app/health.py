@@ -20,7 +20,7 @@ from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import ProverPool
-from helper.runtime.hardening import get_process_limits
+from helper.runtime.process_security import get_process_limits
 
 UNREAD_GRACE_SECONDS: Final = 600.0
 """Seconds for which the number of unread blocks may not decrease. A node that restarts is not a problem."""

@@ -19,7 +19,7 @@ from helper.app.service import Service
 from helper.chain.node_pool import create_node_pool
 from helper.clock import SystemClock
 from helper.config import Config
-from helper.runtime.hardening import harden_process
+from helper.runtime.process_security import harden_process
 from helper.runtime.systemd import ServiceManager
 
 log = structlog.get_logger("helper.app")

@@ -18,7 +18,7 @@ from helper.cli.options import JsonOption
 from helper.cli.output import ExitCode, emit_json, emit_table, fail, print_message
 from helper.clock import SystemClock
 from helper.core.text_forms import format_time
-from helper.runtime.http_client import create_client
+from helper.runtime.network_clients import create_client
 
 app = typer.Typer(help="Register as a validator without a browser, and list pending registrations.")
 

@@ -18,7 +18,7 @@ from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.errors import ConfigError, NotFound
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner
 
 if TYPE_CHECKING:
     from audit.auditor import Audit, Progress

@@ -21,7 +21,7 @@ from helper.config.example import render_example
 from helper.config.value_text import SECTIONS, to_display_value, to_toml
 from helper.doctor.result import CheckResult, all_ok
 from helper.errors import ConfigError
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner
 
 app = typer.Typer(help="Create, show and validate settings.")
 

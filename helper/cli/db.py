@@ -23,8 +23,7 @@ from helper.cli.passphrase import (
 )
 from helper.cli.settings import database_encryption, database_file
 from helper.clock import SystemClock
-from helper.runtime.hardening import harden_process
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner, harden_process
 
 if TYPE_CHECKING:
     from helper.store.sqlite.snapshot import Contents

@@ -17,7 +17,7 @@ from helper.cli.settings import read_settings
 from helper.clock import SystemClock
 from helper.config import Config
 from helper.errors import HelperError
-from helper.runtime.hardening import harden_process
+from helper.runtime.process_security import harden_process
 
 if TYPE_CHECKING:
     from helper.store.db_copy.endpoint import CopyEndpoint

@@ -14,8 +14,7 @@ from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.cli.settings import database_file, read_settings
 from helper.clock import SystemClock
 from helper.errors import StoreKeyError
-from helper.runtime.hardening import harden_process
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner, harden_process
 
 KeyFileOption = Annotated[
     Path | None,

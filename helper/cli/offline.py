@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helper.clock import SystemClock
 from helper.core.round_authentication import RoundAuthentication
 from helper.observability import log_config
-from helper.runtime.http_client import create_async_client
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.network_clients import create_async_client
+from helper.runtime.process_security import acting_as_owner
 from helper.server.peer_credentials import PEER_KEY, Peer
 from helper.server.routes.operator import create_operator_app, rounds_route, stored_round_states
 from helper.store.factory import read_file_encryption

@@ -16,7 +16,7 @@ from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit, emit_fields, fail, map_errors_to_exit_codes, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner
 
 if TYPE_CHECKING:
     from helper.operations.proof_bundle import ProofBundle

@@ -22,7 +22,7 @@ from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import ExitCode, emit, map_errors_to_exit_codes
 from helper.cli.queue_transfer import export, import_
 from helper.cli.queue_watch import watch
-from helper.runtime.hardening import harden_process
+from helper.runtime.process_security import harden_process
 from helper.server import operator_json
 
 app = typer.Typer(help="Inspect and manage queued shares.")

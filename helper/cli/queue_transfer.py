@@ -32,8 +32,7 @@ from helper.cli.passphrase import (
 from helper.cli.settings import database_encryption, database_file
 from helper.cli.svoted_transfer import DeleteFileOption, ForSvotedOption, FromSvotedOption, encode_for_svoted
 from helper.clock import SystemClock
-from helper.runtime.hardening import harden_process
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.server import operator_json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import typer
 from helper.cli.output import ExitCode, fail, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.clock import SystemClock
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner
 
 if TYPE_CHECKING:
     from helper.operations.svoted_format import SvotedExport

@@ -30,7 +30,7 @@ from helper.doctor.daemon import DaemonReport
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.doctor.voting_config import DOCUMENT_SECONDS, check_voting_config
 from helper.observability.log_config import describe_exception
-from helper.runtime.hardening import get_process_limits, harden_process
+from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version

@@ -9,7 +9,7 @@ import pytest
 
 CHILD_SCRIPT = """
 import ctypes, os, resource
-from helper.runtime.hardening import harden_process
+from helper.runtime.process_security import harden_process
 failures = harden_process()
 dumpable = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
 print(failures, resource.getrlimit(resource.RLIMIT_CORE), dumpable, oct(os.umask(0)))

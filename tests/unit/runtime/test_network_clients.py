@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from helper.chain.node_http import MAX_CONNECTIONS, NodeHttp, NoResponse
-from helper.runtime.http_client import LimitedTransport, create_async_client, create_client
+from helper.runtime.network_clients import LimitedTransport, create_async_client, create_client
 
 REPO_ROOT = Path(__file__).parents[3]
 CREATION_PATTERN = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
@@ -43,7 +43,7 @@ def test_http_clients_are_created_in_one_module() -> None:
     files = [path for package in packages for path in (REPO_ROOT / package).rglob("*.py")]
     assert len(files) > 100
     creators = {str(path.relative_to(REPO_ROOT)) for path in files if CREATION_PATTERN.search(path.read_text("utf-8"))}
-    assert creators == {"helper/runtime/http_client.py"}
+    assert creators == {"helper/runtime/network_clients.py"}
 
 
 CANCELLED_REQUESTS = int(os.environ.get("SVOTE_CANCELLED_REQUESTS", "3000"))

@@ -1,23 +1,76 @@
-"""Drops root's privileges to those of a file's owner.
+"""Security of a process: no core dumps or debugging, and root acts as the owner of a file. Standard library only.
 
-Used by commands that work in another user's directory.
-
-The owner of a directory can replace any entry in it with a link, and so make a command that runs there as root write or
-chown any file of the system. See `docs/decisions/0018-root-acts-as-the-owner.md`.
+A command that works in the directory of another user drops the privileges of root to those of its owner. The owner of a
+directory can replace any entry in it with a link, and so make a command that runs there as root write or chown any file
+of the system. See `docs/decisions/0018-root-acts-as-the-owner.md`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import pwd
+import resource
 import stat
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
+
+PR_GET_DUMPABLE = 3
+"""prctl(2) option: returns 1 if the process is dumpable."""
+PR_SET_DUMPABLE = 4
+"""prctl(2) option: 0 makes the process not dumpable and gives its /proc entries to root."""
+
+
+class ProcessLimits(TypedDict):
+    """Resource limits of a process.
+
+    `core_bytes` is the size limit of core dumps (-1: unlimited), `dumpable` whether the process is dumpable (None if
+    unknown), `open_files` the soft and hard limits of open files (-1: unlimited).
+    """
+
+    pid: int
+    core_bytes: int
+    dumpable: bool | None
+    open_files: list[int]
+
+
+def harden_process() -> list[str]:
+    """Disable core dumps and debugging, and make new files private. Call this first in every process.
+
+    Returns:
+        One message for each measure that failed; empty on success. Never raises.
+    """
+    failures = []
+    os.umask(0o077)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (OSError, ValueError) as error:
+        failures.append(f"core dumps could not be disabled: {error}")
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+            failures.append(f"the process could not be made non-dumpable: errno {ctypes.get_errno()}")
+    return failures
+
+
+def get_process_limits() -> ProcessLimits:
+    """Return limits of this process for operators, as JSON values."""
+    dumpable = None
+    if sys.platform == "linux":
+        dumpable = ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
+    return {
+        "pid": os.getpid(),
+        "core_bytes": resource.getrlimit(resource.RLIMIT_CORE)[0],
+        "dumpable": dumpable,
+        "open_files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+    }
+
 
 _ROOT_UID: Final = 0
 _MAX_LINKS: Final = 40
