@@ -39,7 +39,7 @@ from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
-from helper.lease.factory import create_lease
+from helper.lease.keeper import create_lease
 from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats

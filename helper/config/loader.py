@@ -16,7 +16,7 @@ from helper.config.discovery import CREDENTIALS, ENV_PREFIX, FILE_CREDENTIALS, N
 from helper.config.model import Config, find_contradictions
 from helper.config.value_text import SECTIONS, describe_validation_error, parse_value
 from helper.errors import ConfigError
-from helper.object_store.credentials import CREDENTIALS_DIRECTORY
+from helper.object_store.bucket import CREDENTIALS_DIRECTORY
 
 Key = tuple[str, str]
 """Section and key."""

@@ -32,7 +32,7 @@ from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
 from helper.lease import Lease
-from helper.lease.local import LocalLease
+from helper.lease.sender_lease import LocalLease
 from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy

@@ -12,7 +12,7 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.core.roles import ROLES
 from helper.object_store.bucket import Bucket, BucketLocation
-from helper.object_store.s3 import open_bucket
+from helper.object_store.s3_bucket import open_bucket
 from helper.operations.archive.writer import ArchiveWriter
 
 

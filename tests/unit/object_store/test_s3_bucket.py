@@ -15,10 +15,9 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
-from helper.lease.s3 import S3Lease
-from helper.lease.s3_record import LeaseRecord
+from helper.lease.s3_lease import LeaseRecord, S3Lease
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
-from helper.object_store.s3 import open_bucket
+from helper.object_store.s3_bucket import open_bucket
 from tests.support.clock import FakeClock
 from tests.support.process import find_free_port
 from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, put_released_lease

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from helper.cluster.clock_skew import ClockSkewMonitor
+from helper.cluster.membership import ClockSkewMonitor
 from helper.core.refusals import PauseReason
 from helper.errors import StoreError
 from tests.support.clock import FakeClock

@@ -13,8 +13,7 @@ import pytest
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease import Lease
-from helper.lease.s3 import CHECK_SUFFIX, NO_HOLDER, S3Lease, create_s3_lease
-from helper.lease.s3_record import LeaseObservation, LeaseRecord
+from helper.lease.s3_lease import CHECK_SUFFIX, NO_HOLDER, LeaseObservation, LeaseRecord, S3Lease, create_s3_lease
 from helper.object_store.bucket import BucketLocation, S3Settings, StoredObject
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock

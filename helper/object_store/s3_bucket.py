@@ -15,12 +15,19 @@ import anyio.to_thread
 
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError
-from helper.object_store.bucket import BucketLocation, S3Settings, StoredObject
-from helper.object_store.credentials import PROFILE_VARIABLE, find_credentials_file, read_access_keys
+from helper.object_store.bucket import (
+    PROFILE_VARIABLE,
+    BucketLocation,
+    S3Settings,
+    StoredObject,
+    find_credentials_file,
+    read_access_keys,
+)
 
 if TYPE_CHECKING:
     from obstore import PutMode
     from obstore.store import ClientConfig, S3Config, S3Credential, S3Store
+
 
 T = TypeVar("T")
 
