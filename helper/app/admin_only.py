@@ -9,7 +9,7 @@ from collections.abc import Callable
 from helper.app.listeners import Listeners
 from helper.chain.node_pool import NodePool
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.runtime.supervisor import supervise
 
 

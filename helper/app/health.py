@@ -12,8 +12,8 @@ from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import MAX_DUE_SECONDS, ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
+from helper.config.sections import ROLES, Role
 from helper.core.refusals import text_of
-from helper.core.roles import ROLES, Role
 from helper.core.text_forms import format_time
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState

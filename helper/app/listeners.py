@@ -29,7 +29,7 @@ from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.refusals import PauseCause
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError

@@ -31,10 +31,9 @@ from helper.circuits import registry
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
-from helper.config import Config
+from helper.config.sections import ROLES, Config
 from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
 from helper.core.refusals import PauseReason, text_of
-from helper.core.roles import ROLES
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator

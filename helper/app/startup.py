@@ -18,7 +18,7 @@ from helper.app.admin_only import AdminOnlyService
 from helper.app.service import Service
 from helper.chain.node_pool import create_node_pool
 from helper.clock import SystemClock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.runtime.process_security import harden_process
 from helper.runtime.systemd import ServiceManager
 

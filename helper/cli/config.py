@@ -15,10 +15,10 @@ import typer
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, fail, print_message
 from helper.cli.settings import read_settings
-from helper.config import Config, Loaded, Problem, SettingsError, load
-from helper.config.discovery import DEFAULT_DATABASE
-from helper.config.example import render_example
-from helper.config.value_text import SECTIONS, to_display_value, to_toml
+from helper.config.loader import Loaded, Problem, SettingsError, load
+from helper.config.sections import Config
+from helper.config.settings_file import DEFAULT_DATABASE
+from helper.config.settings_text import SECTIONS, render_example, to_display_value, to_toml
 from helper.doctor.result import CheckResult, all_ok
 from helper.errors import ConfigError
 from helper.runtime.process_security import acting_as_owner

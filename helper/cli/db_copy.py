@@ -15,7 +15,7 @@ from helper.cli.output import ExitCode, emit_json, fail, map_errors_to_exit_code
 from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.cli.settings import read_settings
 from helper.clock import SystemClock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.errors import HelperError
 from helper.runtime.process_security import harden_process
 

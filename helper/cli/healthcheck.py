@@ -14,8 +14,15 @@ import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, print_message
-from helper.config import find_file, is_missing
-from helper.config.discovery import DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME, variable_name
+from helper.config.settings_file import (
+    DEFAULT_DATABASE,
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    SOCKET_NAME,
+    find_file,
+    is_missing,
+    variable_name,
+)
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,

@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from helper.cli.settings import read_settings
-from helper.config import is_missing
+from helper.config.settings_file import is_missing
 from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 from helper.store.sqlite.file_lock import is_locked

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from helper.cli.output import ExitCode, fail
-from helper.config.discovery import ENV_BACKUP_PASSPHRASE
+from helper.config.settings_file import ENV_BACKUP_PASSPHRASE
 from helper.errors import BackupKeyError
 
 PassphraseOption = Annotated[

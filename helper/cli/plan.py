@@ -113,7 +113,7 @@ def get_proof_seconds(circuit: str, cores: int, *, measure: bool) -> float:
             fail(f"the time of a proof is known for {known} only: use --measure", ExitCode.USAGE)
         return REFERENCE_PROOF_SECONDS[circuit]
     # imported here, so that the help loads no native code
-    from helper.config import Config  # noqa: PLC0415
+    from helper.config.sections import Config  # noqa: PLC0415
     from helper.doctor.proving import measure_proof_seconds  # noqa: PLC0415
 
     if cores > len(os.sched_getaffinity(0)):

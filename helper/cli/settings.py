@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from helper.cli.output import ExitCode, fail
-from helper.config import Loaded, find_file, is_missing, load_traced
+from helper.config.loader import Loaded, load_traced
+from helper.config.settings_file import find_file, is_missing
 
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption

@@ -15,9 +15,9 @@ import structlog
 
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
+from helper.config.sections import Role
 from helper.core.log_limits import LoggedProblem
 from helper.core.refusals import PauseCause, PauseReason
-from helper.core.roles import Role
 from helper.errors import StoreError
 from helper.lease import Lease
 from helper.lease.keeper import LeaseKeeper

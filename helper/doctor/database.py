@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.share import ShareState
 from helper.core.text_forms import format_time
 from helper.doctor.backlog import WaitingShares

@@ -20,7 +20,8 @@ from admin.config_fetch import ConfigFetcher
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.circuits.registry import default_circuit
 from helper.clock import Clock
-from helper.config import Config, is_missing
+from helper.config.sections import Config
+from helper.config.settings_file import is_missing
 from helper.core.load_forecast import ProofRate
 from helper.doctor import backlog, chain, database, disk, machine, onion, page, proving
 from helper.doctor import daemon as daemons

@@ -8,9 +8,8 @@ from typing import Final, cast
 import structlog
 
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import ROLES, Config
 from helper.core.log_limits import LoggedProblem
-from helper.core.roles import ROLES
 from helper.errors import LeaseError, LeaseHeld
 from helper.lease.s3_lease import create_s3_lease
 from helper.lease.sender_lease import DatabaseLease, Lease, SenderLeaseStore

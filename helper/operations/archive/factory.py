@@ -9,8 +9,7 @@ from helper.chain.chain_data import Round
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.circuits.registry import circuit_infos
 from helper.clock import Clock
-from helper.config import Config
-from helper.core.roles import ROLES
+from helper.config.sections import ROLES, Config
 from helper.object_store.bucket import Bucket, BucketLocation
 from helper.object_store.s3_bucket import open_bucket
 from helper.operations.archive.writer import ArchiveWriter

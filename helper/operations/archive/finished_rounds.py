@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from helper.chain.chain_data import RoundStatus
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.clock import Clock
-from helper.config import Config
-from helper.config.sections import HelperSection
+from helper.config.sections import Config, HelperSection
 from helper.core.log_limits import LoggedProblem
 from helper.errors import AuditError, HelperError
 from helper.object_store.bucket import Bucket

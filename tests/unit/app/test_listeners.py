@@ -15,7 +15,7 @@ import pytest
 from admin.store import AdminStore, ConfigDocuments
 from helper.app.listeners import Listeners, published_addresses
 from helper.chain.node_pool import create_node_pool
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.operations.archive.object_names import audit_name

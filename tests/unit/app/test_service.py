@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 import proofs
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.text_forms import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS

@@ -14,9 +14,8 @@ from structlog.testing import capture_logs
 
 from helper.chain.round_registry import RoundRegistry
 from helper.cluster.membership import EXCHANGE_INTERVAL_SECONDS, MISSING_GRACE_SECONDS, ClusterMember
-from helper.config import Config
+from helper.config.sections import ROLES, Config
 from helper.core.refusals import PauseCause
-from helper.core.roles import ROLES
 from helper.errors import LeaseError, LeaseHeld, StoreError
 from helper.lease.keeper import LeaseKeeper, create_lease
 from helper.lease.s3_lease import S3Lease

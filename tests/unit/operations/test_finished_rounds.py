@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 from audit.round_process import run_job
 from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
 from helper.chain.node_pool import ReadOnlyNodePool
-from helper.config import Config
-from helper.config.sections import ArchiveSection, ChainSection, OperatorSection
+from helper.config.sections import ArchiveSection, ChainSection, Config, OperatorSection
 from helper.errors import AuditError, BucketError, ChainUnavailable, ProofBundleError
 from helper.operations.archive.audits import AuditResults
 from helper.operations.archive.finished_rounds import RETRY_SECONDS, FinishedRounds, Job, run_worker_process

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from helper.app.listeners import Listeners
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
-from helper.config import Config
+from helper.config.sections import Config
 from helper.observability.readiness_text import Check
 from helper.observability.stats import Stats
 from helper.server.application import add_document_route
