@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from starlette.routing import BaseRoute
@@ -38,6 +38,8 @@ from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
+from helper.operations.archive_reader import AuditResults, open_archive_bucket
+from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.application import create_app
 from helper.server.http_server import GROUP_MODE, base_url, bind_tcp, control_limits, create_server, listen_unix
@@ -49,10 +51,6 @@ from helper.server.routes.page import Page
 from helper.server.routes.wallet import WalletView
 from helper.server.uvicorn_adapter import Server
 from helper.store.store import Store
-
-if TYPE_CHECKING:
-    from helper.operations.archive.audits import AuditResults
-    from helper.operations.archive.round_data import StoredAudit
 
 log = structlog.get_logger("helper.app")
 
@@ -264,9 +262,6 @@ def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
     """The results of audits for the page; None without a page or an archive."""
     if not config.archive.place or not config.archive.audit or config.admin.disable:
         return None
-    from helper.operations.archive.audits import AuditResults  # noqa: PLC0415 - loads the object store
-    from helper.operations.archive.factory import open_archive_bucket  # noqa: PLC0415
-
     bucket = open_archive_bucket(config, clock, os.environ)
     assert bucket is not None
     return AuditResults(bucket, clock=clock, interval_seconds=config.archive.check_seconds)

@@ -204,10 +204,10 @@ async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[
     """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
     from audit.archive_source import ArchiveSource, open_archived_round  # noqa: PLC0415
     from audit.node_source import NodeSource  # noqa: PLC0415
-    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
+    from helper.circuits.known_circuits import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
-    from helper.operations.archive.object_names import parse_round_directory  # noqa: PLC0415
-    from helper.operations.archive.reader import read_finished_round  # noqa: PLC0415
+    from helper.operations.archive_reader import read_finished_round  # noqa: PLC0415
+    from helper.operations.archived_objects import parse_round_directory  # noqa: PLC0415
 
     bucket = _open_archive(config)
     folders = await bucket.list_folders() if len(text) < _ID_CHARS else []
@@ -226,9 +226,9 @@ def _open_archive(config: Path | None) -> Bucket:
 
     from helper.cli.settings import read_settings  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.operations.archive import factory  # noqa: PLC0415
+    from helper.operations import archive_reader  # noqa: PLC0415
 
-    bucket = factory.open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
+    bucket = archive_reader.open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
     if bucket is None:
         raise ConfigError("[archive] place is not set")
     return bucket

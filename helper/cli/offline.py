@@ -78,15 +78,15 @@ async def _open_for_query(database: Path, encryption: RowEncryption | None) -> A
 async def _open_for_action(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
     # Imported here because they load native code, which queries do not need, and before `acting_as_owner`.
     import proofs  # noqa: PLC0415
-    from helper.operations.actions import Operations  # noqa: PLC0415
-    from helper.server.routes.operator_actions import operator_action_routes  # noqa: PLC0415
+    from helper.operations.operator_actions import OperatorActions  # noqa: PLC0415
+    from helper.server.routes.operator import operator_action_routes  # noqa: PLC0415
     from helper.store.sqlite.store import SqliteStore  # noqa: PLC0415
 
     with acting_as_owner(database):
         store = SqliteStore(database, encryption=encryption)
         await store.open()
         try:
-            operations = Operations(
+            operations = OperatorActions(
                 store=store,
                 round_authority=StoredRoundAuthority(store),
                 share_checks=proofs,

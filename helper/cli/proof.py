@@ -88,7 +88,7 @@ def export(
     search = _create_search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
     with map_errors_to_exit_codes():
         proof_bundle, source = anyio.run(_find, config, search)
-        from helper.circuits.registry import verify_proof  # noqa: PLC0415
+        from helper.circuits.known_circuits import verify_proof  # noqa: PLC0415
         from helper.operations.proof_bundle import pack_bundle, verify_bundle  # noqa: PLC0415
 
         verify_bundle(proof_bundle, verify_proof)
@@ -123,7 +123,7 @@ def verify(
     transaction contains exactly these inputs. It does not show that the chain confirmed the transaction or that the
     root is the chain's. --online asks the nodes in [chain] endpoints for both, and trusts their responses.
     """
-    from helper.circuits.registry import circuit_infos, verify_proof  # noqa: PLC0415
+    from helper.circuits.known_circuits import circuit_infos, verify_proof  # noqa: PLC0415
     from helper.operations import proof_bundle as bundles  # noqa: PLC0415
 
     with map_file_errors_to_exit_codes():
@@ -187,11 +187,10 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
     """
     import os  # noqa: PLC0415
 
-    from helper.circuits.registry import circuit_infos, verify_proof  # noqa: PLC0415
+    from helper.circuits.known_circuits import circuit_infos, verify_proof  # noqa: PLC0415
     from helper.cli.settings import read_settings  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.operations.archive.factory import open_archive_bucket  # noqa: PLC0415
-    from helper.operations.archive.reader import find_bundle  # noqa: PLC0415
+    from helper.operations.archive_reader import find_bundle, open_archive_bucket  # noqa: PLC0415
     from helper.operations.proof_bundle import verify_bundle  # noqa: PLC0415
 
     required = search.source is SearchSource.ARCHIVE
@@ -215,7 +214,7 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
     """Search the chain."""
     from helper.chain.block_reader import ChainLookups  # noqa: PLC0415
-    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
+    from helper.circuits.known_circuits import circuit_infos  # noqa: PLC0415
     from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
     from helper.operations.proof_bundle import ProofBundle, find_circuit  # noqa: PLC0415
 

@@ -153,7 +153,7 @@ def _warn_of_partial_files(directory: Path) -> None:
 
 def _marks(selection: ExportSelection) -> dict[str, str]:
     """Return the selected rows as `marks` of the request."""
-    from helper.server.routes.operator_actions import MARK_STRUCT  # noqa: PLC0415
+    from helper.server.routes.operator import MARK_STRUCT  # noqa: PLC0415
 
     marks = b"".join(MARK_STRUCT.pack(number, check) for number, check in selection.versions)
     return {"marks": b64encode(marks).decode()}

@@ -75,7 +75,7 @@ def collect_versions(*, with_native_code: bool = True) -> dict[str, Any]:
 
     circuits: dict[str, Any] = {}
     if with_native_code:
-        from helper.circuits.registry import circuit_infos  # noqa: PLC0415
+        from helper.circuits.known_circuits import circuit_infos  # noqa: PLC0415
 
         circuits = {
             name: {

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from admin.config_fetch import ConfigFetcher
 from helper.app.listeners import BUILT_PAGE_DIR
-from helper.circuits.registry import default_circuit
+from helper.circuits.known_circuits import default_circuit
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing

@@ -22,7 +22,7 @@ from typing import IO, Any
 import orjson
 
 import proofs
-from helper.circuits.registry import get_generation
+from helper.circuits.known_circuits import get_generation
 from helper.runtime.process_security import harden_process
 
 HEADER = struct.Struct(">I")

@@ -15,7 +15,7 @@ from helper.cli.proof import SearchSource
 from helper.clock import SystemClock
 from helper.core.round_authentication import RoundAuthentication
 from helper.object_store.bucket import StoredObject
-from helper.operations.archive.object_names import IndexEntry, bundle_name, encode_index, index_name, part_of_height
+from helper.operations.archived_objects import IndexEntry, bundle_name, encode_index, index_name, part_of_height
 from helper.operations.proof_bundle import pack_bundle
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_foreign_parts
 from tests.support.bucket import MemoryBucket
@@ -127,7 +127,7 @@ def test_archive_is_used_only_when_completely_valid(
     bucket.objects[index_name(round_id, part_of_height(FIRST_EVIDENCE.height))] = StoredObject(
         encode_index([entry]), "2"
     )
-    monkeypatch.setattr("helper.operations.archive.factory.open_bucket", lambda *_, **__: bucket)
+    monkeypatch.setattr("helper.operations.archive_reader.open_bucket", lambda *_, **__: bucket)
     with Path("helper.toml").open("a") as file:
         file.write('[archive]\nplace = "s3://votes/proofs"\n')
     archive = ("proof", "export", NULLIFIER, "--json", "--from", "archive")

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from helper.chain.chain_data import RoundStatus
 from helper.core.refusals import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import PayloadError
 from helper.server.application import create_app
 from helper.server.body_reader import HAS_LEFT_KEY
 from helper.server.http_server import create_server

@@ -24,8 +24,13 @@ from helper.server.http_server import bind_tcp, create_server, listen_unix
 from helper.server.middleware import JsonResponse
 from helper.server.operator_json import RoundState
 from helper.server.peer_credentials import user_name
-from helper.server.routes.operator import create_operator_app, rounds_route
-from helper.server.routes.operator_actions import MARK_STRUCT, MAX_ACTION_BODY_BYTES, operator_action_routes
+from helper.server.routes.operator import (
+    MARK_STRUCT,
+    MAX_ACTION_BODY_BYTES,
+    create_operator_app,
+    operator_action_routes,
+    rounds_route,
+)
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID

@@ -25,9 +25,9 @@ from helper.config.sections import Config, HelperSection
 from helper.core.log_limits import LoggedProblem
 from helper.errors import AuditError, HelperError
 from helper.object_store.bucket import Bucket
-from helper.operations.archive.factory import open_archive_bucket
-from helper.operations.archive.object_names import AUDITS, MANIFESTS, parse_round_object
-from helper.operations.archive.writer import ArchiveWriter
+from helper.operations.archive_reader import open_archive_bucket
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.archived_objects import AUDITS, MANIFESTS, parse_round_object
 
 log = structlog.get_logger("helper.audit")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from helper.circuits.generation import CircuitGeneration
+from helper.circuits.generation import CircuitGeneration, parse_version
 from helper.circuits.single_choice import SingleChoiceGeneration
-from helper.circuits.versions import parse_version
-from helper.ingest.schema import ObjectField
+from helper.ingest.payload import ObjectField
 from proofs import CIRCUITS, CircuitError, CircuitInfo
 
 if TYPE_CHECKING:

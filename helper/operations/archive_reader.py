@@ -1,4 +1,4 @@
-"""Reads proof bundles and the data of finished rounds of the archive. The archive's content is untrusted."""
+"""Opens the archive; reads bundles, the data of finished rounds and results of audits. The content is untrusted."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
+import structlog
+
 from helper.chain.node_pool import gather_limited
-from helper.errors import ProofBundleError
-from helper.object_store.bucket import Bucket
-from helper.operations.archive.object_names import (
+from helper.clock import Clock
+from helper.config.sections import Config
+from helper.core.log_limits import LoggedProblem
+from helper.errors import HelperError, ProofBundleError
+from helper.object_store.bucket import Bucket, BucketLocation
+from helper.object_store.s3_bucket import open_bucket
+from helper.operations.archived_objects import (
+    AUDITS,
+    ArchivedBlock,
+    ArchivedReveal,
     IndexEntry,
+    RoundManifest,
+    StoredAudit,
     blocks_directory,
     bundle_name,
     documents_name,
     find_entry,
     index_directory,
     manifest_name,
+    parse_blocks,
     parse_blocks_name,
     parse_index,
-    parse_round_directory,
-)
-from helper.operations.archive.round_data import (
-    ArchivedBlock,
-    ArchivedReveal,
-    RoundManifest,
-    parse_blocks,
     parse_object,
+    parse_round_directory,
+    parse_round_object,
     unpack_documents,
 )
 from helper.operations.proof_bundle import ProofBundle, unpack_bundle
@@ -36,6 +43,17 @@ from proofs import CircuitInfo
 
 CONCURRENCY = 8
 """Index parts that are read concurrently."""
+
+
+def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket | None:
+    """Open the archive's bucket. Returns None if no archive is configured.
+
+    Raises:
+        ConfigError: a required package is not installed, or the credentials file is invalid.
+    """
+    if not config.archive.place:
+        return None
+    return open_bucket(config.s3.to_settings(), BucketLocation.parse(config.archive.place), clock=clock, env=env)
 
 
 async def find_bundle(
@@ -206,3 +224,60 @@ def _unpack_archived_bundle(
     if (proof_bundle.tx_hash, proof_bundle.height, message.nullifier.hex(), message.round_id) != expected:
         raise ProofBundleError(f"the archive's bundle of {entry.transaction}: content does not match the index")
     return proof_bundle
+
+
+log = structlog.get_logger("helper.operations")
+
+
+class AuditResults:
+    """The stored results by round. They are read in the background, each once.
+
+    Args:
+        bucket: the archive's bucket.
+        clock: the time.
+        interval_seconds: seconds between two checks for new results.
+    """
+
+    def __init__(self, bucket: Bucket, *, clock: Clock, interval_seconds: float) -> None:
+        self._bucket = bucket
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._results: dict[bytes, StoredAudit] = {}
+        self._problem = LoggedProblem()
+
+    def get(self, round_id: bytes) -> StoredAudit | None:
+        """The result of a round, None if it is not known."""
+        return self._results.get(round_id)
+
+    async def run(self) -> None:
+        """Read new results until cancelled. Errors are logged once."""
+        while True:
+            try:
+                await self.refresh()
+            except HelperError as error:
+                if self._problem.note(str(error)):
+                    log.warning("audit_results_unavailable", reason=str(error))
+            else:
+                self._problem.clear()
+            await self._clock.sleep(self._interval_seconds)
+
+    async def refresh(self) -> None:
+        """Read all results that are new.
+
+        Raises:
+            ProofBundleError: a result is invalid; the others were read.
+            BucketError: the object store is unreachable.
+        """
+        invalid: ProofBundleError | None = None
+        for name in await self._bucket.list_names(AUDITS):
+            round_id = parse_round_object(name)
+            if round_id is None or round_id in self._results:
+                continue
+            stored = await self._bucket.get(name)
+            if stored is not None:
+                try:
+                    self._results[round_id] = parse_object(StoredAudit, stored.body)
+                except ProofBundleError as error:
+                    invalid = ProofBundleError(f"{name}: {error}", advice=error.advice)
+        if invalid is not None:
+            raise invalid
