@@ -21,9 +21,9 @@ import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from admin.rounds import GetAudit
-from admin.schemas import AuditCheckResponse, AuditResponse, ChainFacts, UiConfig
-from admin.service import AdminService
+from admin.api_models import AuditCheckResponse, AuditResponse, ChainFacts, UiConfig
+from admin.onboarding import AdminService
+from admin.round_totals import GetAudit
 from admin.url_policy import first_publishable
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from admin import adr036
-from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
+from admin import account_keys
+from admin.account_keys import KeyArmorError, PassphraseError, open_key_armor
 from admin.registration_request import RegistrationError, RegistrationRequest, parse_registration
 from helper.cli.options import JsonOption
 from helper.cli.output import ExitCode, emit_json, emit_table, fail, print_message
@@ -53,9 +53,9 @@ def register(
     key = _read_key(key_file)
     now = SystemClock().now()
     try:
-        signer, pub_key, _ = adr036.sign_data(b"", key)
+        signer, pub_key, _ = account_keys.sign_data(b"", key)
         registration = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(now))
-        _, _, signature = adr036.sign_data(registration.signed_text(), key)
+        _, _, signature = account_keys.sign_data(registration.signed_text(), key)
         body = _registration_body(registration, pub_key, signature)
         parse_registration(jsonlib.dumps(body).encode(), now=now, production=False)
     except UnicodeEncodeError:

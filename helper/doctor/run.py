@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from admin.config_fetch import ConfigFetcher
+from admin.config_refresh import ConfigFetcher
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.circuits.known_circuits import default_circuit
 from helper.clock import Clock

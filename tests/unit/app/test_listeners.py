@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.store import AdminStore, ConfigDocuments
+from admin.admin_database import AdminStore, ConfigDocuments
 from helper.app.listeners import Listeners, published_addresses
 from helper.chain.node_pool import create_node_pool
 from helper.config.sections import Config

@@ -17,10 +17,10 @@ from typing import Any, Never
 
 import pytest
 
-from admin import adr036, registry, store
-from admin.registration_request import MAX_MONIKER_CHARS, RegistrationRequest
-from admin.registry import CHECK_SECONDS, MAX_PER_CHECK, PAGE_BYTES, PUBLISH_SECONDS
-from admin.store import AdminStore
+from admin import admin_database, pending_registrations
+from admin.admin_database import AdminStore
+from admin.pending_registrations import CHECK_SECONDS, MAX_PER_CHECK, PAGE_BYTES, PUBLISH_SECONDS
+from admin.registration_request import MAX_MONIKER_CHARS, RegistrationRequest, validator_address
 from admin.url_policy import MAX_URL_CHARS
 from tests.unit.admin.fixtures import NOW, AdminStack, open_admin_stack, sign_registration
 
@@ -50,8 +50,8 @@ async def register_many(stack: AdminStack, count: int, *, moniker: str = "node",
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit pending registrations to six, at most four for a network."""
-    monkeypatch.setattr(store, "MAX_REGISTRATIONS", 6)
-    monkeypatch.setattr(store, "MAX_REGISTRATIONS_PER_NETWORK", 4)
+    monkeypatch.setattr(admin_database, "MAX_REGISTRATIONS", 6)
+    monkeypatch.setattr(admin_database, "MAX_REGISTRATIONS_PER_NETWORK", 4)
 
 
 # Limits for each network
@@ -111,7 +111,7 @@ async def test_register_bonded_validator_when_full_is_registered(stack: AdminSta
     for number in range(6):
         await stack.register_from(f"198.51.{number // 2}.1", registration_body(number))
     bonded = registration_body(9)
-    stack.staking.validators[adr036.validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
+    stack.staking.validators[validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
     response = await stack.register_from("198.51.0.1", bonded)
     assert (response.status_code, response.json()) == (200, {"status": "registered"})
     assert await list_monikers(stack) == {f"node {number}" for number in range(6)}
@@ -227,7 +227,7 @@ async def test_run_publishes_registrations_and_removes_bonded_validators(tmp_pat
         stack.clock.advance(PUBLISH_SECONDS)
         await stack.register_from("198.51.100.1", second)
         await wait_for_count(stack, 2)
-        stack.staking.validators[adr036.validator_address(first["operator_address"])] = "BOND_STATUS_UNBONDED"
+        stack.staking.validators[validator_address(first["operator_address"])] = "BOND_STATUS_UNBONDED"
         stack.clock.advance(CHECK_SECONDS)
         await wait_for_count(stack, 1)
         (remaining,) = (await stack.client.get("/pending-validators")).json()
@@ -245,7 +245,7 @@ async def test_check_staking_queries_a_bounded_number_and_all_in_turn(stack: Adm
         await stack.registry.check_staking()
         rounds.append(set(stack.staking.queried_addresses))
     assert [len(addresses) for addresses in rounds] == [MAX_PER_CHECK, MAX_PER_CHECK, 5]
-    assert rounds[0] | rounds[1] | rounds[2] == {adr036.validator_address(body["operator_address"]) for body in bodies}
+    assert rounds[0] | rounds[1] | rounds[2] == {validator_address(body["operator_address"]) for body in bodies}
 
 
 async def test_run_with_slow_updates_pauses_in_proportion(stack: AdminStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,13 +273,13 @@ async def test_publish_prepares_the_list_outside_the_event_loop(
 ) -> None:
     creator_threads = set[threading.Thread]()
 
-    make = store.Registration
+    make = admin_database.Registration
 
-    def record(*row: Any) -> store.Registration:
+    def record(*row: Any) -> admin_database.Registration:
         creator_threads.add(threading.current_thread())
         return make(*row)
 
-    monkeypatch.setattr(store, "Registration", record)
+    monkeypatch.setattr(admin_database, "Registration", record)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         await register_many(stack, 50)
         await stack.registry.publish()
@@ -290,7 +290,7 @@ async def test_publish_prepares_the_list_outside_the_event_loop(
 
 async def test_register_parses_and_verifies_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running_checks, most, lock = 0, 0, threading.Lock()
-    verify = registry._parse_and_verify
+    verify = pending_registrations._parse_and_verify
 
     def record(body: bytes, now: float, *, production: bool) -> RegistrationRequest:
         nonlocal running_checks, most
@@ -304,7 +304,7 @@ async def test_register_parses_and_verifies_one_at_a_time(tmp_path: Path, monkey
             with lock:
                 running_checks -= 1
 
-    monkeypatch.setattr(registry, "_parse_and_verify", record)
+    monkeypatch.setattr(pending_registrations, "_parse_and_verify", record)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         responses = await asyncio.gather(
             *(stack.client.post("/register-validator", json=registration_body(number)) for number in range(8))
@@ -319,8 +319,8 @@ async def test_register_first_imports_modules_outside_the_event_loop(tmp_path: P
     script = f"""
 import asyncio, builtins, json, sys, threading, time
 from pathlib import Path
-from admin.service import AdminService
-from admin.schemas import UiConfig
+from admin.onboarding import AdminService
+from admin.api_models import UiConfig
 from helper.clock import SystemClock
 
 async def main():

@@ -12,8 +12,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from structlog.testing import capture_logs
 
-from admin.round_signatures import signed_message
-from admin.rounds import (
+from admin.api_models import AuditResponse
+from admin.published_config import signed_message
+from admin.round_totals import (
     INITIAL_REFRESH_SECONDS,
     MAX_CONCURRENT_QUERIES,
     MAX_LIST_BYTES,
@@ -21,7 +22,6 @@ from admin.rounds import (
     MAX_TOTALS_PER_REFRESH,
     REFRESH_SECONDS,
 )
-from admin.schemas import AuditResponse
 from tests.conftest import read_recorded_lines
 from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, open_admin_stack
 

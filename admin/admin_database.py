@@ -14,7 +14,6 @@ import secrets
 import sqlite3
 import stat
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -35,6 +34,34 @@ MAX_REGISTRATIONS_PER_NETWORK: Final = 200
 _HASH_BYTES: Final = 8
 _HEADER_BYTES: Final = 72
 """Bytes of a file's header up to the application id."""
+_SCHEMA: Final = """
+CREATE TABLE registrations (
+  operator_address TEXT PRIMARY KEY,
+  url              TEXT NOT NULL,
+  moniker          TEXT NOT NULL,
+  signed_at        INTEGER NOT NULL,                    -- timestamp of the request; older requests are ignored
+  requested_at     INTEGER NOT NULL,                    -- time of the first registration of the address
+  expires_at       INTEGER NOT NULL CHECK (expires_at > requested_at),
+  network          BLOB NOT NULL                        -- keyed hash of the client's network
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX registrations_expiring ON registrations (expires_at);
+CREATE INDEX registrations_by_network ON registrations (network, requested_at);
+
+CREATE TABLE network_key (
+  one   INTEGER PRIMARY KEY CHECK (one = 1),
+  value BLOB NOT NULL CHECK (length(value) = 32)        -- random; the key of the hashes in registrations.network
+) STRICT;
+
+CREATE TABLE voting_config (
+  one         INTEGER PRIMARY KEY CHECK (one = 1),
+  source      TEXT NOT NULL,                            -- the configured URL
+  body        BLOB NOT NULL,                            -- the published bytes of the dynamic document
+  fetched_at  INTEGER NOT NULL,
+  static_body BLOB NOT NULL                             -- the static document that named its URL; empty if none
+) STRICT;
+"""
+"""Registrations of validators without a staking record, and the last valid voting configuration; Unix seconds."""
 
 
 class RegistryFullError(Exception):
@@ -117,9 +144,8 @@ class AdminStore:
             await _fetch_one(conn, "PRAGMA user_version"),
         )
         if (application, version) == (0, 0) and await _fetch_one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
-            schema = (resources.files("admin") / "schema.sql").read_text("utf-8")
             pragmas = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {SCHEMA_VERSION};"
-            await conn.executescript(f"BEGIN;\n{schema}\n{pragmas}\nCOMMIT;")
+            await conn.executescript(f"BEGIN;\n{_SCHEMA}\n{pragmas}\nCOMMIT;")
         elif (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
             raise _foreign_file(self._path)
         await conn.execute("INSERT OR IGNORE INTO network_key (one, value) VALUES (1, ?)", (secrets.token_bytes(32),))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from admin.config_documents import MAX_MIRRORS, InvalidConfigError, parse_config, parse_static
+from admin.published_config import MAX_MIRRORS, InvalidConfigError, parse_config, parse_static
 from helper.core.round_authentication import RoundAuthentication
 from tests.conftest import RECORDED
 

@@ -7,9 +7,14 @@ from typing import Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from admin.adr036 import ACCOUNT_PREFIX
-from admin.registration_request import MAX_ADDRESS_CHARS, MAX_BASE64_CHARS, MAX_MONIKER_CHARS, MAX_REGISTERED_URL_CHARS
-from admin.store import Registration
+from admin.admin_database import Registration
+from admin.registration_request import (
+    ACCOUNT_PREFIX,
+    MAX_ADDRESS_CHARS,
+    MAX_BASE64_CHARS,
+    MAX_MONIKER_CHARS,
+    MAX_REGISTERED_URL_CHARS,
+)
 from helper.core.round_authentication import RoundAuthentication
 from helper.server.openapi import Operation
 

@@ -1,11 +1,16 @@
-"""Routes under `/api`. Errors are `{"error": "…"}`; all origins are allowed (CORS)."""
+"""Validator onboarding: its composition, and its routes, which the service mounts under `/api`.
+
+Errors are `{"error": "…"}`; all origins are allowed (CORS).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import ceil
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -15,21 +20,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from admin import schemas
-from admin.adr036 import SignatureRefusedError
-from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError
-from admin.registry import RegistrationRegistry
-from admin.rounds import RoundsView
-from admin.schemas import ChainFacts, UiConfig
-from admin.store import RegistryFullError
-from admin.voting_config import VotingConfig
+from admin import api_models
+from admin.admin_database import AdminStore, RegistryFullError
+from admin.api_models import ChainFacts, UiConfig
+from admin.config_refresh import ConfigFetcher, VotingConfig
+from admin.pending_registrations import ChainQueries, RegistrationRegistry
+from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, SignatureRefusedError
+from admin.round_totals import GetAudit, RoundsView
 from helper.clock import Clock
 from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
+from helper.core.round_authentication import RoundAuthentication
 from helper.errors import StoreError
+from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.body_reader import BodyReader
 from helper.server.client_address import Network, identify_client
 from helper.server.middleware import CorsMiddleware, JsonResponse, handle_disconnect, http_error_text, log_refusal
-from helper.server.openapi import ApiRoute
+from helper.server.openapi import ApiMount, ApiRoute
 from helper.server.request_ids import get_request_id
 from helper.server.token_buckets import TokenBuckets
 
@@ -103,13 +109,13 @@ class AdminRoutes:
     def routes(self) -> list[ApiRoute]:
         """Return the routes with their OpenAPI descriptions."""
         return [
-            ApiRoute("/voting-config", self.voting_config, "GET", schemas.VOTING_CONFIG),
-            ApiRoute("/round-authentication", self.round_authentication, "GET", schemas.ROUND_AUTHENTICATION),
-            ApiRoute("/register-validator", self.register, "POST", schemas.REGISTER),
-            ApiRoute("/pending-validators", self.pending, "GET", schemas.PENDING),
-            ApiRoute("/ui-config", self.ui_config, "GET", schemas.UI_CONFIG),
-            ApiRoute("/chain", self.chain, "GET", schemas.CHAIN),
-            ApiRoute("/rounds", self.rounds, "GET", schemas.ROUNDS),
+            ApiRoute("/voting-config", self.voting_config, "GET", api_models.VOTING_CONFIG),
+            ApiRoute("/round-authentication", self.round_authentication, "GET", api_models.ROUND_AUTHENTICATION),
+            ApiRoute("/register-validator", self.register, "POST", api_models.REGISTER),
+            ApiRoute("/pending-validators", self.pending, "GET", api_models.PENDING),
+            ApiRoute("/ui-config", self.ui_config, "GET", api_models.UI_CONFIG),
+            ApiRoute("/chain", self.chain, "GET", api_models.CHAIN),
+            ApiRoute("/rounds", self.rounds, "GET", api_models.ROUNDS),
         ]
 
     async def voting_config(self, _request: Request) -> Response:
@@ -150,8 +156,8 @@ class AdminRoutes:
         """Return a page of the pending registrations. The `Link` header points to the next page."""
         number = request.query_params.get("page", "1")
         page = int(number) if re.fullmatch(r"[0-9]{1,6}", number) else 0
-        if not 1 <= page <= schemas.MAX_PAGES:
-            return _error_response(400, f"page: must be a number from 1 to {schemas.MAX_PAGES}")
+        if not 1 <= page <= api_models.MAX_PAGES:
+            return _error_response(400, f"page: must be a number from 1 to {api_models.MAX_PAGES}")
         published = self._registry.published
         headers = {**_NO_STORE, "X-Total-Count": str(published.total)}
         if page < len(published.pages):
@@ -195,3 +201,79 @@ async def _handle_store_error(request: Request, error: StoreError) -> Response:
 async def _handle_temporary_refusal(_request: Request, error: TemporaryRefusal) -> Response:
     refusal = find_refusal(error.situation, *error.details, names_attempt=False)
     return _error_response(refusal.status, refusal.text, error.headers)
+
+
+class AdminService:
+    """Registrations, published configuration and rounds.
+
+    Args:
+        db_path: database file of the registrations.
+        config_url: URL of the published voting configuration, empty for none.
+        ui: configuration of the page.
+        chain: the nodes, queried for staking records and rounds.
+        get_chain_facts: returns the chain's data for browser wallets.
+        clock: the time.
+        trusted_networks: networks of proxies whose forwarding headers are trusted.
+        get_audit: returns the helper's audit of a finalized round.
+    """
+
+    def __init__(
+        self,
+        *,
+        db_path: Path,
+        config_url: str,
+        ui: UiConfig,
+        chain: ChainQueries,
+        get_chain_facts: Callable[[], ChainFacts],
+        clock: Clock,
+        trusted_networks: Sequence[Network] = (),
+        get_audit: GetAudit = lambda _: None,
+    ) -> None:
+        self._store = AdminStore(db_path)
+        self._config = VotingConfig(config_url, self._store, ConfigFetcher(config_url), clock=clock)
+        self._registry = RegistrationRegistry(self._store, chain, clock=clock)
+        self._rounds = RoundsView(chain, clock=clock, report_keys=self._config.compare_keys, get_audit=get_audit)
+        routes = AdminRoutes(
+            self._registry,
+            self._config,
+            self._rounds,
+            ui,
+            get_chain_facts=get_chain_facts,
+            clock=clock,
+            trusted_networks=trusted_networks,
+        )
+        self.mount = ApiMount("/api", routes.app(), routes.routes())
+
+    @property
+    def vote_server_origins(self) -> Sequence[str]:
+        """Origins of the published vote servers, which the page connects to."""
+        return self._config.origins
+
+    def get_round_authentication(self, round_id: bytes) -> RoundAuthentication:
+        """Return whether the published configuration authenticates a round."""
+        return self._config.get_authentication(round_id)
+
+    @contextlib.asynccontextmanager
+    async def open_store(self) -> AsyncIterator[None]:
+        """Open the database file for the duration of the context.
+
+        Raises:
+            StoreError: the file cannot be opened.
+        """
+        await self._store.open()
+        try:
+            await self._config.restore()
+            await self._registry.publish()
+            yield
+        finally:
+            await self._config.aclose()
+            await self._store.close()
+
+    @property
+    def tasks(self) -> AuxiliaryTasks:
+        """Background tasks by name: they fetch the configuration, check registrations and read the rounds."""
+        return {
+            "voting configuration": self._config.run,
+            "registrations": self._registry.run,
+            "rounds view": self._rounds.run,
+        }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from admin.store import AdminStore
+from admin.admin_database import AdminStore
 from helper.errors import StoreForeign
 
 pytestmark = pytest.mark.rule("R16")

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from admin import adr036, config_fetch, voting_config
-from admin.config_documents import MAX_SERVERS, PublishedConfig, StaticConfig, parse_config
-from admin.registry import MAX_CONCURRENT_QUERIES
-from admin.store import REGISTRATION_SECONDS, ConfigDocuments
+from admin import account_keys, config_refresh
+from admin.admin_database import REGISTRATION_SECONDS, ConfigDocuments
+from admin.pending_registrations import MAX_CONCURRENT_QUERIES
+from admin.published_config import MAX_SERVERS, PublishedConfig, StaticConfig, parse_config
+from admin.registration_request import validator_address
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import CONFIG_URL, KEY, NOW, AdminStack, open_admin_stack, sign_registration
 
@@ -75,7 +76,7 @@ async def test_register_bonded_validator_is_not_pending(stack: AdminStack) -> No
     body = sign_registration()
     await stack.register(body)
     assert len(await stack.fetch_pending()) == 1
-    operator = adr036.validator_address(body["operator_address"])
+    operator = validator_address(body["operator_address"])
     stack.staking.validators[operator] = "BOND_STATUS_UNBONDED"
     assert await stack.fetch_pending() == [], "regardless of its status"
     response = await stack.register(sign_registration(timestamp=NOW + 5))
@@ -87,7 +88,7 @@ async def test_pending_with_chain_unreachable_keeps_all(stack: AdminStack) -> No
     stack.staking.is_unreachable = True
     body = sign_registration()
     assert (await stack.register(body)).json()["status"] == "pending"
-    stack.staking.validators[adr036.validator_address(body["operator_address"])] = "BOND_STATUS_BONDED"
+    stack.staking.validators[validator_address(body["operator_address"])] = "BOND_STATUS_BONDED"
     assert len(await stack.fetch_pending()) == 1
     stack.staking.is_unreachable = False
     assert await stack.fetch_pending() == []
@@ -117,7 +118,7 @@ async def test_pending_survives_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["operator_address", "url", "moniker", "timestamp"])
 async def test_register_unsigned_field_is_refused(stack: AdminStack, field: str) -> None:
     other = {
-        "operator_address": adr036.sign_data(b"", b"\x09" * 32)[0],
+        "operator_address": account_keys.sign_data(b"", b"\x09" * 32)[0],
         "url": "",
         "moniker": "else",
         "timestamp": NOW + 1,
@@ -129,8 +130,8 @@ async def test_register_unsigned_field_is_refused(stack: AdminStack, field: str)
 
 
 async def test_register_with_other_prefix_is_refused(stack: AdminStack) -> None:
-    _, pub_key, _ = adr036.sign_data(b"", KEY)
-    response = await stack.register(sign_registration(operator_address=adr036.address_of(pub_key, "cosmos")))
+    _, pub_key, _ = account_keys.sign_data(b"", KEY)
+    response = await stack.register(sign_registration(operator_address=account_keys.address_of(pub_key, "cosmos")))
     assert response.status_code == 401
     assert "sv1" in response.json()["error"]
 
@@ -302,8 +303,8 @@ async def test_refresh_parses_in_a_thread_and_only_what_changed(
         threads.append(threading.current_thread())
         return parse_config(body, static)
 
-    monkeypatch.setattr(config_fetch, "parse_config", record)
-    monkeypatch.setattr(voting_config, "parse_config", record)
+    monkeypatch.setattr(config_refresh, "parse_config", record)
+    monkeypatch.setattr(config_refresh, "parse_config", record)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         stack.web.responses[CONFIG_URL] = httpx.Response(200, content=json.dumps(VALID_CONFIG).encode())
         for _ in range(3):

@@ -10,8 +10,8 @@ from typing import Final
 import orjson
 import structlog
 
-from admin.registry import ChainQueries
-from admin.schemas import AuditResponse, RoundResponse
+from admin.api_models import AuditResponse, RoundResponse
+from admin.pending_registrations import ChainQueries
 from helper.chain.chain_data import ListedRound, OptionTotal, RoundStatus
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
@@ -78,7 +78,7 @@ class RoundsView:
         self._missing_totals: list[ListedRound] = []
         self._problem = LoggedProblem()
         self.body: bytes | None = None
-        """Response body, see `admin.schemas.RoundsResponse`; None until the first refresh succeeds."""
+        """Response body, see `admin.api_models.RoundsResponse`; None until the first refresh succeeds."""
 
     async def run(self) -> None:
         """Refresh until cancelled."""

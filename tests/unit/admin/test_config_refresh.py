@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.config_documents import InvalidConfigError
-from admin.config_fetch import FETCH_TIMEOUT_SECONDS, ConfigFetcher
+from admin.config_refresh import FETCH_TIMEOUT_SECONDS, ConfigFetcher
+from admin.published_config import InvalidConfigError
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, FakeWeb, open_admin_stack
 

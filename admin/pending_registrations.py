@@ -11,9 +11,8 @@ import anyio
 import orjson
 import structlog
 
-from admin import adr036
-from admin.registration_request import RegistrationRequest, SignedRegistration, parse_registration
-from admin.store import MAX_REGISTRATIONS, AdminStore, Registration
+from admin.admin_database import MAX_REGISTRATIONS, AdminStore, Registration
+from admin.registration_request import RegistrationRequest, SignedRegistration, parse_registration, validator_address
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
@@ -178,7 +177,7 @@ class RegistrationRegistry:
 
     async def _has_staking_record(self, account: str) -> bool | None:
         """Whether there is a staking record, with any status; None if no node responds in time."""
-        address = adr036.validator_address(account)
+        address = validator_address(account)
         try:
             with anyio.fail_after(QUERY_SECONDS):
                 async with self._query_slots:
@@ -202,9 +201,12 @@ def _paginate(waiting: Iterable[Registration]) -> Sequence[bytes]:
 
 
 def _parse_and_verify(body: bytes, now: float, *, production: bool) -> RegistrationRequest:
+    # Imported here, in a thread: the libraries take 0.2 s, and most hosts get no registration.
+    from admin.account_keys import verify_signature  # noqa: PLC0415
+
     signed: SignedRegistration = parse_registration(body, now=now, production=production)
     request = signed.request
-    adr036.verify_signature(
+    verify_signature(
         request.signed_text(), signer=request.operator_address, pub_key=signed.pub_key, signature=signed.signature
     )
     return request
