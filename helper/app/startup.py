@@ -6,21 +6,27 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import structlog
+import uvloop
 
 from helper.app.admin_only import AdminOnlyService
 from helper.app.service import Service
 from helper.chain.node_pool import create_node_pool
 from helper.clock import SystemClock
 from helper.config.sections import Config
+from helper.observability.log_config import configure
+from helper.observability.sentry import create_reporter
 from helper.runtime.process_security import harden_process
-from helper.runtime.systemd import ServiceManager
+from helper.runtime.systemd import ServiceManager, adopt_inherited_listener, is_journal, priority_prefix
 
 log = structlog.get_logger("helper.app")
 
@@ -98,3 +104,41 @@ async def run_service(
     finally:
         notifier.cancel()
         await asyncio.gather(notifier, return_exceptions=True)
+
+
+def serve_until_signal(config: Config, *, announce: Callable[[str], None], ready_file: Path | None = None) -> None:
+    """Run the configured service, with its logs and error reports, in this process until a signal stops it.
+
+    Args:
+        config: the settings.
+        announce: shows a message to the operator.
+        ready_file: file to write once the sockets listen, with the base URL as JSON.
+    """
+    clock = SystemClock()
+    reporter = create_reporter(config.helper.sentry_dsn, clock) if config.helper.sentry_dsn else None
+    configure(
+        config.log.level,
+        config.log.format,
+        report=reporter.report if reporter is not None else None,
+        prefix=priority_prefix if is_journal(os.environ, sys.stderr) else None,
+    )
+    service = create_service(config)
+
+    def on_started(url: str) -> None:
+        if isinstance(service, Service) and service.new_database:
+            announce(f"created a new, empty queue: {service.new_database}")
+        announce(f"listening on {url}")
+        if ready_file is not None:
+            partial = ready_file.with_suffix(".partial")
+            partial.unlink(missing_ok=True)
+            with partial.open("x", encoding="utf-8") as file:  # never through an existing link
+                file.write(json.dumps({"url": url, "socket": str(config.socket_path)}) + "\n")
+            partial.replace(ready_file)
+
+    manager = ServiceManager(os.environ, os.getpid(), clock)
+    listener = adopt_inherited_listener(os.environ, os.getpid())
+    try:
+        uvloop.run(run_service(service, on_started=on_started, wallet_socket=listener, service_manager=manager))
+    finally:
+        if reporter is not None:
+            reporter.close()

@@ -14,13 +14,11 @@ import typer
 from admin import account_keys
 from admin.account_keys import KeyArmorError, PassphraseError, open_key_armor
 from admin.registration_request import RegistrationError, RegistrationRequest, parse_registration
-from helper.cli.options import JsonOption
-from helper.cli.output import ExitCode, emit_json, emit_table, fail, print_message
+from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, print_message
+from helper.cli.terminal import emit_table
 from helper.clock import SystemClock
 from helper.core.text_forms import format_time
 from helper.runtime.network_clients import create_client
-
-app = typer.Typer(help="Register as a validator without a browser, and list pending registrations.")
 
 TIMEOUT_SECONDS = 30.0
 """Request timeout in seconds."""
@@ -29,12 +27,6 @@ _ARMOR_PREFIX = b"-----BEGIN"
 ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
 
 
-@app.callback()
-def admin() -> None:
-    """Register as a validator without a browser, and list pending registrations."""
-
-
-@app.command()
 def register(
     key_file: Annotated[
         Path,
@@ -74,7 +66,6 @@ def register(
         typer.echo(f"{signer} is pending until {format_time(result['expires_at'])} UTC")
 
 
-@app.command()
 def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) -> None:
     """List pending registrations."""
     registrations = _fetch_pending(f"{to.rstrip('/')}/api/pending-validators")

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from helper.cli.command_line import COMMANDS
+from helper.cli.main import COMMANDS
 from helper.config.loader import load
 from helper.config.sections import ROLES, Config
 from helper.config.settings_file import CREDENTIALS, ENV_FILE, FILE_CREDENTIALS

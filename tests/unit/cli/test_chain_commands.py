@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helper.cli import rounds
+from helper.cli import queue
 from helper.cli.proof import SearchSource
 from helper.clock import SystemClock
 from helper.core.round_authentication import RoundAuthentication
@@ -32,7 +32,7 @@ NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 @pytest.fixture(autouse=True)
 def _files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use settings whose only node is unreachable."""
-    monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
+    monkeypatch.setattr("helper.cli.chain.configure", lambda *_: None)
     Path("helper.toml").write_text('[chain]\nendpoints = ["http://127.0.0.1:9"]\n')
     Path("good.zip").write_bytes(BUNDLE)
     Path("bad.zip").write_bytes(with_foreign_parts(root=b"\x01" * 32))
@@ -190,4 +190,4 @@ def test_rounds_without_helper_are_read_from_file(
 def test_rounds_has_a_text_and_a_schema_for_every_authentication() -> None:
     schema = json.loads(Path(ROOT / "docs" / "schemas" / "rounds.json").read_text())
     listed = schema["properties"]["rounds"]["items"]["properties"]["authentication"]["enum"]
-    assert set(rounds._AUTHENTICATION_TEXTS) == set(RoundAuthentication) == set(listed)
+    assert set(queue._AUTHENTICATION_TEXTS) == set(RoundAuthentication) == set(listed)

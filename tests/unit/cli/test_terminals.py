@@ -17,7 +17,7 @@ import anyio
 import orjson
 import pytest
 
-from helper.cli.output import emit_json, encode_json_line
+from helper.cli.conventions import emit_json, encode_json_line
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.terminal import run_in_terminal
 from tests.unit.ingest.admission_fixtures import ROUND_ID

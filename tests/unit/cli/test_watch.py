@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from helper.cli.operator_api import OperatorApi
-from helper.cli.queue_watch import StateEvent, StreamLost, stream_states
-from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells
+from helper.cli.queue_watch import PIPE_COLUMNS, Screen, StateEvent, StreamLost, bar_chart, pipe_cells, stream_states
 from helper.server.control_client import (
     DaemonNotRunningError,
     DaemonUnresponsiveError,

@@ -11,8 +11,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from helper.cli.command_line import COMMANDS
-from helper.cli.output import ExitCode
+from helper.cli.conventions import ExitCode
+from helper.cli.main import COMMANDS
 from scripts.cli_docs import (
     DOCUMENT,
     ROOT,
@@ -34,7 +34,7 @@ def test_cli_document_is_up_to_date() -> None:
 
 
 def test_cli_document_contains_every_command() -> None:
-    assert {path[0] for path in COMMAND_TREE} == set(COMMANDS)
+    assert {" ".join(path) for path in COMMAND_TREE} == set(COMMANDS)
     for code in ExitCode:
         assert re.search(rf"^\| {code.value} \|", DOCUMENT.read_text(), re.MULTILINE)
 

@@ -1,18 +1,18 @@
-"""Reads the settings for commands."""
+"""Reads the settings and passphrases of commands."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Annotated, Any, Final
 
-from helper.cli.output import ExitCode, fail
+import typer
+
+from helper.cli.conventions import ExitCode, fail
 from helper.config.loader import Loaded, load_traced
-from helper.config.settings_file import find_file, is_missing
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
+from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing
 
 SHARED_ADVICE: Final = (
     "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or use --db FILE"
@@ -32,17 +32,6 @@ def database_file(config: Path | None, db: Path | None, *, must_exist: bool = Tr
     return settings.db_path
 
 
-def database_encryption(config: Path | None) -> RowEncryption | None:
-    """Return the encryption with the keys in [store] key_file, None if it is not set.
-
-    Raises:
-        StoreError: the key file cannot be used.
-    """
-    from helper.store.factory import read_file_encryption  # noqa: PLC0415 - loads the database drivers
-
-    return read_file_encryption(read_settings(config).config.store.key_file)
-
-
 def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -> Loaded:
     """Read the settings from the file, the environment, and a command's flags (`section.key`).
 
@@ -55,3 +44,26 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
     if file is not None and not is_missing(file) and not os.access(file, os.R_OK):
         fail(f"no permission to read {file}", ExitCode.NOT_AUTHORISED)
     return load_traced(file, os.environ, flags)
+
+
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        help=f"File with the passphrase on its first line (default: ${ENV_BACKUP_PASSPHRASE}, then a prompt).",
+        show_default=False,
+    ),
+]
+
+
+def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
+    """Read the passphrase from the file, the environment or a prompt, which can ask for it twice."""
+    if file is not None:
+        return next(iter(file.read_text("utf-8").splitlines()), "")
+    from_env = os.environ.get(ENV_BACKUP_PASSPHRASE)
+    if from_env is not None:
+        return from_env
+    if not sys.stdin.isatty():
+        fail(f"no passphrase: use --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", ExitCode.USAGE)
+    entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+    return entered
