@@ -33,11 +33,10 @@ from helper.core.round_authentication import RoundAuthentication
 from helper.errors import StoreError
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.body_reader import BodyReader
-from helper.server.client_address import Network, identify_client
+from helper.server.client_limits import Network, TokenBuckets, identify_client
 from helper.server.middleware import CorsMiddleware, JsonResponse, handle_disconnect, http_error_text, log_refusal
 from helper.server.openapi import ApiMount, ApiRoute
 from helper.server.request_ids import get_request_id
-from helper.server.token_buckets import TokenBuckets
 
 log = structlog.get_logger("helper.admin")
 

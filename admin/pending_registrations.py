@@ -18,7 +18,7 @@ from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
 from helper.observability.error_log import log_error
-from helper.server.client_address import client_network
+from helper.server.client_limits import client_network
 
 log = structlog.get_logger("helper.admin")
 
@@ -94,7 +94,7 @@ class RegistrationRegistry:
         Args:
             body: the request and its signature, see `admin.registration_request.parse_registration`.
             production: whether its URL must be a public HTTPS URL.
-            client: its sender, see `helper.server.client_address.identify_client`.
+            client: its sender, see `helper.server.client_limits.identify_client`.
 
         Raises:
             RegistrationError: the request is invalid.

@@ -1,4 +1,4 @@
-"""Creates the configured service and runs it until a signal stops it."""
+"""Creates the configured service, or one without a queue (`[helper] disable`), and runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,64 @@ from typing import Final
 import structlog
 import uvloop
 
-from helper.app.admin_only import AdminOnlyService
+from helper.app.listeners import Listeners
 from helper.app.service import Service
-from helper.chain.node_pool import create_node_pool
-from helper.clock import SystemClock
+from helper.chain.node_pool import NodePool, create_node_pool
+from helper.clock import Clock, SystemClock
 from helper.config.sections import Config
 from helper.observability.log_config import configure
 from helper.observability.sentry import create_reporter
 from helper.runtime.process_security import harden_process
+from helper.runtime.supervisor import supervise
 from helper.runtime.systemd import ServiceManager, adopt_inherited_listener, is_journal, priority_prefix
+
+
+class AdminOnlyService:
+    """Serves the admin API and the page, and accepts no shares."""
+
+    def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
+        self._listeners = Listeners(config, node_pool=node_pool, clock=clock)
+        self._node_pool = node_pool
+        self._clock = clock
+        self._poll_seconds = config.chain.poll_seconds
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Request shutdown; `run` returns when all tasks have ended."""
+        self._stop.set()
+
+    async def get_status(self) -> str:
+        """Return a short status."""
+        return "accepts no shares ([helper] disable)"
+
+    async def run(
+        self, *, on_started: Callable[[str], None] = lambda _: None, wallet_socket: socket.socket | None = None
+    ) -> None:
+        """Run until `stop`.
+
+        Args:
+            on_started: called with the base URL once the socket listens.
+            wallet_socket: the socket, if it is already open.
+
+        Raises:
+            HelperError: the service could not start or cannot continue.
+        """
+        try:
+            async with self._listeners.open(on_started, wallet_socket) as servers:
+                await supervise(
+                    {"endpoints": self._monitor_nodes()},
+                    servers,
+                    self._stop,
+                    auxiliary=self._listeners.auxiliary_tasks,
+                    clock=self._clock,
+                )
+        finally:
+            await self._node_pool.aclose()
+
+    async def _monitor_nodes(self) -> None:
+        await self._node_pool.probe_all()
+        await self._node_pool.monitor(self._poll_seconds)
+
 
 log = structlog.get_logger("helper.app")
 

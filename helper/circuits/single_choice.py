@@ -128,7 +128,10 @@ SHARE_INDEX = 3
 
 
 def create_sample_job() -> dict[str, Any]:
-    """Return the arguments of `proofs.prove` for a valid share in a tree with one leaf."""
+    """Return the arguments of `proofs.prove` for the self-test at start-up: a valid share in a tree with one leaf.
+
+    The self-test checks keys, prover and verifier, and measures the duration of a proof.
+    """
     _, public = proofs.elgamal_keygen(None)
     ciphertexts = [proofs.elgamal_encrypt(public, value) for value in range(16)]
     blinds = [proofs.random_field() for _ in ciphertexts]

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from helper.clock import Clock
 from helper.observability.queue_overview import Overview
 from helper.observability.status_feed import FeedEvent, StatusFeed
+from helper.server.client_limits import TokenBuckets
 from helper.server.middleware import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
-from helper.server.token_buckets import TokenBuckets
 
 PATH: Final = "/shielded-vote/v1/events"
 PING_SECONDS: Final = 15

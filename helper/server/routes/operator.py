@@ -25,9 +25,9 @@ from helper.ingest.payload import error_body
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, SkippedShare, split_lines
 from helper.server import operator_json
+from helper.server.connection_io import PEER_KEY, Peer, user_name
 from helper.server.middleware import JsonResponse, internal_application
 from helper.server.operator_json import RoundState
-from helper.server.peer_credentials import PEER_KEY, Peer, user_name
 from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader

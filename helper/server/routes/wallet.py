@@ -122,7 +122,7 @@ class ShareSubmission:
     async def __call__(self, scope: Scope, receive: Receive) -> EnqueueResult:
         """Accept the share of a request, or raise.
 
-        A second call for a refused request only raises the same exception: `helper.server.fast_path` makes the first
+        A second call for a refused request only raises the same exception: `helper.server.application` makes the first
         call and leaves the error response to the regular route.
 
         Raises:

@@ -24,7 +24,7 @@ from admin.round_totals import RoundsView
 from helper.chain.chain_data import ListedRound, OptionTotal, Round, parse_listing, parse_round, parse_totals
 from helper.chain.rest_client import ChainClient
 from helper.errors import ChainResponseError, ChainUnavailable
-from helper.server.client_address import Network
+from helper.server.client_limits import Network
 from tests.support.clock import FakeClock
 
 T = TypeVar("T")

@@ -20,10 +20,10 @@ from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
 from helper.server.application import add_middleware
+from helper.server.connection_io import user_name
 from helper.server.http_server import bind_tcp, create_server, listen_unix
 from helper.server.middleware import JsonResponse
 from helper.server.operator_json import RoundState
-from helper.server.peer_credentials import user_name
 from helper.server.routes.operator import (
     MARK_STRUCT,
     MAX_ACTION_BODY_BYTES,

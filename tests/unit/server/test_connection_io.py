@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from helper.server.connection_timers import Deadline, StallTimer
+from helper.server.connection_io import Deadline, StallTimer
 
 
 class FakeTimer:

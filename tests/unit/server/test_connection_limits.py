@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helper.server.connection_eviction import (
+from helper.server.connection_limits import (
     IDLE_SECONDS,
     MAX_CLOSING,
     UNCOUNTED_BYTES,
