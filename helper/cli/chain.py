@@ -30,7 +30,7 @@ from helper.cli.operator_api import OperatorApi
 from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
 from helper.errors import ChainUnavailable
-from helper.observability.log_config import configure
+from helper.observability import log_config
 from helper.server.operator_json import parse_hex32
 
 
@@ -41,7 +41,7 @@ async def open_node_pool(config: Path | None) -> AsyncIterator[NodePool]:
     Raises:
         ChainUnavailable: no node is usable; the message has the reasons.
     """
-    configure("warning")
+    log_config.configure("warning")
     settings = read_settings(config).config
     nodes = create_node_pool(settings, SystemClock())
     try:

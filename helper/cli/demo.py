@@ -26,7 +26,7 @@ from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
 from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, format_one_line
 from helper.clock import SystemClock
 from helper.errors import HelperError
-from helper.observability.log_config import configure
+from helper.observability import log_config
 
 NODE_SECONDS: Final = 10.0
 """Seconds until the nodes must be usable. Their newest block is initially in the future, at the round's end."""
@@ -100,7 +100,7 @@ async def audit_finished_round(chain: Mapping[str, Any], round_id: bytes) -> dic
         chain: the chain's ready line.
         round_id: 32 bytes.
     """
-    configure("error")
+    log_config.configure("error")
     nodes = [(node["rest"], node["rpc"]) for node in chain["nodes"]]
     clock = SystemClock()
     pool = NodePool(create_nodes([rest for rest, _ in nodes], [rpc for _, rpc in nodes]), clock=clock)

@@ -16,7 +16,7 @@ from helper.cli.terminal import supports_colours, terminal_width
 from helper.clock import SystemClock
 from helper.doctor.result import CheckResult, Level, all_ok
 from helper.doctor.run import run_doctor
-from helper.observability.log_config import configure
+from helper.observability import log_config
 
 _SUBJECT_WIDTH: Final = 16
 _INDENT: Final = " " * 6
@@ -34,7 +34,7 @@ def doctor(
 
     Exits with 0 if all checks pass, otherwise with 3.
     """
-    configure("error", "auto")
+    log_config.configure("error", "auto")
     report = asyncio.run(run_doctor(config, os.environ, SystemClock(), skip_proof=skip_proof))
     counts = {level.value: sum(finding.level is level for finding in report.findings) for level in Level}
     if json:

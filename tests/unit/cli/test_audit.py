@@ -55,13 +55,13 @@ CREATE_READERS = node_pool.ReadOnlyNodePool
 def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTransport) -> None:
     """Replace the network of all node clients."""
     monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=transport))
-    monkeypatch.setattr(node_pool, "ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
+    monkeypatch.setattr("helper.cli.audit.ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedNodes]:
     """Two nodes that serve the recorded threshold round, in the settings of an empty directory."""
-    monkeypatch.setattr("helper.cli.chain.configure", lambda *_: None)
+    monkeypatch.setattr("helper.observability.log_config.configure", lambda *_: None)
     monkeypatch.setattr("proofs.verify_each", verify_each_once)
     monkeypatch.setattr("audit.node_source._HEAD_SECONDS", 0.0)
     recorded = RecordedNodes(threshold_round())

@@ -32,7 +32,7 @@ NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 @pytest.fixture(autouse=True)
 def _files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use settings whose only node is unreachable."""
-    monkeypatch.setattr("helper.cli.chain.configure", lambda *_: None)
+    monkeypatch.setattr("helper.observability.log_config.configure", lambda *_: None)
     Path("helper.toml").write_text('[chain]\nendpoints = ["http://127.0.0.1:9"]\n')
     Path("good.zip").write_bytes(BUNDLE)
     Path("bad.zip").write_bytes(with_foreign_parts(root=b"\x01" * 32))

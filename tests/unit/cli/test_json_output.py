@@ -46,7 +46,6 @@ def run_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """Run a command with `--json` and return its output; asserts the documented shape."""
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    monkeypatch.setattr("helper.cli.chain.configure", lambda *_: None)
 
     def run_json(name: str, *arguments: str, code: int = 0) -> dict[str, Any]:
         capsys.readouterr()
