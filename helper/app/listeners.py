@@ -42,14 +42,13 @@ from helper.operations.archive_reader import AuditResults, open_archive_bucket
 from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.application import create_app
+from helper.server.gateway_routes import Gateway, GatewayLimits
+from helper.server.health_routes import CheckRunner, health_routes
 from helper.server.http_server import GROUP_MODE, base_url, bind_tcp, control_limits, create_server, listen_unix
-from helper.server.routes.events import events_route, overview_routes
-from helper.server.routes.gateway import Gateway, GatewayLimits
-from helper.server.routes.health import CheckRunner, health_routes
-from helper.server.routes.operator import create_operator_app
-from helper.server.routes.page import Page
-from helper.server.routes.wallet import WalletView
+from helper.server.operator_routes import create_operator_app
+from helper.server.page_routes import Page, events_route, overview_routes
 from helper.server.uvicorn_adapter import Server
+from helper.server.wallet_routes import WalletView
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
@@ -221,7 +220,7 @@ class Listeners:
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
-        from helper.server.routes.metrics import create_metrics_server  # noqa: PLC0415
+        from helper.server.metrics_routes import create_metrics_server  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_figures, clock=self._clock)
         return create_metrics_server(metrics, self._run_checks)

@@ -54,8 +54,8 @@ from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
-from helper.server.routes.operator import operator_action_routes, retries_route, round_states, rounds_route
-from helper.server.routes.wallet import WalletView
+from helper.server.operator_routes import operator_action_routes, retries_route, round_states, rounds_route
+from helper.server.wallet_routes import WalletView
 from helper.store.factory import create_store
 from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION

@@ -24,7 +24,7 @@ from helper.operations.operator_actions import OperatorActions
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import acting_as_owner
 from helper.server.connection_io import PEER_KEY, Peer
-from helper.server.routes.operator import create_operator_app, operator_action_routes, rounds_route, stored_round_states
+from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route, stored_round_states
 from helper.store.factory import read_file_encryption
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import RowEncryption

@@ -18,7 +18,7 @@ from helper.server.body_reader import BodyReader
 from helper.server.middleware import CORS_HEADERS, CorsMiddleware, ErrorMiddleware, JsonResponse, json_application
 from helper.server.openapi import ApiRoute, Operation, TokenHolder, generate_document
 from helper.server.request_ids import REQUEST_ID_HEADER_BYTES, RequestIdMiddleware, generate_request_ids
-from helper.server.routes.wallet import SHARES_PATH, ShareSubmission, WalletView, accepted_response, wallet_routes
+from helper.server.wallet_routes import SHARES_PATH, ShareSubmission, WalletView, accepted_response, wallet_routes
 from helper.store.models import EnqueueResult
 
 

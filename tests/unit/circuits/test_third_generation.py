@@ -26,7 +26,7 @@ from helper.operations.export_format import encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
 from helper.reveal.prover_pool import ProverPool
 from helper.server.application import create_app
-from helper.server.routes.wallet import WalletView
+from helper.server.wallet_routes import WalletView
 from helper.store.action_models import ExportedShare
 from tests.support import hidden_choice
 from tests.support.fakes import BAD_PROOF_REPLY, CHAIN_ID, ROUND, START_TIME, wait_until

@@ -26,7 +26,7 @@ from helper.observability.stats import Stats
 from helper.server.application import add_document_route
 from helper.server.body_reader import BodyReader
 from helper.server.openapi import ApiRoute, Operation, generate_document
-from helper.server.routes.wallet import ShareSubmission, wallet_routes
+from helper.server.wallet_routes import ShareSubmission, wallet_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.service_state import partial_state

@@ -24,7 +24,7 @@ from helper.server.connection_io import user_name
 from helper.server.http_server import bind_tcp, create_server, listen_unix
 from helper.server.middleware import JsonResponse
 from helper.server.operator_json import RoundState
-from helper.server.routes.operator import (
+from helper.server.operator_routes import (
     MARK_STRUCT,
     MAX_ACTION_BODY_BYTES,
     create_operator_app,

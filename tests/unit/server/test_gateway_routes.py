@@ -11,7 +11,7 @@ import pytest
 
 from helper.chain.node_http import SHORT_BODY_BYTES
 from helper.core.refusals import ATTEMPT_HEADER
-from helper.server.routes.gateway import GET_PATHS, POST_PATHS, GatewayLimits
+from helper.server.gateway_routes import GET_PATHS, POST_PATHS, GatewayLimits
 from tests.support.fakes import wait_until
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded
 from tests.unit.server.gateway_fixtures import GatewayHarness, running_gateway

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helper.core.text_forms import is_loopback
 from helper.observability.metrics import Metrics
 from helper.server.connection_limits import ConnectionLimits
+from helper.server.health_routes import CheckRunner, health_routes
 from helper.server.http_server import create_server
 from helper.server.middleware import error_response, internal_application
-from helper.server.routes.health import CheckRunner, health_routes
 from helper.server.uvicorn_adapter import Server
 
 PATH: Final = "/metrics"
