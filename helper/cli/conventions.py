@@ -62,12 +62,14 @@ class ExitCode(IntEnum):
     UNREACHABLE = 6
 
 
-def emit(result: dict[str, Any], print_text: Callable[[dict[str, Any]], None], *, json: bool) -> None:
-    """Write the result of a command, as JSON or as text."""
+def emit(result: dict[str, Any], text: str | Callable[[dict[str, Any]], None], *, json: bool) -> None:
+    """Write the result of a command, as JSON or as text; `text` may be a function that prints it."""
     if json:
         emit_json(result)
+    elif callable(text):
+        text(result)
     else:
-        print_text(result)
+        typer.echo(text)
 
 
 def emit_json(value: Any) -> None:

@@ -26,7 +26,7 @@ from helper.cli.conventions import (
     JsonOption,
     YesOption,
     confirm_or_exit,
-    emit_json,
+    emit,
     fail,
     map_errors_to_exit_codes,
     print_message,
@@ -97,10 +97,7 @@ def backup(
     }
     if snapshot.contents.damaged:
         print_message(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
-    if json:
-        emit_json(result)
-    else:
-        typer.echo(f"{output}: {_summarize_contents(snapshot.contents)}, {len(sealed)} bytes")
+    emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {len(sealed)} bytes", json=json)
 
 
 @map_errors_to_exit_codes()
@@ -130,12 +127,10 @@ def restore(
             f"{contents.moved} shares were moved to another machine before this backup, so this helper does not reveal "
             "them. If that machine no longer has them, run `svote-helper queue retry --stage moved`"
         )
-    if json:
-        set_aside = None if aside is None else str(aside)
-        emit_json({"database": str(database), "set_aside": set_aside, **asdict(contents)})
-        return
-    typer.echo(f"{database}: {_summarize_contents(contents)}")
-    if aside is not None:
+    set_aside = None if aside is None else str(aside)
+    result = {"database": str(database), "set_aside": set_aside, **asdict(contents)}
+    emit(result, f"{database}: {_summarize_contents(contents)}", json=json)
+    if aside is not None and not json:
         print_message(
             f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed"
         )
@@ -164,10 +159,8 @@ def check(
     else:
         path = backup_file
         contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
-    if json:
-        emit_json({"file": str(path), "ok": not contents.damaged, **asdict(contents)})
-    else:
-        typer.echo(f"{path}: {_summarize_contents(contents)}, {contents.damaged} damaged")
+    result = {"file": str(path), "ok": not contents.damaged, **asdict(contents)}
+    emit(result, f"{path}: {_summarize_contents(contents)}, {contents.damaged} damaged", json=json)
     if contents.damaged:
         print_message("the helper quarantines damaged rows and continues with the others")
         raise typer.Exit(ExitCode.DEGRADED)
@@ -226,12 +219,8 @@ def migrate(
         with acting_as_owner(database):
             open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
         result["migrated"] = True
-    if json:
-        emit_json(result)
-    else:
-        counts = f"{before.live} live shares, {before.confirmed} confirmed"
-        change = f"upgraded from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
-        typer.echo(f"{database}: {change}, {counts}")
+    change = f"upgraded from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
+    emit(result, f"{database}: {change}, {before.live} live shares, {before.confirmed} confirmed", json=json)
 
 
 def _summarize_contents(contents: Contents) -> str:
@@ -355,12 +344,9 @@ def _rewrite(
 
 
 def _report_rewrite(result: dict[str, Any], *, encrypt: bool, dry_run: bool, json: bool) -> None:
-    if json:
-        emit_json(result)
-    else:
-        change = "encrypted" if encrypt else "decrypted"
-        text = f"would be {change}" if dry_run else change
-        typer.echo(f"{result['database']}: {text}, {result['live']} live shares, {result['confirmed']} confirmed")
+    change = ("would be " if dry_run else "") + ("encrypted" if encrypt else "decrypted")
+    text = f"{result['database']}: {change}, {result['live']} live shares, {result['confirmed']} confirmed"
+    emit(result, text, json=json)
     if dry_run:
         return
     if result["damaged"]:
@@ -434,10 +420,7 @@ def copy(
         result, code = _move(settings, origin, to, dry_run=dry_run, yes=yes)
     else:
         result, code = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes), ExitCode.OK
-    if json:
-        emit_json(result)
-    else:
-        typer.echo(_summarize_copy(result, "undo" if undo else "erase" if erase else ""))
+    emit(result, _summarize_copy(result, "undo" if undo else "erase" if erase else ""), json=json)
     if code:
         raise typer.Exit(code)
 
