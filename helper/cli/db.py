@@ -36,8 +36,16 @@ from helper.clock import SystemClock
 from helper.config.sections import Config
 from helper.errors import HelperError, StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
-from helper.store import backup as backups
-from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup, write_backup
+from helper.store.backup import (
+    DATABASE_HEADER,
+    MIN_PASSPHRASE_CHARS,
+    decrypt_backup,
+    encrypt_backup,
+    needs_passphrase,
+    require_backup_header,
+    restore_database,
+    write_backup,
+)
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.factory import create_endpoints, create_source_endpoint
 from helper.store.db_copy.file_encryption import rewrite_file
@@ -117,7 +125,7 @@ def restore(
     encryption = database_encryption(config)
     image = _open_backup(file, identity, passphrase_file)
     contents = check_image(image, str(file), encryption)
-    aside = backups.restore_database(image, database, set_aside=force)
+    aside = restore_database(image, database, set_aside=force)
     if encryption is not None and not contents.encrypted:
         print_message(
             "the restored database is not encrypted: run `svote-helper db encrypt` before you start the helper"
@@ -231,16 +239,16 @@ def _summarize_contents(contents: Contents) -> str:
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
     sealed = file.read_bytes()
-    backups.require_backup_header(sealed, str(file))
-    if backups.needs_passphrase(sealed):
-        image = backups.decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
+    require_backup_header(sealed, str(file))
+    if needs_passphrase(sealed):
+        image = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     else:
         if identity is None:
             fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
         lines = identity.read_text("utf-8").splitlines()
         identities = [line for line in lines if line.startswith(_IDENTITY_PREFIX)]
-        image = backups.decrypt_backup(sealed, identities=identities)
-    if not image.startswith(backups.DATABASE_HEADER):
+        image = decrypt_backup(sealed, identities=identities)
+    if not image.startswith(DATABASE_HEADER):
         fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
     return image
 

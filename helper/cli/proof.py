@@ -28,9 +28,15 @@ from helper.cli.operator_api import OperatorApi, resolve_round
 from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
 from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError
-from helper.operations import proof_bundle as bundles
 from helper.operations.archive_reader import find_bundle, open_archive_bucket
-from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, verify_bundle
+from helper.operations.proof_bundle import (
+    ProofBundle,
+    find_circuit,
+    pack_bundle,
+    read_bundle_file,
+    unpack_bundle,
+    verify_bundle,
+)
 from helper.runtime.process_security import acting_as_owner
 from helper.server.operator_json import parse_hex32, parse_round
 
@@ -130,11 +136,11 @@ def verify(
     transaction contains exactly these inputs. It does not show that the chain confirmed the transaction or that the
     root is the chain's. --online asks the nodes in [chain] endpoints for both, and trusts their responses.
     """
-    content = bundles.read_bundle_file(bundle)
+    content = read_bundle_file(bundle)
     result: dict[str, Any] = {"bundle": str(bundle), "ok": False, "online": None}
     try:
-        proof_bundle = bundles.unpack_bundle(content, circuit_infos())
-        bundles.verify_bundle(proof_bundle, verify_proof)
+        proof_bundle = unpack_bundle(content, circuit_infos())
+        verify_bundle(proof_bundle, verify_proof)
         result |= {"ok": True, "reason": None, **_bundle_fields(proof_bundle)}
         if online:
             anyio.run(_verify_online, config, proof_bundle)
