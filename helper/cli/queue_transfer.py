@@ -115,7 +115,7 @@ def number_rows(response: dict[str, Any], export: SvotedExport) -> dict[str, Any
     return {**response, "left": left, "submitted": export.submitted}
 
 
-def delete_file(file: Path, response: Mapping[str, Any], *, requested: bool | None, yes: bool) -> bool:
+def delete_imported(file: Path, response: Mapping[str, Any], *, requested: bool | None, yes: bool) -> bool:
     """Delete an imported file if that was requested and no share depends on it. Returns whether it was deleted."""
     if file == STDIN or response["dry_run"]:
         return False
@@ -313,7 +313,7 @@ def import_(
         confirm_or_exit("Import these shares?", yes=yes)
     response = perform(preview=dry_run)
     if from_svoted is not None:
-        response["deleted"] = delete_file(from_svoted, response, requested=delete_file, yes=yes)
+        response["deleted"] = delete_imported(from_svoted, response, requested=delete_file, yes=yes)
     emit(response, print_imported, json=json)
     if response["conflict"]:
         raise typer.Exit(ExitCode.FAILURE)
