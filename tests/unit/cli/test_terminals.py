@@ -132,7 +132,7 @@ def test_other_shells_have_completion_scripts(tmp_path: Path) -> None:
     assert run_shell("svote-helper completion csh", tmp_path).returncode == 2
     environment = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
     completed = run_shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **environment)
-    assert completed.stdout == "queue\n", "no text of another command is printed"
+    assert completed.stdout == "queue\tInspect and manage queued shares.\n"
 
 
 def test_json_line_escapes_control_characters_and_round_trips(capsys: pytest.CaptureFixture[str]) -> None:
