@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import anyio
 
-from helper.chain.agreement import Pruned, agreed_block, agreed_height
+from helper.chain.agreement import Pruned, agreed_block
 from helper.chain.chain_data import Block, TreeState, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
@@ -47,13 +47,11 @@ class BlockReading(NamedTuple):
 
     Attributes:
         reveals: the counted reveals, `Pruned` if no node has the block any more, None if too few nodes agree yet.
-        time: the block's time in Unix seconds, if enough nodes have reported it or a later one.
         reason: why there is no agreement.
         is_disputed: whether nodes report different reveals.
     """
 
     reveals: Reveals | Pruned | None
-    time: float | None = None
     reason: str = ""
     is_disputed: bool = False
 
@@ -82,21 +80,19 @@ class BlockReader:
             asks_both: whether REST is used too if an RPC has no result: some nodes do not store results.
         """
         said: dict[str, Reveals | Pruned] = {}
-        times, reasons = dict[str, float](), list[str]()
+        reasons: list[str] = []
         for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
             for is_rpc in services:
                 try:
-                    fact, time = await (_read_by_rpc(node, height) if is_rpc else read_by_rest(node.client, height))
+                    fact = await (_read_by_rpc(node, height) if is_rpc else read_by_rest(node.client, height))
                 except ChainError as error:
                     reasons.append(f"{node.name}: {error}")
                     pruned += isinstance(error, HeightPrunedError)
                     if starts_backoff:
                         self._node_pool.record_error(node, error, rpc=is_rpc)
                     continue
-                if time is not None:
-                    times[node.name] = time
                 if fact is not None or not asks_both:
                     break
             if pruned == 1 + (node.rpc is not None):  # each of its services
@@ -106,8 +102,7 @@ class BlockReader:
             said[node.name] = fact
             agreed = await self._find_agreed(said, height)
             if agreed is not None:
-                time = agreed_height(times, self._node_pool.needed)
-                return BlockReading(agreed, time, "; ".join(reasons))
+                return BlockReading(agreed, "; ".join(reasons))
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
         if len(names) >= self._node_pool.needed:
             return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)
@@ -134,22 +129,22 @@ class BlockReader:
         return agreed
 
 
-async def _read_by_rpc(node: Node, height: int) -> tuple[Reveals | None, None]:
+async def _read_by_rpc(node: Node, height: int) -> Reveals | None:
     assert node.rpc is not None
     reveals = await node.rpc.block_results(height)
-    return (None if reveals is None else frozenset(reveals)), None
+    return None if reveals is None else frozenset(reveals)
 
 
-async def read_by_rest(client: ChainClient, height: int) -> tuple[Reveals | None, float | None]:
-    """The counted reveals of a block and its time; None while the node lacks the block or the result of a reveal."""
+async def read_by_rest(client: ChainClient, height: int) -> Reveals | None:
+    """The counted reveals of a block; None while the node lacks the block or the result of a reveal."""
     block = await client.block(height)
     if block is None:
-        return None, None
+        return None
     reveals = await _read_results(block, REVEAL_TAG, client.tx)
     if any(counted is None for _, counted in reveals):
-        return None, None
+        return None
     messages = [RevealMessage.from_tx(raw) for raw, counted in reveals if counted]
-    return frozenset((message.round_id, message.nullifier) for message in messages), block.head.time
+    return frozenset((message.round_id, message.nullifier) for message in messages)
 
 
 async def _read_results(

@@ -431,7 +431,6 @@ class BlockFollower:
         if agreed or pruned:
             await self._note_read(ledger, [height for height in heights if readings[height].reveals is not None])
         if agreed and is_new:
-            self._note_change(readings[agreed[-1][1]].time)
             self._report_confirmed(await self._sent_reveal_check.check_spent(agreed[-1][1]))
         self._report_problems(readings)
         return bool(agreed or pruned)
@@ -500,16 +499,11 @@ class BlockFollower:
         elif stalled is None and self._stall.clear():
             log.info("history_resumed", height=self.height)
 
-    def _note_change(self, time: float | None = None) -> None:
-        """Update the chain's time and readiness after the ledger or the head may have changed.
-
-        The time is that of the agreed head, or of the newest block read below it: a closed round ended before it.
-        """
-        ledger, head = self._ledger, self._node_pool.head
-        if ledger is not None and head is not None and self._has_agreed_head:
-            newest = head.time if ledger.top >= head.height else time
-            time = None if newest is None else min(newest, head.time)
-            self._rounds.record_block(time, complete_from=ledger.complete_from)
+    def _note_change(self) -> None:
+        """Update the rounds and readiness after the ledger or the head may have changed."""
+        ledger = self._ledger
+        if ledger is not None and self._has_agreed_head:
+            self._rounds.record_blocks(self._node_pool.in_sync_heads, ledger)
         is_ready, self._was_ready = self._was_ready, self.is_ready
         if ledger is not None and (ledger.top != self._reported_height or self._was_ready != is_ready):
             self._reported_height = ledger.top

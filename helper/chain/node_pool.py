@@ -191,13 +191,19 @@ class NodePool:
         return agreed_height(ours, self.needed)
 
     @property
+    def in_sync_heads(self) -> dict[str, BlockHead]:
+        """The newest blocks of the nodes in sync, by node."""
+        return {node.name: node.health.head for node in self.in_sync_nodes if node.health.head is not None}
+
+    @property
     def head(self) -> BlockHead | None:
         """The newest block that nodes in sync agree on; None while no node is usable.
 
         Its height and time are the greatest that enough of them have reached, so one false head moves nothing. If fewer
-        are in sync, one is enough: to read, prove or send again is harmless.
+        are in sync, one is enough: to read, prove or send again is harmless. Nodes rarely report equal heads, so the
+        time may be that of a later block; what needs both of one block uses `agreed_height_at`.
         """
-        heads = {node.name: node.health.head for node in self.in_sync_nodes if node.health.head is not None}
+        heads = self.in_sync_heads
         needed = min(self.needed, len(heads))
         height = agreed_height({name: head.height for name, head in heads.items()}, needed) if heads else None
         time = agreed_height({name: head.time for name, head in heads.items()}, needed) if heads else None

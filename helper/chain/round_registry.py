@@ -12,9 +12,9 @@ validity depends on the difference wait.
 A round is *frozen* while enough nodes omit it or list it with data that cannot be right: none of its shares is
 accepted, revealed or purged. Other rounds are not affected.
 
-A round is closed only by the chain: a block at or after its end was processed, and enough nodes list it as being
-tallied or finalized, or no longer list it or list it with a status that this version does not know. Otherwise it would
-keep its witnesses for good (docs/decisions/0040-agreement-of-nodes.md).
+A round is closed only by the chain: every block from its creation through its end was read, and enough nodes list it as
+being tallied or finalized, or no longer list it or list it with a status that this version does not know. Otherwise it
+would keep its witnesses for good (docs/decisions/0040-agreement-of-nodes.md).
 
 A round that had ended when it was first agreed has no shares here. It is held in memory so that its shares are rejected
 as posted to an inactive round, but it is never stored, closed, reported or purged.
@@ -28,12 +28,13 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from helper.chain.agreement import RoundFacts, Said, agreed, agreed_round
-from helper.chain.chain_data import ENDED_STATUSES, Proposal, Round, RoundStatus
+from helper.chain.agreement import RoundFacts, Said, agreed, agreed_height, agreed_height_at, agreed_round
+from helper.chain.chain_data import ENDED_STATUSES, BlockHead, Proposal, Round, RoundStatus
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState
 from helper.errors import ChainResponseError, WrongChain
+from helper.store.ledger import Ledger, is_read
 from helper.store.models import StoredRound
 from helper.store.store import Store
 
@@ -112,6 +113,7 @@ class _Record:
     Attributes:
         round_id: 32 bytes.
         facts: what is agreed.
+        end_height: an agreed height at or after the round's end, the lowest that is known; None before the end.
         agreed: the round as agreed; None until every field is agreed, and after the purge.
         known: the agreed round, or while it is not agreed, what any node lists; None if none does.
         listed_ends: the ends that nodes list while the round is not agreed.
@@ -128,6 +130,7 @@ class _Record:
 
     round_id: bytes
     facts: RoundFacts = _NOTHING_AGREED
+    end_height: int | None = None
     agreed: Round | None = None
     known: Round | None = None
     listed_ends: tuple[int, ...] = ()
@@ -167,13 +170,15 @@ class _Record:
         return self.is_open and self.agreed is None and listed.status not in ENDED_STATUSES
 
     def has_ended(self, chain_time: float | None) -> bool:
-        """Whether the round is agreed, not closed, and a block at or after its end was processed."""
+        """Whether the round is agreed, not closed, and the chain has reached its end."""
         if self.agreed is None or self.is_past or self.is_closed or chain_time is None:
             return False
         return self.agreed.vote_end_time <= chain_time
 
     def set_facts(self, facts: RoundFacts) -> None:
         """Record what is agreed."""
+        if facts.vote_end_time != self.facts.vote_end_time:
+            self.end_height = None
         self.facts, self.agreed = facts, _create_round(self.round_id, facts)
         if self.agreed is not None:
             self.known, self.listed_ends = self.agreed, ()
@@ -195,7 +200,7 @@ class RoundRegistry:
 
     Attributes:
         is_synced: whether enough nodes to agree have listed their rounds since the start.
-        revision: increases with every event after which a round may be closed or purged: a processed block while a
+        revision: increases with every event after which a round may be closed or purged: a new or read block while a
             round has ended and is not closed, and a round that is new, changed, frozen, unfrozen or closed by another
             host.
     """
@@ -211,8 +216,8 @@ class RoundRegistry:
         self._stored: list[_Record] = []  # the stored rounds, oldest first
         self._held: list[_Record] = []  # the rounds that are not agreed
         self._chain_time: float | None = None
-        self._complete_from = 0
-        self._chain_time_at = 0.0  # monotonic time at which that block was processed
+        self._ledger: Ledger | None = None
+        self._chain_time_at = 0.0  # monotonic time at which that block was reported
         self._chain_id_stored = False
         self.is_synced = False
         self.revision = 0
@@ -344,7 +349,7 @@ class RoundRegistry:
     def chain_now(self) -> float | None:
         """The chain's time in Unix seconds, None before the first block.
 
-        It is the time of the newest processed block plus the monotonic time since then; the wall clock is not used.
+        It is the time of the newest agreed block plus the monotonic time since then; the wall clock is not used.
         """
         if self._chain_time is None:
             return None
@@ -363,22 +368,22 @@ class RoundRegistry:
         self._records[round_id] = _Record(round_id, is_closed=record.is_closed, is_purged=True)
         self._sort()
 
-    def record_block(self, block_time: float | None, *, complete_from: int = 0) -> None:
-        """Record that the block follower has reached a block.
-
-        Args:
-            block_time: the block's time in Unix seconds, None if it is not known.
-            complete_from: the lowest height from which every block up to this one was processed. Earlier blocks may be
-                unread, so rounds that were created before it are not closed.
-        """
-        is_new = block_time is not None and block_time != self._chain_time
-        if is_new:
-            self._chain_time = block_time
-            self._chain_time_at = self._clock.monotonic()
-        if is_new or complete_from != self._complete_from:
-            self._complete_from = complete_from
-            if any(record.has_ended(self._chain_time) for record in self._stored):
-                self.revision += 1
+    def record_blocks(self, heads: Mapping[str, BlockHead], ledger: Ledger) -> None:
+        """Record the newest blocks of the nodes in sync, and which blocks are read."""
+        needed = self._node_pool.needed
+        time = agreed_height({name: head.time for name, head in heads.items()}, needed)
+        if time is None or (time, ledger) == (self._chain_time, self._ledger):
+            return
+        if time != self._chain_time:
+            self._chain_time, self._chain_time_at = time, self._clock.monotonic()
+        self._ledger = ledger
+        open_records = [record for record in self._stored if record.is_open]
+        for record in open_records:
+            height = agreed_height_at(heads.values(), needed, record.facts.vote_end_time or 0)
+            if height is not None and record.end_height is not None:
+                height = min(height, record.end_height)
+            record.end_height = height
+        self.revision += any(record.end_height is not None for record in open_records)
 
     async def is_closed(self, round_id: bytes) -> bool:
         """Whether the chain has closed the round. False while it is frozen.
@@ -394,9 +399,11 @@ class RoundRegistry:
         return record.is_closed
 
     def _may_close(self, record: _Record) -> bool:
-        """Whether a block at or after the round's end, and every one since its creation, was processed."""
-        created = record.facts.created_at_height
-        return record.has_ended(self._chain_time) and created is not None and created >= self._complete_from - 1
+        """Whether every block from the round's creation through its end was read. Later blocks have no reveal of it."""
+        created, end = record.facts.created_at_height, record.end_height
+        if self._ledger is None or not record.is_open or created is None or end is None:
+            return False
+        return is_read(self._ledger, created + 1, end)
 
     async def _close(self, record: _Record, reason: str) -> None:
         await self._store.mark_closed(record.round_id, self.chain_now() or self._clock.now())

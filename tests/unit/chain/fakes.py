@@ -17,8 +17,9 @@ from urllib.parse import parse_qs
 import anyio
 import httpx
 
-from helper.chain.chain_data import parse_round
+from helper.chain.chain_data import BlockHead, parse_round
 from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.round_registry import RoundRegistry
 from helper.errors import StoreError
 from helper.store.ledger import LEDGER_KEY, Ledger, format_ledger, parse_ledger
 from helper.store.meta import read_meta_value
@@ -39,6 +40,7 @@ from tests.support.partial_store import PartialStore
 ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
 VOTE_END = 1795268195
 CHAIN_ID = "svote-1"
+EVERY_BLOCK = Ledger(1, 1000)
 
 
 def read_recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
@@ -219,6 +221,11 @@ class FakeNetwork(httpx.AsyncBaseTransport):
         urls = [f"http://{host}:1317" for host in self.nodes]
         rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
         return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
+
+
+def record_block(registry: RoundRegistry, time: float, ledger: Ledger = EVERY_BLOCK) -> None:
+    """Have two nodes report block 1000 with this time; by default, every block is read."""
+    registry.record_blocks({name: BlockHead(CHAIN_ID, 1000, time) for name in ("a", "b")}, ledger)
 
 
 class ChainStore(PartialStore):

@@ -138,7 +138,7 @@ async def test_follower_of_reveal_in_two_blocks_counts_it_once(code: int, log: s
     for height in (FIRST, SECOND):
         env.node.add_transaction(height, RAW, {"code": code, "log": log})
     await env.endpoints.probe_all()
-    blocks = {height: (await read_by_rest(env.endpoints.nodes[0].client, height))[0] for height in (FIRST, SECOND)}
+    blocks = {height: await read_by_rest(env.endpoints.nodes[0].client, height) for height in (FIRST, SECOND)}
     counted = [height for height, reveals in blocks.items() if reveals]
     assert counted == ([counted_at] if counted_at else [])
 

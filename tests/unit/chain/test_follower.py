@@ -25,7 +25,6 @@ from tests.unit.chain.fakes import (
     ChainStore,
     FakeNetwork,
     FakeNode,
-    format_timestamp,
     json_response,
     recorded_round,
 )
@@ -201,28 +200,6 @@ async def test_follower_uses_rest_when_rpc_response_is_invalid() -> None:
     await env.follow()
     assert (env.spent, env.follower.height) == ([1], 100)
     assert env.endpoints.has_usable_node, "REST of the node remains usable"
-
-
-async def test_chain_time_is_that_of_the_newest_block_read() -> None:
-    env = Environment(rpc=False, height=160, cursor=158)
-    env.node.faults["/blocks/160"] = lambda _: httpx.Response(500)
-    await env.follow()
-    assert env.follower.height == 159
-    assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5)
-    env.node.faults.clear()
-    env.clock.advance(1)
-    await env.follow()
-    assert env.rounds.chain_now() == pytest.approx(env.clock.now())
-    ten_years_ahead = format_timestamp(env.clock.now() + 315_360_000)
-    header = {"chain_id": CHAIN_ID, "height": "161", "time": ten_years_ahead}
-    env.node.faults = {
-        "/blocks/161": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
-        "/blocks/162": lambda _: httpx.Response(500),
-    }
-    env.node.height = 162
-    await env.follow()
-    assert env.follower.height == 161
-    assert env.rounds.chain_now() == pytest.approx(env.clock.now()), "a block is not newer than the head"
 
 
 @pytest.mark.rule("R14")
@@ -685,17 +662,29 @@ async def test_chain_time_needs_two_nodes() -> None:
     assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5), "one node alone moves no time"
 
 
-async def test_block_time_of_one_node_closes_no_round_with_unread_blocks() -> None:
-    env = NodePairEnvironment(rpc=True)
-    header = {"chain_id": CHAIN_ID, "height": "99", "time": format_timestamp(VOTE_END + 3600)}
-    env.node.faults = {
-        "block_results": lambda _: json_response(500, {"error": {"data": "unavailable"}}),
-        "/blocks/99": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
-        "/blocks/100": lambda _: httpx.Response(500),
-    }
-    env.clock.advance(VOTE_END + 60 - env.clock.now())
+@pytest.mark.rule("R14")
+@both_transports
+@pytest.mark.parametrize(("disputed", "is_closed"), [(99, False), (100, False), (101, True), (104, True)])
+async def test_disputed_block_keeps_only_rounds_open_that_had_not_ended(
+    rpc: bool, disputed: int, is_closed: bool
+) -> None:
+    env = NodePairEnvironment(rpc=rpc)
+    nodes = (env.node, *env.others)
+    env.add_reveal(disputed, 1)
+    env.clock.advance(VOTE_END - env.clock.now())
+    await env.sync_rounds()
+    for node in nodes:
+        node.rounds = [recorded_round(3)]
+    await env.rounds.sync()
     await env.follow()
-    assert (env.follower.height, env.rounds.chain_now()) == (99, None), "the newest block may precede the round's end"
+    for node in nodes:
+        node.height += 5
+    env.clock.advance(25)
+    await env.follow()
+    assert env.follower.disputed_height == disputed
+    assert env.unread == [(disputed, disputed)]
+    assert env.rounds.chain_now() == env.clock.now()
+    assert await env.rounds.is_closed(ROUND_ID) is is_closed
 
 
 @both_transports

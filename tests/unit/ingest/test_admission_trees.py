@@ -15,7 +15,7 @@ from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult
-from tests.unit.chain.fakes import VOTE_END, recorded_round
+from tests.unit.chain.fakes import VOTE_END, record_block, recorded_round
 from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment
 from tests.unit.ingest.admission_fixtures import (
     COMMITMENT,
@@ -55,7 +55,7 @@ class Harness(TreeEnvironment):
     async def sync(self) -> None:
         await self.endpoints.probe_all()
         if self.nodes[0].rounds[0]["status"] in (2, 3):
-            self.rounds.record_block(VOTE_END)
+            record_block(self.rounds, VOTE_END)
         await self.rounds.sync(self.nodes[0].height)
         await self.trees.sync(self.nodes[0].height)
 
