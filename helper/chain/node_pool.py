@@ -212,6 +212,12 @@ class NodePool:
         return BlockHead(self.chain_id, height, time)
 
     @property
+    def reported_heights(self) -> list[int]:
+        """Heights of the nodes of this chain that responded to their last probe."""
+        healths = [node.health for node in self.nodes if node.health.error is None]
+        return [each.head.height for each in healths if each.head is not None and each.head.chain_id == self.chain_id]
+
+    @property
     def greatest_height(self) -> int:
         """The greatest height that any node in sync reports, 0 without one. Only for acts that are harmless."""
         return max((node.height for node in self.in_sync_nodes), default=0)
