@@ -397,6 +397,7 @@ class BlockFollower:
         if len(self._low_heads) < RESET_HEADS or not self._rounds.is_synced:
             return False
         await self._store.move_back(head.height, first=self._oldest_round_height(head.height + 1))
+        self._rounds.note_reset(head.height)
         log.warning("cursor_moved_back", height=head.height, reason=f"was {ledger.top}")
         self._low_heads.clear()
         return True

@@ -139,7 +139,8 @@ class Health:
         if head.chain_id != chain_id:
             return f"is on chain {head.chain_id}, expected {chain_id}"
         if head.height < self.max_height - MAX_HEIGHT_DROP:
-            return f"height decreased from {self.max_height} to {head.height}"
+            drop = f"height decreased from {self.max_height} to {head.height}"
+            return f"{drop}: if the chain was reset, restart the helper"
         if self.is_syncing:
             return "node is syncing"
         backoff = self.backoff_reason if monotonic < self.backoff_until else None

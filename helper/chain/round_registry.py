@@ -385,6 +385,11 @@ class RoundRegistry:
             record.end_height = height
         self.revision += any(record.end_height is not None for record in open_records)
 
+    def note_reset(self, height: int) -> None:
+        """Have statements from this height on count again, because the chain was reset to it."""
+        for record in self._records.values():
+            record.facts = record.facts._replace(height=min(height, record.facts.height))
+
     async def is_closed(self, round_id: bytes) -> bool:
         """Whether the chain has closed the round. False while it is frozen.
 

@@ -43,7 +43,10 @@ NEXT_BLOCK_VERDICTS: Final = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, 
 """Verdicts that are not about the message itself: the same bytes are resent one block later."""
 # A refusal of the message must be confirmed by a second node, so it is sent to another one, one block later.
 _NEXT_BLOCK_OUTCOMES: Final = {None, *(verdict.name for verdict in NEXT_BLOCK_VERDICTS | MESSAGE_REFUSALS)}
-_REFUSED_OUTCOMES: Final = {v.name for v in (*MESSAGE_REFUSALS, Verdict.REFUSED, Verdict.REFUSED_ANCHOR)}
+# BEHIND: a false node may have served the anchor's root, and then no other will ever have it.
+_REFUSED_OUTCOMES: Final = {
+    v.name for v in (*MESSAGE_REFUSALS, Verdict.REFUSED, Verdict.REFUSED_ANCHOR, Verdict.BEHIND)
+}
 _SPENT: Final = Verdict.SPENT.name
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.chain_data import RoundStatus
 from helper.chain.follower import CONCURRENT_BLOCKS, MAX_START_WAIT_SECONDS, RESET_HEADS, BlockFollower
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
@@ -576,7 +577,9 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     env = Environment(rpc=False, height=1000, cursor=2**60)
     env.add_reveal(500, 1)
     env.store.add_share(1, reveal(1).nullifier)
+    await env.rounds.restore()
     await env.sync_rounds()
+    env.node.rounds = [recorded_round(3)]
     with capture_logs() as logs:
         for _ in range(RESET_HEADS - 1):
             await env.follow()
@@ -590,6 +593,8 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     assert env.follower.height == env.node.height == env.follower.height
     assert env.store.unconfirmed == [], "blocks of open rounds are read again"
     assert env.unread == []
+    await env.rounds.sync()
+    assert [known.status for known in env.rounds.all_rounds()] == [RoundStatus.FINALIZED], "rounds are followed again"
 
 
 class NodePairEnvironment(Environment):

@@ -133,7 +133,8 @@ async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     assert endpoints.has_usable_node, "nodes behind one URL may differ by a few blocks"
     node.height = 7
     await endpoints.probe_all()
-    assert endpoints.unusable_reasons()["a:1317"] == "height decreased from 460 to 7"
+    reason = "height decreased from 460 to 7: if the chain was reset, restart the helper"
+    assert endpoints.unusable_reasons()["a:1317"] == reason
     node.height = 464
     await endpoints.probe_all()
     assert endpoints.has_usable_node

@@ -131,6 +131,7 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
         ({"agreed": 110, "began_at": NOW - 20}, "ACCEPTED", ProveAnew),
         ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "REFUSED_ANCHOR", ProveAnew),
         ({"head": 100, "agreed": 100, "began_at": NOW - 60}, "BEHIND", ProveAnew),  # one of two nodes is stuck
+        ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "BEHIND", ProveAnew),  # no node has the anchor's root
         ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "ACCEPTED", Wait),
         ({"head": 40, "agreed": 40, "began_at": NOW - 60}, "ACCEPTED", ProveAnew),  # it was sent at a false height
         ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - 10}, "ACCEPTED", Send),
