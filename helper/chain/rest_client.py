@@ -19,7 +19,6 @@ from helper.chain.chain_data import (
     BlockHead,
     BlockIds,
     LeafBlock,
-    ListedRound,
     NodeInfo,
     OptionTotal,
     Round,
@@ -30,7 +29,6 @@ from helper.chain.chain_data import (
     parse_block_ids,
     parse_head,
     parse_leaves,
-    parse_listing,
     parse_node_info,
     parse_round,
     parse_rounds,
@@ -128,10 +126,6 @@ class ChainClient(NodeHttp):
             return parsed
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/round/{round_id.hex()}"), parse)
-
-    async def listed_rounds(self) -> list[ListedRound]:
-        """All rounds with titles and labels, for display."""
-        return await self._get(f"{_VOTE_PREFIX}/rounds", parse_listing, limit=PAGE_LIMIT_BYTES)
 
     async def totals(self, round_id: bytes) -> list[OptionTotal]:
         """The result of a finalized round."""

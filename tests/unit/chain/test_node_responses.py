@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from helper.chain.chain_data import (
+    Proposal,
     parse_head,
     parse_leaves,
     parse_round,
@@ -100,6 +101,15 @@ def test_parse_rounds_unknown_status_is_listed_separately(status: int) -> None:
     assert [known.round_id for known in listed.rounds] == [ROUND_ID]
     assert listed.invalid == {}
     assert listed.unknown_status == {b"\x07" * 32: f"status {status} is unknown to this version"}
+
+
+@pytest.mark.parametrize(("title", "label"), [("Budget", "Yes"), (5, {}), (None, None)])
+def test_texts_of_a_round_are_only_displayed(title: object, label: object) -> None:
+    proposal = {"id": 1, "title": title, "options": [{"index": 0, "label": label}]}
+    known = parse_round({"round": recorded_round(1) | {"proposals": [proposal], "ea_pk": title}})
+    assert known.proposals == (Proposal(1, (0,)),)
+    shown = known.proposals[0].title, known.proposals[0].labels, known.authority_key
+    assert shown == (("Budget", ("Yes",), b"") if title == "Budget" else ("", ("",), b""))
 
 
 def test_parse_rounds_round_without_id_rejects_list() -> None:
@@ -232,7 +242,6 @@ class EndlessBody(httpx.AsyncByteStream):
 MIB = 1 << 20
 LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object]]]] = {
     "rounds": (8 * MIB, lambda client, _: client.rounds()),
-    "listing": (8 * MIB, lambda client, _: client.listed_rounds()),
     "round": (MIB, lambda client, _: client.round(ROUND_ID)),
     "tree": (MIB, lambda client, _: client.tree_latest(ROUND_ID)),
     "leaves": (8 * MIB, lambda client, _: client.leaves(ROUND_ID, 1, 1)),

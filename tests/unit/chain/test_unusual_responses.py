@@ -41,7 +41,6 @@ def one_page() -> Any:
 TX = {"code": 0, "height": "106", "log": "", "events": [{"type": "tx", "attributes": [{"key": "fee", "value": ""}]}]}
 QUERIES: dict[str, tuple[Query, Callable[[], Any]]] = {
     "rounds": (lambda rest, _: rest.rounds(), lambda: recorded("rounds")),
-    "listing": (lambda rest, _: rest.listed_rounds(), lambda: recorded("rounds")),
     "round": (lambda rest, _: rest.round(ROUND_ID), lambda: recorded("round, status 1")),
     "totals": (lambda rest, _: rest.totals(ROUND_ID), lambda: recorded("tally results")),
     "tree": (lambda rest, _: rest.tree_latest(ROUND_ID), lambda: recorded("tree, latest")),
