@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 import anyio
 
 from helper.chain.agreement import Pruned, agreed_block
-from helper.chain.chain_data import Block, TreeState, TxResult
+from helper.chain.chain_data import Anchor, Block, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient, HeightPrunedError
@@ -352,7 +352,7 @@ class ChainLookups:
         block = await self._node_pool.call(lambda client: client.block(height))
         return [] if block is None else block.txs
 
-    async def root_at(self, round_id: bytes, height: int) -> TreeState | None:
+    async def root_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root of a round's tree stored at a height, None if there is none."""
         return await self._node_pool.call(lambda client: client.tree_at(round_id, height))
 

@@ -72,12 +72,12 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeState:
-    """A root over the first `size` leaves, stored at `height`."""
+class Anchor:
+    """A root of a round's tree that the chain stored at `height`, over the first `size` leaves."""
 
+    height: int
     size: int
     root: bytes
-    height: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,28 +241,28 @@ def _displayed(parse: Callable[[], T], default: T) -> T:
         return default
 
 
-def parse_tree(response: object) -> TreeState | None:
+def parse_tree(response: object) -> Anchor | None:
     """Parse `GET commitment-tree/{id}/latest`: the newest root, None while the tree has none."""
     fields = Fields(response, "response").child("tree")
     if not fields.has("root"):
         return None
     if not fields.has("next_index_at_root"):
         raise fields.invalid_field("next_index_at_root", "missing although there is a root")
-    return TreeState(
+    return Anchor(
+        height=fields.uint("height", maximum=MAX_INT),
         size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
         root=fields.base64_bytes("root", 32),
-        height=fields.uint("height", maximum=MAX_INT),
     )
 
 
-def parse_tree_at(response: object, height: int) -> TreeState | None:
+def parse_tree_at(response: object, height: int) -> Anchor | None:
     """Parse `GET commitment-tree/{id}/{height}`: the root stored at that height, None if there is none."""
     fields = Fields(response, "response").child("tree")
     if not fields.has("root"):
         return None
     if fields.uint("height", maximum=MAX_INT) != height:
         raise fields.invalid_field("height", f"{fields.uint('height')} was returned for {height}")
-    return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32), height)
+    return Anchor(height, fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32))
 
 
 def parse_leaves(response: object) -> LeafPage:

@@ -24,7 +24,7 @@ import anyio
 import structlog
 
 from helper.chain.agreement import agreed
-from helper.chain.chain_data import LeafBlock, Round, TreeState
+from helper.chain.chain_data import Anchor, LeafBlock, Round
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
@@ -52,15 +52,6 @@ _MAX_LEAVES_PER_ROW: Final = 8192
 _SUBTREE_BYTES: Final = (SUBTREE_LEAVES - 1) * 32
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """A root that a node reports at `height`, over the first `size` leaves."""
-
-    height: int
-    size: int
-    root: bytes
-
-
 @dataclass(slots=True, eq=False)
 class Branch:
     """A tree that one or more nodes serve.
@@ -75,16 +66,16 @@ class Branch:
     next_height: int
     newest: Anchor | None = None
 
-    async def contains(self, state: TreeState | Anchor) -> bool:
+    async def contains(self, state: Anchor) -> bool:
         """Whether a root belongs to this tree."""
         return state.size <= len(self.tree) and await anyio.to_thread.run_sync(self.tree.root, state.size) == state.root
 
-    def confirm(self, state: TreeState) -> None:
+    def confirm(self, state: Anchor) -> None:
         """Record a root that belongs to this tree."""
         if self.newest is None or state.height > self.newest.height:
-            self.newest = Anchor(state.height, state.size, state.root)
+            self.newest = state
 
-    async def extend(self, client: ChainClient, round_id: bytes, state: TreeState) -> None:
+    async def extend(self, client: ChainClient, round_id: bytes, state: Anchor) -> None:
         """Append the leaves up to a node's root.
 
         Raises:
@@ -134,7 +125,7 @@ class RoundTree:
         """The trunk and the forks."""
         return [self.trunk, *self.forks.values()]
 
-    async def follow(self, known_round: Round, name: str, client: ChainClient, state: TreeState) -> None:
+    async def follow(self, known_round: Round, name: str, client: ChainClient, state: Anchor) -> None:
         """Follow a node's newest root: fetch the leaves that are missing, into a fork if they differ from the trunk's.
 
         Raises:
@@ -407,7 +398,7 @@ class CommitmentTreeSync:
         if isinstance(error, ChainError):
             failure.start_backoff(self._node_pool.clock.monotonic())
 
-    async def _sync_with(self, known_round: Round, said: dict[Node, TreeState], node: Node) -> bool:
+    async def _sync_with(self, known_round: Round, said: dict[Node, Anchor], node: Node) -> bool:
         """Synchronize a tree with a node. Returns whether its newest root is the agreed one, not an older one.
 
         `said` has the newest roots of the nodes that were asked before.
@@ -431,11 +422,10 @@ class CommitmentTreeSync:
         said[node] = state
         newest = await self._find_agreed(known_round, said)
         if newest is not None:
-            anchor = Anchor(newest.height, newest.size, newest.root)
-            await round_tree.agree(self._store, known_round.round_id, anchor)
+            await round_tree.agree(self._store, known_round.round_id, newest)
         return round_tree.agreed is not None and state.height == round_tree.agreed.height
 
-    async def _find_agreed(self, known_round: Round, said: dict[Node, TreeState]) -> TreeState | None:
+    async def _find_agreed(self, known_round: Round, said: dict[Node, Anchor]) -> Anchor | None:
         """The newest root that enough nodes report, None if none is newer than the agreed one."""
         last = self._trees[known_round.round_id].agreed
         for height in sorted({state.height for state in said.values()}, reverse=True):
@@ -451,7 +441,7 @@ class CommitmentTreeSync:
                 return newest
         return None
 
-    async def _fetch_root(self, known_round: Round, node: Node, height: int) -> TreeState | None:
+    async def _fetch_root(self, known_round: Round, node: Node, height: int) -> Anchor | None:
         try:
             return await node.client.tree_at(known_round.round_id, height)
         except ChainError as error:
@@ -503,7 +493,7 @@ async def _save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
         round_tree.stored_subtrees = complete
 
 
-def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) -> None:
+def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: Anchor) -> None:
     """Check that blocks continue a tree without gap or overlap.
 
     The tree has `size` leaves; the blocks must end at the state's size.

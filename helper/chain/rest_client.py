@@ -15,6 +15,7 @@ import anyio
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict, classify_response, sanitize_text
 from helper.chain.chain_data import (
     MAX_LEAVES,
+    Anchor,
     Block,
     BlockHead,
     BlockIds,
@@ -23,7 +24,6 @@ from helper.chain.chain_data import (
     OptionTotal,
     Round,
     RoundList,
-    TreeState,
     TxResult,
     parse_block,
     parse_block_ids,
@@ -141,14 +141,14 @@ class ChainClient(NodeHttp):
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/{path}", limit=PAGE_LIMIT_BYTES), parse)
 
-    async def tree_latest(self, round_id: bytes) -> TreeState | None:
+    async def tree_latest(self, round_id: bytes) -> Anchor | None:
         """The newest root of a round's tree, None while it has no leaves or the round is unknown."""
         return await self._get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/latest", parse_tree)
 
-    async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+    async def tree_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root of a round's tree at a height, None if none was stored there."""
 
-        def parse(response: NodeResponse) -> TreeState | None:
+        def parse(response: NodeResponse) -> Anchor | None:
             if _has_error_text(response, "no commitment root at height"):
                 return None
             return parse_tree_at(_parse_body(response, "tree"), height)

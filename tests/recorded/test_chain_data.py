@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from helper.chain.broadcast_outcome import Verdict
-from helper.chain.chain_data import LeafBlock, RoundStatus, TreeState
+from helper.chain.chain_data import Anchor, LeafBlock, RoundStatus
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
@@ -62,7 +62,7 @@ async def test_rounds_list_and_unknown_round_parse() -> None:
 async def test_tree_and_leaves_are_parsed() -> None:
     state = await create_client("tree, latest").tree_latest(ROUND_ID)
     root = b64decode("6seWJ65Nj5gUfTvYPqNkC+gEWXQv8jGEYt94JCfHXRk=")
-    assert state == TreeState(3, root, 84)
+    assert state == Anchor(84, 3, root)
     assert await create_client("tree of a round with no leaf yet").tree_latest(ROUND_ID) is None
     blocks = await create_client("leaves").leaves(ROUND_ID, 1, 100)
     assert [(block.height, block.start_index, block.end_index) for block in blocks] == [(58, 0, 1), (84, 1, 3)]

@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from helper.chain.block_reader import ChainLookups
-from helper.chain.chain_data import TreeState
+from helper.chain.chain_data import Anchor
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainUnavailable
 from tests.conftest import read_recorded_lines
@@ -111,5 +111,5 @@ async def test_transaction_lookup_returns_bytes_if_available() -> None:
 
 
 async def test_root_lookup_returns_root_at_height() -> None:
-    assert await create_client("tree at a height with a root").tree_at(ROUND_ID, 84) == TreeState(3, RECORDED_ROOT, 84)
+    assert await create_client("tree at a height with a root").tree_at(ROUND_ID, 84) == Anchor(84, 3, RECORDED_ROOT)
     assert await create_client("tree at a height without a root").tree_at(ROUND_ID, 85) is None

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from helper.chain.chain_data import Round, RoundStatus
-from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
+from helper.chain.chain_data import Anchor, Round, RoundStatus
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.circuits.sample_share import create_sample_job
 from helper.core.pause import PauseReason

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Anchor, Branch, RoundTree
+from helper.chain.chain_data import Anchor
+from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Branch, RoundTree
 from helper.core.pause import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from proofs import CommitmentTree
