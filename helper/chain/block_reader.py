@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 import anyio
 
 from helper.chain.agreement import Pruned, agreed_block
-from helper.chain.chain_data import Anchor, Block, TxResult
+from helper.chain.chain_data import Anchor, Block, Round, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient, HeightPrunedError
@@ -269,72 +269,37 @@ class ChainLookups:
     async def find_reveal(
         self, round_ids: Iterable[bytes], nullifier: bytes, heights: range | None = None
     ) -> CountedReveal | None:
-        """The reveal that spent a nullifier, None if there is none.
+        """The reveal that spent a nullifier, None if there is none. No index is searched, as it can have gaps.
 
         Args:
-            round_ids: the rounds to search, in order.
+            round_ids: the rounds of which it may be.
             nullifier: 32 bytes; never sent to a node.
-            heights: search only these blocks. By default, search the indexes of nodes, and if the reveal is in none,
-                all blocks since the round was created.
+            heights: the blocks to search; by default, all since the rounds were created, the newest first.
 
         Raises:
             ChainUnavailable: no node responded, every node has pruned the blocks, or the result of a reveal with this
                 nullifier is not known.
         """
-        rounds = list(round_ids)
-        if heights is not None:
-            return await self._search_blocks(heights, set(rounds), nullifier)
-        for round_id in rounds:
-            reveal = await self._search_index(round_id, nullifier)
-            if reveal is not None:
-                return reveal
-        for round_id in rounds:
-            reveal = await self._search_blocks(await self._reveal_heights(round_id), {round_id}, nullifier)
-            if reveal is not None:
-                return reveal
-        return None
-
-    async def _search_index(self, round_id: bytes, nullifier: bytes) -> CountedReveal | None:
-        """Search the indexes of nodes for a reveal.
-
-        None says nothing: an index can have gaps or be late, and if a counted reveal was included again, it contains
-        the later failure instead.
-        """
-        for node in self._node_pool.usable_rpc_nodes:
-            assert node.rpc is not None
-            try:
-                async for result, raw in node.rpc.reveal_transactions(round_id):
-                    message = parse_reveal(raw)
-                    if message is None or (message.round_id, message.nullifier) != (round_id, nullifier):
-                        continue
-                    if is_counted(result, result.height):
-                        return CountedReveal(result.height, raw, message)
-            except ChainError as error:
-                self._node_pool.record_error(node, error, rpc=True)
-        return None
-
-    async def _reveal_heights(self, round_id: bytes) -> range:
-        """The blocks that may contain reveals of a round."""
-        known = await self._node_pool.call(lambda client: client.round(round_id))
-        head = self._node_pool.head
-        if known is None or head is None:
-            return range(0)
-        return range(max(1, known.created_at_height), head.height + 1)
-
-    async def _search_blocks(self, heights: range, round_ids: set[bytes], nullifier: bytes) -> CountedReveal | None:
-        """Search blocks in order, read in concurrent batches."""
+        rounds = set(round_ids)
+        heights = await self._reveal_heights(rounds) if heights is None else heights
         for start in range(0, len(heights), CONCURRENT_BLOCKS):
             batch = heights[start : start + CONCURRENT_BLOCKS]
             blocks = await gather_limited(batch, self._read_block, CONCURRENT_BLOCKS)
             for height, txs in zip(batch, blocks, strict=True):
                 for raw in txs:
                     message = parse_reveal(raw)
-                    if message is None or message.nullifier != nullifier or message.round_id not in round_ids:
+                    if message is None or message.nullifier != nullifier or message.round_id not in rounds:
                         continue
                     if require_known(is_counted(await self._result(raw), height), height):
                         return CountedReveal(height, raw, message)
             self._on_progress(batch[-1])
         return None
+
+    async def _reveal_heights(self, round_ids: set[bytes]) -> range:
+        """The blocks that may contain reveals of rounds, newest first."""
+        created = [known.created_at_height for known in await self._rounds() if known.round_id in round_ids]
+        head = self._node_pool.head
+        return range(head.height, max(1, min(created)) - 1, -1) if created and head is not None else range(0)
 
     async def is_counted_in_block(self, raw: bytes, height: int) -> bool:
         """Whether a reveal was counted in the block at a height. False while the result is unknown."""
@@ -358,5 +323,7 @@ class ChainLookups:
 
     async def round_ids(self) -> list[bytes]:
         """Ids of all rounds of the chain, newest first."""
-        listed = await self._node_pool.call(lambda client: client.rounds())
-        return [known.round_id for known in sorted(listed.rounds, key=lambda known: -known.created_at_height)]
+        return [known.round_id for known in sorted(await self._rounds(), key=lambda known: -known.created_at_height)]
+
+    async def _rounds(self) -> list[Round]:
+        return (await self._node_pool.call(lambda client: client.rounds())).rounds

@@ -152,18 +152,7 @@ async def test_block_results_without_reveals(name: str, height: int) -> None:
     assert results == []
 
 
-async def test_search_and_nullifier_query_are_parsed() -> None:
-    rows = {row["name"]: row for row in read_recorded_lines("blocks.jsonl")}
-    page = next(row for name, row in rows.items() if name.startswith("reveals of a round, page 1"))
-    past = rows["reveals of a round, page past the end"]
-
-    def search(request: httpx.Request) -> httpx.Response:
-        row = page if request.url.params["page"] == "1" else past
-        return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
-
-    rpc = RpcClient("http://node", transport=httpx.MockTransport(search))
-    assert [result.height async for result, _ in rpc.reveal_transactions(ROUND_ID)] == [106] * 4
-
+async def test_nullifier_query_is_parsed() -> None:
     responses = json.loads((RECORDED / "abci-query.json").read_text())
     queries: list[str] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from base64 import b64encode
 from collections.abc import Callable
@@ -112,7 +111,6 @@ class FakeNode:
             "rounds": lambda: json_response(200, {"rounds": self.rounds}),
             "status": lambda: json_response(200, {"result": self._status()}),
             "block_results": lambda: self._results(int(query["height"])),
-            "tx_search": lambda: self._search(query),
             "abci_query": lambda: self._abci_query(query["data"]),
         }
         if name in routes:
@@ -183,23 +181,6 @@ class FakeNode:
     def _abci_query(self, key: str) -> httpx.Response:
         value = "AQ==" if bytes.fromhex(key[2:])[34:] in self.spent_nullifiers else None
         return json_response(200, {"result": {"response": {"code": 0, "value": value}}})
-
-    def _search(self, query: dict[str, str]) -> httpx.Response:
-        size, page = int(query["per_page"]), int(query["page"])
-        bounds = dict(re.findall(r"tx\.height(>=|<=)([0-9]+)", query["query"]))
-        heights = range(int(bounds.get(">=", 0)), int(bounds.get("<=", self.height)) + 1)
-        every = [
-            {
-                "height": str(height),
-                "tx": b64encode(tx).decode(),
-                "tx_result": self.results[tx_hash(tx)],
-            }
-            for height in sorted(self.txs)
-            if height in heights
-            for tx in self.txs[height]
-        ]
-        matches = every[(page - 1) * size : page * size]
-        return json_response(200, {"result": {"txs": matches, "total_count": str(len(every))}})
 
 
 class FakeNetwork(httpx.AsyncBaseTransport):

@@ -303,7 +303,6 @@ async def test_history_block_with_invalid_response_is_not_skipped(rpc: bool, res
 @both_transports
 async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=30_000, cursor=100)
-    env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.add_reveal(29_995, 1)
     env.add_reveal(29_900, 2)
     env.add_reveal(101, 3)
@@ -317,7 +316,6 @@ async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc
         assert await env.follower.read_gaps()
     assert env.spent == [1, 2]
     assert env.unread == [(101, 29_992 - 12 * CONCURRENT_BLOCKS)]
-    assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not put into backoff"
 
 
 async def test_history_resumes_after_restart_with_second_gap() -> None:
@@ -404,7 +402,6 @@ def sent_reveal(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -
 @both_transports
 async def test_sent_reveal_check_queries_only_sent_reveals(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=1000, cursor=100)
-    env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.node.lowest_height = 995
     for each in (
         sent_reveal(1),
@@ -805,7 +802,6 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     env = NodePairEnvironment(rpc=rpc, height=1000, cursor=100)
     for node in (env.node, *env.others):
         node.lowest_height = 995
-        node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.store.add_sent(sent_reveal(1))
     env.add_reveal(500, 1)
     env.node.spent_nullifiers.add(reveal(1).nullifier)

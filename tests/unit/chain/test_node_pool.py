@@ -350,11 +350,11 @@ async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:
     await endpoints.probe_all()
     with pytest.raises(ChainUnavailable, match="HTTP 500"):
         await endpoints.call(lambda client: client.rounds())
-    network.nodes["a"].faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "indexing is disabled"}})
+    network.nodes["a"].faults["abci_query"] = lambda _: json_response(500, {"error": {"data": "no such path"}})
     rpc = endpoints.nodes[0].rpc
     assert rpc is not None
     with pytest.raises(ChainError) as caught:
-        await anext(rpc.reveal_transactions(bytes(32)))
+        await rpc.is_spent(bytes(32), bytes(32))
     endpoints.record_error(endpoints.nodes[0], caught.value, rpc=True)
     assert endpoints.has_usable_node
     assert endpoints.usable_rpc_nodes == endpoints.nodes

@@ -250,7 +250,6 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
     "tx": (MIB, lambda client, _: client.tx(bytes(32))),
     "status": (MIB, lambda _, rpc: rpc.status()),
     "block results": (16 * MIB, lambda _, rpc: rpc.block_results(5)),
-    "search": (8 * MIB, lambda _, rpc: anext(rpc.reveal_transactions(ROUND_ID), None)),
     "spent": (MIB, lambda _, rpc: rpc.is_spent(ROUND_ID, bytes(32))),
 }
 
@@ -282,13 +281,6 @@ async def test_large_node_response_is_parsed_in_a_thread(question: str, monkeypa
         await query(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
-
-
-async def test_search_rejects_more_transactions_than_page_size() -> None:
-    page = {"result": {"txs": [{"height": "5", "tx_result": {}}] * 101, "total_count": "101"}}
-    rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, page)))
-    with pytest.raises(ChainResponseError, match="101 transactions on a page of 100"):
-        await anext(rpc.reveal_transactions(ROUND_ID), None)
 
 
 async def test_round_with_other_id_is_rejected() -> None:
