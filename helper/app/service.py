@@ -239,7 +239,7 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
-        closing = RoundClosing(
+        self.round_closing = RoundClosing(
             store=self.store,
             clock=self.clock,
             stats=self.stats,
@@ -251,7 +251,6 @@ class Service:
             store=self.store,
             revealer=revealer,
             sender=self.sender if self.role.can_send else None,
-            closing=closing if self.cluster is None else None,
             get_gate=self.gates.get_dispatch_gate,
             backlog=self._create_backlog(),
             slots=self.prover_pool.workers,
@@ -261,7 +260,6 @@ class Service:
         )
         self.send_loop = SendLoop(
             sender=self.sender,
-            closing=closing,
             get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
             stats=self.stats,
@@ -483,7 +481,7 @@ class Service:
         if self.role.can_process:
             components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
         if self.role.can_send:
-            components["reconciler"] = self._reconcile_after_blocks()
+            components |= {"reconciler": self._reconcile_after_blocks(), "round_closing": self.round_closing.run()}
             auxiliary["circuit"] = self._learn_circuit
             auxiliary["database check"] = partial(
                 run_maintenance, self.store, is_responsible=self._is_leader, clock=self.clock
