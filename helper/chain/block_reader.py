@@ -36,7 +36,7 @@ Reveals = frozenset[CountedNullifier]
 ListUnspent = Callable[[Iterable[CountedNullifier]], Awaitable[list[CountedNullifier]]]
 
 CONCURRENT_BLOCKS: Final = 8
-"""Number of blocks that a search reads concurrently."""
+"""Number of blocks that a search, or a loop of the follower, reads concurrently."""
 CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of the archive."""
 _CONCURRENT_TXS: Final = 8

@@ -352,6 +352,7 @@ async def test_dispatch_wait_for_history_is_bounded() -> None:
             assert not env.follower.is_ready
             reported.clear()
             env.clock.advance(MAX_START_WAIT_SECONDS)
+            await env.endpoints.probe_all()
             while not reported:
                 await anyio.sleep(0)
             assert env.follower.is_ready
@@ -810,7 +811,7 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     assert env.store.unconfirmed != []
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
     env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
-    await env.follower._sent_reveal_check.record_missed()
+    await env.follower._sent_reveal_check.confirm(lambda _: True, must_respond=True)
     assert env.store.unconfirmed == []
 
 
