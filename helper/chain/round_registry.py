@@ -33,7 +33,7 @@ from helper.chain.chain_data import ENDED_STATUSES, BlockHead, Proposal, Round, 
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState
-from helper.errors import ChainResponseError, WrongChain
+from helper.errors import WrongChain
 from helper.store.ledger import Ledger, is_read
 from helper.store.models import StoredRound
 from helper.store.store import Store
@@ -454,7 +454,6 @@ class RoundRegistry:
                 said.setdefault(listed.round_id, {})[name] = Said(statement.height, listed)
         await self._agree(said)
         self._hold(said)
-        self._report_contradictions()
         await self._freeze()
         for record in self._stored:
             self._note_unconfirmed(record, said.get(record.round_id, {}))
@@ -552,21 +551,6 @@ class RoundRegistry:
         self._held = held
         for record in (*self._stored, *held):
             record.show([fact for _, fact in said.get(record.round_id, {}).values()])
-
-    def _report_contradictions(self) -> None:
-        """Put a node into backoff if enough others list a round correctly that it lists with impossible data."""
-        current = {name: statement for name, statement in self._said.items() if statement.sync == self._syncs}
-        for node in self._node_pool.nodes:
-            statement = current.get(node.name)
-            for record in self._stored if statement is not None else ():
-                problem = statement.problem(record) if statement is not None else None
-                if problem in {None, _OMITTED}:
-                    continue
-                correct = [s for s in current.values() if record.round_id in s.rounds and s.problem(record) is None]
-                if len(correct) >= self._node_pool.needed:
-                    error = ChainResponseError(f"rounds: round {record.round_id.hex()[:8]}: {problem}")
-                    self._node_pool.record_error(node, error)
-                    break
 
     async def _freeze(self) -> None:
         """Freeze the rounds that enough nodes omit or list with impossible data, and unfreeze all others."""

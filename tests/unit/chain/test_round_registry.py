@@ -140,7 +140,7 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
 
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
 @invalid_lists
-async def test_one_false_list_changes_nothing_and_accuses_no_honest_node(
+async def test_one_false_list_changes_nothing_and_is_reported(
     listed: list[dict[str, Any]], problem: str, hosts: tuple[str, ...]
 ) -> None:
     env = Environment(*hosts)
@@ -149,9 +149,7 @@ async def test_one_false_list_changes_nothing_and_accuses_no_honest_node(
     await env.advance_blocks()
     env.nodes["liar"].rounds = listed
     await env.sync()
-    is_accused = len(hosts) > 2 and problem != "no longer listed"
-    assert (problem in str(env.endpoints.unusable_reasons()["liar:1317"])) is is_accused, "two others contradict it"
-    assert len(env.endpoints.usable_nodes) == len(hosts) - is_accused
+    assert len(env.endpoints.usable_nodes) == len(hosts), "what else it reports may be right"
     assert env.registry.unconfirmed_reports() == {ROUND_ID: f"{problem} by liar:1317"}
     env.network.nodes = {"liar": env.nodes["liar"]}
     await env.advance_blocks()
