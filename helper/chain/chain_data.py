@@ -88,11 +88,6 @@ class LeafBlock:
     start_index: int
     leaves: bytes
 
-    @property
-    def end_index(self) -> int:
-        """The tree's size after this block."""
-        return self.start_index + len(self.leaves) // 32
-
 
 @dataclass(frozen=True, slots=True)
 class BlockHead:

@@ -77,7 +77,6 @@ class _Statement(NamedTuple):
     Attributes:
         sync: the number of the sync that requested it.
         height: the node's newest height before the request.
-        time: the time of that block.
         rounds: the valid rounds.
         invalid: why a listed round is invalid.
         unknown: why a listed round has a status that this version does not know.
@@ -85,7 +84,6 @@ class _Statement(NamedTuple):
 
     sync: int
     height: int
-    time: float
     rounds: Mapping[bytes, Round]
     invalid: Mapping[bytes, str]
     unknown: Mapping[bytes, str]
@@ -420,12 +418,11 @@ class RoundRegistry:
     async def _close_unlisted(self) -> None:
         """Close ended rounds that enough nodes omit or list with the same unknown status."""
         for record in [record for record in self._stored if not record.unconfirmed and self._may_close(record)]:
-            end = record.facts.vote_end_time or 0
             reasons = {
                 name: statement.unknown.get(record.round_id)
                 or ("" if record.round_id in statement.rounds or record.round_id in statement.invalid else _OMITTED)
                 for name, statement in self._said.items()
-                if statement.time >= end
+                if statement.height >= (record.end_height or 0)
             }
             if reason := agreed(reasons, self._node_pool.needed):
                 await self._close(record, reason)
@@ -468,7 +465,6 @@ class RoundRegistry:
         statement = self._said[node.name] = _Statement(
             self._syncs,
             0 if head is None else head.height,
-            0.0 if head is None else head.time,
             {each.round_id: each for each in listed.rounds},
             listed.invalid,
             listed.unknown_status,

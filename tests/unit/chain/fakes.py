@@ -205,8 +205,8 @@ class FakeNetwork(httpx.AsyncBaseTransport):
 
 
 def record_block(registry: RoundRegistry, time: float, ledger: Ledger = EVERY_BLOCK) -> None:
-    """Have two nodes report block 1000 with this time; by default, every block is read."""
-    registry.record_blocks({name: BlockHead(CHAIN_ID, 1000, time) for name in ("a", "b")}, ledger)
+    """Have two nodes report block 400 with this time; by default, every block is read."""
+    registry.record_blocks({name: BlockHead(CHAIN_ID, 400, time) for name in ("a", "b")}, ledger)
 
 
 class ChainStore(PartialStore):

@@ -655,7 +655,7 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(
     await env.advance_blocks(10)
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
-    record_block(env.registry, VOTE_END + 1, Ledger(1, 1000, ((500, 500),)))
+    record_block(env.registry, VOTE_END + 1, Ledger(1, 1000, ((300, 300),)))
     await env.sync()
     assert env.registry.frozen_reason(ROUND_ID) is not None, "blocks since the round's creation are unread"
     record_block(env.registry, VOTE_END + 1)
