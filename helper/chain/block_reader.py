@@ -62,7 +62,6 @@ class BlockReader:
     With a consensus RPC this takes one request for each node; with REST, one for the block and one for each reveal.
 
     Args:
-        node_pool: the nodes.
         list_unspent: returns those nullifiers of stored rounds that are not known to be spent.
     """
 

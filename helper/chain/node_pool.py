@@ -29,8 +29,6 @@ from helper.config import Config
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
 
-__all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -89,7 +87,6 @@ class NodePool:
     Attributes:
         chain_id: the chain's id; None until it is configured, restored, or reported.
         is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes; otherwise it may change.
-        nodes: every node, in the configured order.
         needed: nodes that must report a fact alike.
         last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
@@ -510,9 +507,6 @@ class ReadOnlyNodePool:
     Visitors of the status page can cause requests about staking, rounds and tallies at any rate, and the archive reads
     every reveal of the chain. Therefore, errors of these requests do not put nodes into backoff, slow ones do not make
     a node count as slow, and they use a small number of separate connections.
-
-    Attributes:
-        node_pool: the node pool, whose health decides which nodes are called.
     """
 
     def __init__(

@@ -77,8 +77,6 @@ class _Statement(NamedTuple):
     Attributes:
         sync: the number of the sync that requested it.
         height: the node's newest height before the request.
-        rounds: the valid rounds.
-        invalid: why a listed round is invalid.
         unknown: why a listed round has a status that this version does not know.
     """
 
@@ -109,15 +107,11 @@ class _Record:
     """A round that nodes list or the store contains.
 
     Attributes:
-        round_id: 32 bytes.
-        facts: what is agreed.
         end_height: an agreed height at or after the round's end, the lowest that is known; None before the end.
         agreed: the round as agreed; None until every field is agreed, and after the purge.
         known: the agreed round, or while it is not agreed, what any node lists; None if none does.
         listed_ends: the ends that nodes list while the round is not agreed.
         is_past: whether it had ended when it was first agreed; it is held in memory only.
-        is_closed: whether the chain has closed it.
-        is_purged: whether its data was deleted here.
         is_in_store: whether the store contained it when it was last read again.
         frozen: why none of its shares may be accepted, revealed or purged, None if they may.
         frozen_shares: number of its unconfirmed shares, 0 while it is not frozen.

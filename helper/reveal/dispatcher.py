@@ -172,7 +172,6 @@ class DispatchGate:
     Attributes:
         round_ids: ids of the rounds whose shares may be proven: active, with a verified root.
         max_due_time: Unix time; shares due later are not dispatched, even if the local clock has passed their due time.
-        pause_reason: why dispatch is paused, or None.
         is_one_at_a_time: whether each share waits up to `TRIAL_WAIT_SECONDS` for the node's response to the previous
             one. True until the chain has accepted the circuit, because otherwise all proofs could be wasted.
         ends: ends of these rounds, in Unix seconds.
@@ -192,11 +191,7 @@ class Dispatcher:
 
     Args:
         sender: sends each prepared share; None if another host sends.
-        backlog: claims shares in a backlog.
         max_sleep: maximum sleep in seconds. Other hosts may enqueue or release shares without waking this one.
-
-    Attributes:
-        claimed_count: number of shares that are claimed for the provers.
     """
 
     def __init__(

@@ -165,7 +165,6 @@ class ProverPool:
     """A fixed number of workers that share one job queue.
 
     Args:
-        workers: number of concurrent proofs.
         circuits: generations that workers use. A worker is ready with the keys of the first, which its self-test uses.
         nice: added to the niceness of a worker (0 to 19), so that the API has priority.
         timeout: seconds after which a proof is cancelled and its worker killed; 0 means

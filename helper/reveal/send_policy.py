@@ -108,8 +108,6 @@ class NodeFacts(NamedTuple):
     """What one usable node did last.
 
     Attributes:
-        name: its name.
-        penalty: its penalty.
         sent_at: monotonic time at which the share was last sent to it; minus infinity if it was not.
         verdict: its last response to exactly this message, None without one.
         refuses_circuit: whether it has refused another proof of a circuit that no node has accepted.

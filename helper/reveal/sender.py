@@ -24,8 +24,9 @@ from helper.chain.broadcast_outcome import (
 )
 from helper.chain.chain_data import TxResult
 from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
-from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool, gather_limited
+from helper.chain.node_pool import RESEND_SECONDS, NodePool, gather_limited
 from helper.chain.reveal_transaction import RevealMessage, shows_spent
 from helper.circuits.registry import get_generation
 from helper.clock import Clock
