@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
-from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
@@ -47,7 +46,6 @@ class ServiceHealth:
         gates: Gates,
         node_pool: NodePool,
         round_registry: RoundRegistry,
-        tree_sync: CommitmentTreeSync,
         chain_sync: ChainSync,
         block_follower: BlockFollower,
         circuit_choice: CircuitChoice,
@@ -60,7 +58,6 @@ class ServiceHealth:
         self._gates = gates
         self._node_pool = node_pool
         self._round_registry = round_registry
-        self._tree_sync = tree_sync
         self._chain_sync = chain_sync
         self._block_follower = block_follower
         self._circuit_choice = circuit_choice
@@ -204,7 +201,7 @@ class ServiceHealth:
     def _tree_lag(self) -> int | None:
         """Blocks by which the trees are behind the newest block; None before a block is known."""
         head = self._node_pool.head
-        return None if head is None else max(0, head.height - self._tree_sync.synced_height)
+        return None if head is None else max(0, head.height - self._chain_sync.synced_height)
 
     def collect_status(self) -> HealthState:
         """Return health, timings and pauses for operators, without data of single shares."""

@@ -198,7 +198,6 @@ class Service:
             gates=self.gates,
             node_pool=self.node_pool,
             round_registry=self.round_registry,
-            tree_sync=self.tree_sync,
             chain_sync=self.chain_sync,
             block_follower=self.block_follower,
             circuit_choice=self.circuit_choice,

@@ -204,11 +204,7 @@ class _Failure:
 
 
 class CommitmentTreeSync:
-    """The commitment trees of all rounds that are not purged.
-
-    Attributes:
-        synced_height: the height up to which the trees are synchronized, 0 before the first sync.
-    """
+    """The commitment trees of all rounds that are not purged."""
 
     def __init__(self, store: Store, node_pool: NodePool, rounds: RoundRegistry) -> None:
         self._store = store
@@ -218,7 +214,6 @@ class CommitmentTreeSync:
         self._failures: dict[bytes, _Failure] = {}
         self._finished = asyncio.Event()
         self._syncs = 0
-        self.synced_height = 0
 
     # ------------------------------------------------------------------ reading
 
@@ -358,13 +353,8 @@ class CommitmentTreeSync:
             await gather_limited(group, sync_round, CONCURRENT_ROUNDS)
         if errors and len(errors) == len(rounds):
             raise errors[0]
-        self.record_synced_height(head)
         finished, self._finished = self._finished, asyncio.Event()
         finished.set()
-
-    def record_synced_height(self, head: int) -> None:
-        """Record that the newest block is still `head`, for which the trees are synchronized. Not a sync."""
-        self.synced_height = max(self.synced_height, head)
 
     def _forget_purged(self) -> None:
         known_ids = {known_round.round_id for known_round in self._rounds.all_rounds()}
