@@ -11,8 +11,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.block_reader import CONCURRENT_BLOCKS
 from helper.chain.chain_data import RoundStatus
-from helper.chain.follower import CONCURRENT_BLOCKS, MAX_START_WAIT_SECONDS, RESET_HEADS, BlockFollower
+from helper.chain.follower import MAX_START_WAIT_SECONDS, RESET_HEADS, BlockFollower
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError

@@ -131,7 +131,6 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
         ({"agreed": 110, "began_at": NOW - 20}, "ACCEPTED", ProveAnew),
         ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "REFUSED_ANCHOR", ProveAnew),
         ({"head": 100, "agreed": 100, "began_at": NOW - 60}, "BEHIND", ProveAnew),  # one of two nodes is stuck
-        ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "BEHIND", ProveAnew),  # no node has the anchor's root
         ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "ACCEPTED", Wait),
         ({"head": 40, "agreed": 40, "began_at": NOW - 60}, "ACCEPTED", ProveAnew),  # it was sent at a false height
         ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - 10}, "ACCEPTED", Send),
@@ -143,6 +142,23 @@ def test_time_decides_where_heights_stand_still_or_are_false(
 ) -> None:
     assert type(step_at(110, last=108, outcome=outcome, process=process)) is expected
     assert REPROVE_SECONDS == 60.0
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "seconds", "expected"),
+    [
+        ((Verdict.BEHIND, Verdict.BEHIND), 59, Wait),
+        ((Verdict.BEHIND, Verdict.BEHIND), 60, ProveAnew),
+        ((Verdict.BEHIND, Verdict.ACCEPTED), 60, Wait),  # it may be in a mempool
+        ((Verdict.BEHIND, None), 60, Wait),
+    ],
+)
+def test_message_whose_anchor_no_node_knows_is_proven_anew_after_a_minute(
+    verdicts: tuple[Verdict | None, ...], seconds: int, expected: type[Step]
+) -> None:
+    nodes = tuple(node._replace(verdict=verdict) for node, verdict in zip(NODES, verdicts, strict=True))
+    process = {"head": 105, "agreed": 105, "began_at": NOW - seconds}
+    assert type(step_at(110, last=105, outcome="BEHIND", nodes=nodes, process=process)) is expected
 
 
 def test_share_of_a_refused_circuit_is_proven_anew_unless_its_message_may_be_in_a_mempool() -> None:
