@@ -724,7 +724,8 @@ async def test_failed_writes_are_reported_until_one_is_committed(
             assert FAULT_TEXTS[fault][1] in refused.value.advice
             assert FAULT_TEXTS[fault][0] in str(host.write_error)
             await host.ping_writer()
-            await host.count_shares()
+            if fault != "no usage":  # then nothing can be read either
+                await host.count_shares()
             assert host.write_error is not None, "a transaction that writes nothing is no evidence"
         finally:
             conn.execute(end.encode())
