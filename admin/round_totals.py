@@ -12,7 +12,7 @@ import structlog
 
 from admin.api_models import AuditResponse, RoundResponse
 from admin.pending_registrations import ChainQueries
-from helper.chain.chain_data import ListedRound, OptionTotal, RoundStatus
+from helper.chain.chain_data import OptionTotal, Round, RoundStatus
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
@@ -44,7 +44,7 @@ RoundTotals = Mapping[tuple[int, int], int]
 class _PreparedResponse:
     """The rounds in the response, newest first, and its body."""
 
-    rounds: tuple[ListedRound, ...]
+    rounds: tuple[Round, ...]
     body: bytes
 
 
@@ -75,7 +75,7 @@ class RoundsView:
         self._clock = clock
         self._totals: dict[bytes, RoundTotals] = {}
         # finalized rounds without totals, in the order in which they are read
-        self._missing_totals: list[ListedRound] = []
+        self._missing_totals: list[Round] = []
         self._problem = LoggedProblem()
         self.body: bytes | None = None
         """Response body, see `admin.api_models.RoundsResponse`; None until the first refresh succeeds."""
@@ -89,7 +89,7 @@ class RoundsView:
     async def refresh(self) -> None:
         """Read the rounds, then missing totals. On failure, retain the previous data."""
         try:
-            listed = await self._chain.call(lambda client: client.listed_rounds())
+            listed = (await self._chain.call(lambda client: client.rounds())).rounds
             self._report_keys({known.round_id: known.authority_key for known in listed if known.authority_key})
             prepared = await self._publish(listed)
             served = {known.round_id for known in prepared.rounds}
@@ -106,12 +106,12 @@ class RoundsView:
             f"totals of {len(self._missing_totals)} rounds are missing" if self._missing_totals else ""
         )
 
-    async def _publish(self, listed: Iterable[ListedRound]) -> _PreparedResponse:
+    async def _publish(self, listed: Iterable[Round]) -> _PreparedResponse:
         prepared = await asyncio.to_thread(_prepare_response, listed, self._totals, self._get_audit)
         self.body = prepared.body
         return prepared
 
-    def _queue_missing(self, rounds: Iterable[ListedRound]) -> None:
+    def _queue_missing(self, rounds: Iterable[Round]) -> None:
         """Append newly finalized rounds. The queue's order ensures that each round is tried."""
         missing = {
             known.round_id: known
@@ -136,7 +136,7 @@ class RoundsView:
         self._missing_totals = [*rest, *unread]
         return len(self._totals) - before
 
-    async def _read_totals(self, known: ListedRound) -> bool:
+    async def _read_totals(self, known: Round) -> bool:
         """Read the totals of a round. Returns whether a node responded."""
 
         async def read(client: ChainClient) -> list[OptionTotal]:
@@ -153,7 +153,7 @@ class RoundsView:
         except ChainError:
             return False
         # Drop totals of unknown options: a response may contain millions. The known ones are bounded by MAX_LIST_BYTES.
-        options = {(proposal.id, option.index) for proposal in known.proposals for option in proposal.options}
+        options = {(proposal.id, option) for proposal in known.proposals for option in proposal.options}
         reported_totals = ((total.proposal_id, total.option, total.value) for total in totals)
         self._totals[known.round_id] = {
             (proposal, option): value for proposal, option, value in reported_totals if (proposal, option) in options
@@ -170,10 +170,10 @@ class RoundsView:
 
 
 def _prepare_response(
-    listed: Iterable[ListedRound], totals: Mapping[bytes, RoundTotals], get_audit: GetAudit
+    listed: Iterable[Round], totals: Mapping[bytes, RoundTotals], get_audit: GetAudit
 ) -> _PreparedResponse:
     """The newest `MAX_ROUNDS` rounds, without those that would exceed `MAX_LIST_BYTES`."""
-    rounds, entries = list[ListedRound](), list[bytes]()
+    rounds, entries = list[Round](), list[bytes]()
     size = len(b'{"rounds":[]}')
     for known in sorted(listed, key=lambda known: -known.created_at_height)[:MAX_ROUNDS]:
         entry = orjson.dumps(_round_response(known, totals.get(known.round_id), get_audit))
@@ -185,7 +185,7 @@ def _prepare_response(
     return _PreparedResponse(tuple(rounds), b'{"rounds":[' + b",".join(entries) + b"]}")
 
 
-def _round_response(known: ListedRound, totals: RoundTotals | None, get_audit: GetAudit) -> RoundResponse:
+def _round_response(known: Round, totals: RoundTotals | None, get_audit: GetAudit) -> RoundResponse:
     if known.status != RoundStatus.FINALIZED:
         totals = None
     return {
@@ -198,11 +198,11 @@ def _round_response(known: ListedRound, totals: RoundTotals | None, get_audit: G
                 "title": proposal.title,
                 "options": [
                     {
-                        "index": option.index,
-                        "label": option.label,
-                        "total": None if totals is None else totals.get((proposal.id, option.index), 0),
+                        "index": option,
+                        "label": label,
+                        "total": None if totals is None else totals.get((proposal.id, option), 0),
                     }
-                    for option in proposal.options
+                    for option, label in zip(proposal.options, proposal.labels, strict=True)
                 ],
             }
             for proposal in known.proposals

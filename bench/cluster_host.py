@@ -153,7 +153,6 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
         store=store,
         revealer=revealer,
         sender=None,
-        closing=None,
         get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
         backlog=backlog,
         slots=CORE_COUNT,

@@ -22,8 +22,7 @@ RULES = {
     "R4": "No share is submitted before its due time.",
     "R5": "Shares of the same second are processed concurrently, up to `max_concurrent_proofs`.",
     "R6": "There are no random delays, wake-ups or jitter. A recovered share keeps its due time.",
-    "R7": "The loop reports and purges closed rounds, dispatches due shares, and sleeps until the earliest deadline, "
-    "at most 30 s.",
+    "R7": "Closed rounds are reported, then purged. The dispatcher sleeps until the earliest deadline, at most 30 s.",
     "R8": "A new share or a retry wakes the dispatcher immediately.",
     "R9": "At startup, shares that were being proven return to the queue, and rounds and schedules are restored.",
     "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`, in a closed round too. If all of "

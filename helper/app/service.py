@@ -194,7 +194,6 @@ class Service:
             gates=self.gates,
             node_pool=self.node_pool,
             round_registry=self.round_registry,
-            tree_sync=self.tree_sync,
             chain_sync=self.chain_sync,
             block_follower=self.block_follower,
             circuit_choice=self.circuit_choice,
@@ -235,7 +234,7 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
-        closing = RoundClosing(
+        self.round_closing = RoundClosing(
             store=self.store,
             clock=self.clock,
             stats=self.stats,
@@ -247,7 +246,6 @@ class Service:
             store=self.store,
             revealer=revealer,
             sender=self.sender if self.role.can_send else None,
-            closing=closing if self.cluster is None else None,
             get_gate=self.gates.get_dispatch_gate,
             backlog=self._create_backlog(),
             slots=self.prover_pool.workers,
@@ -257,7 +255,6 @@ class Service:
         )
         self.send_loop = SendLoop(
             sender=self.sender,
-            closing=closing,
             get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
             stats=self.stats,
@@ -475,7 +472,7 @@ class Service:
         if self.role.can_process:
             components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
         if self.role.can_send:
-            components["reconciler"] = self._reconcile_after_blocks()
+            components |= {"reconciler": self._reconcile_after_blocks(), "round_closing": self.round_closing.run()}
             auxiliary["circuit"] = self._learn_circuit
             auxiliary["database check"] = partial(
                 run_maintenance, self.store, is_responsible=self._is_leader, clock=self.clock
@@ -600,7 +597,7 @@ class Service:
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Reconcile at a new height of any node, whether or not it is agreed or its block can be read."""
-        self.health.note_unread_blocks()
+        self.health.note_progress()
         heights = tuple(node.height for node in self.node_pool.nodes)
         if head is not None and heights != self._reconciled_heights:
             self._reconciled_heights = heights

@@ -59,7 +59,7 @@ class Search:
     Attributes:
         nullifier: 32 bytes.
         round_ids: rounds to search, empty for all.
-        heights: blocks to search, None for the reveals of the rounds.
+        heights: blocks to search, None for all since the rounds were created.
         source: where to search.
     """
 
@@ -94,9 +94,8 @@ def export(
 ) -> None:
     """Write a bundle for a confirmed reveal: transaction, proof, public inputs and their hashes.
 
-    No request to a node contains the nullifier: the command reads all reveals of its round (from a node with an
-    index), or complete blocks. It rejects a nullifier that is not on the chain. A bundle contains only public data,
-    and does not show who sent the reveal.
+    No request to a node contains the nullifier: the command reads complete blocks, the newest first. It rejects a
+    nullifier that is not on the chain. A bundle contains only public data, and does not show who sent the reveal.
 
     If [archive] place is set, the archive is searched first; the bundle's hash and proof are verified. Only `proof
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
@@ -212,7 +211,7 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
     """Search the chain."""
     async with open_node_pool(config) as nodes:
-        chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched up to block {height}"))
+        chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched to block {height}"))
         round_ids = search.round_ids or await chain.round_ids()
         counted = await chain.find_reveal(round_ids, search.nullifier, search.heights)
         if counted is None:

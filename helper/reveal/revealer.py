@@ -11,7 +11,8 @@ from typing import Final
 
 import structlog
 
-from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
+from helper.chain.chain_data import Anchor
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry

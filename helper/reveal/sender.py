@@ -24,8 +24,9 @@ from helper.chain.broadcast_outcome import (
 )
 from helper.chain.chain_data import TxResult
 from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
-from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool, gather_limited
+from helper.chain.node_pool import RESEND_SECONDS, NodePool, gather_limited
 from helper.chain.reveal_transaction import RevealMessage, shows_spent
 from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
@@ -399,7 +400,7 @@ class Sender:
             first=reveal.first_sent_height,
             last=reveal.last_sent_height,
             outcome=verdict.name,
-            is_spent=send_policy.is_spent_everywhere(self._node_facts(reveal, state)),
+            is_spent=send_policy.is_answer_of_all(self._node_facts(reveal, state), Verdict.SPENT),
         )
         await self._store.record_outcome(reveal.share_id, outcome=verdict.name, decide_height=height)
 

@@ -21,7 +21,7 @@ from admin.onboarding import AdminRoutes
 from admin.pending_registrations import RegistrationRegistry
 from admin.registration_request import RegistrationRequest
 from admin.round_totals import RoundsView
-from helper.chain.chain_data import ListedRound, OptionTotal, Round, parse_listing, parse_round, parse_totals
+from helper.chain.chain_data import OptionTotal, Round, RoundList, parse_round, parse_rounds, parse_totals
 from helper.chain.rest_client import ChainClient
 from helper.errors import ChainResponseError, ChainUnavailable
 from helper.server.client_limits import Network
@@ -56,7 +56,7 @@ class FakeNodes:
         self.validators: dict[str, str] = {}
         self.is_unreachable = False
         self.queried_addresses: list[str] = []
-        self.rounds: list[dict[str, Any]] = []
+        self.listed: list[dict[str, Any]] = []
         self.totals_by_round: dict[bytes, list[dict[str, Any]]] = {}
         self.lagging_rounds: set[bytes] = set()
         """Rounds listed as finalized by one node but not yet finalized on the next node queried."""
@@ -65,13 +65,13 @@ class FakeNodes:
         self.max_concurrent = 0
         self._concurrent = 0
 
-    async def listed_rounds(self) -> list[ListedRound]:
+    async def rounds(self) -> RoundList:
         self.listing_calls += 1
-        return parse_listing({"rounds": self.rounds})
+        return parse_rounds({"rounds": self.listed})
 
     async def round(self, round_id: bytes) -> Round | None:
         name = base64.b64encode(round_id).decode()
-        (known,) = [known for known in self.rounds if known["vote_round_id"] == name]
+        (known,) = [known for known in self.listed if known["vote_round_id"] == name]
         return parse_round({"round": {**known, "status": 2} if round_id in self.lagging_rounds else known})
 
     async def totals(self, round_id: bytes) -> list[OptionTotal]:

@@ -101,7 +101,7 @@ async def test_refresh_reports_the_keys_of_election_authorities(tmp_path: Path) 
         results = []
         for listed in (None, "", "?", key, other):
             encoded = base64.b64encode(listed).decode() if isinstance(listed, bytes) else listed
-            stack.staking.rounds = [{**listed_round(1), "ea_pk": encoded}]
+            stack.staking.listed = [{**listed_round(1), "ea_pk": encoded}]
             await stack.rounds.refresh()
             assert len(await get_rounds(stack)) == 1
             results.append((await stack.client.get("/round-authentication")).json()["rounds"])
@@ -113,14 +113,14 @@ async def test_refresh_reports_the_keys_of_election_authorities(tmp_path: Path) 
 async def test_get_rounds_of_recorded_chain_shows_totals_when_finalized(stack: AdminStack) -> None:
     final, results = read_recorded("rounds")["rounds"][0], read_recorded("tally results")["results"]
     round_id = base64.b64decode(final["vote_round_id"])
-    stack.staking.rounds, stack.staking.totals_by_round = [{**final, "status": 2}], {round_id: results}
+    stack.staking.listed, stack.staking.totals_by_round = [{**final, "status": 2}], {round_id: results}
     await stack.rounds.refresh()
     (tallying,) = await get_rounds(stack)
     assert tallying["proposals"][0]["options"] == [
         {"index": 0, "label": "Support", "total": None},
         {"index": 1, "label": "Oppose", "total": None},
     ]
-    stack.staking.rounds = [final]
+    stack.staking.listed = [final]
     await stack.rounds.refresh()
     (known,) = await get_rounds(stack)
     assert (known["round_id"], known["status"], round_totals(known)) == (round_id.hex(), FINALIZED, [0, 1])
@@ -128,7 +128,7 @@ async def test_get_rounds_of_recorded_chain_shows_totals_when_finalized(stack: A
 
 async def test_get_rounds_queries_no_node(stack: AdminStack) -> None:
     assert (await stack.client.get("/rounds")).status_code == 502, "never read"
-    stack.staking.rounds = [listed_round(number) for number in range(MAX_ROUNDS)]
+    stack.staking.listed = [listed_round(number) for number in range(MAX_ROUNDS)]
     await stack.rounds.refresh()
     before = stack.staking.listing_calls, len(stack.staking.queried_totals)
     for _ in range(20):
@@ -142,7 +142,7 @@ async def test_get_rounds_queries_no_node(stack: AdminStack) -> None:
 
 async def test_refresh_reads_totals_in_bounded_number_and_each_once(stack: AdminStack) -> None:
     numbers = range(2 * MAX_TOTALS_PER_REFRESH + 5)
-    stack.staking.rounds = [listed_round(number) for number in numbers]
+    stack.staking.listed = [listed_round(number) for number in numbers]
     for number in numbers:
         votes = [{"proposal_id": 1, "vote_decision": 1, "total_value": number}] if number else []
         stack.staking.totals_by_round[round_id_of(number)] = votes
@@ -160,7 +160,7 @@ async def test_refresh_reads_totals_in_bounded_number_and_each_once(stack: Admin
 
 
 async def test_refresh_with_totals_that_fail_reads_the_others(stack: AdminStack) -> None:
-    stack.staking.rounds = [listed_round(number) for number in range(MAX_TOTALS_PER_REFRESH + 1)]
+    stack.staking.listed = [listed_round(number) for number in range(MAX_TOTALS_PER_REFRESH + 1)]
     stack.staking.totals_by_round[round_id_of(0)] = []
     for _ in range(2):
         await stack.rounds.refresh()
@@ -171,7 +171,7 @@ async def test_refresh_with_totals_that_fail_reads_the_others(stack: AdminStack)
 
 
 async def test_refresh_with_node_behind_waits_for_the_totals(stack: AdminStack) -> None:
-    stack.staking.rounds, stack.staking.lagging_rounds = [listed_round(1)], {round_id_of(1)}
+    stack.staking.listed, stack.staking.lagging_rounds = [listed_round(1)], {round_id_of(1)}
     stack.staking.totals_by_round[round_id_of(1)] = []
     await stack.rounds.refresh()
     assert round_totals((await get_rounds(stack))[0]) == [None, None], (
@@ -188,7 +188,7 @@ async def test_refresh_with_node_behind_waits_for_the_totals(stack: AdminStack) 
 async def test_refresh_keeps_totals_of_listed_rounds_and_options_only(stack: AdminStack) -> None:
     for generation in range(4):
         numbers = range(10 * generation, 10 * generation + 10)
-        stack.staking.rounds = [listed_round(number) for number in numbers]
+        stack.staking.listed = [listed_round(number) for number in numbers]
         for number in numbers:
             stack.staking.totals_by_round[round_id_of(number)] = [
                 {"proposal_id": proposal, "vote_decision": 1, "total_value": 1} for proposal in range(1000)
@@ -199,7 +199,7 @@ async def test_refresh_keeps_totals_of_listed_rounds_and_options_only(stack: Adm
 
 
 async def test_get_rounds_shows_the_audit_of_finalized_rounds_only(stack: AdminStack) -> None:
-    stack.staking.rounds = [listed_round(1), listed_round(2, status=2), listed_round(3)]
+    stack.staking.listed = [listed_round(1), listed_round(2, status=2), listed_round(3)]
     audit: AuditResponse = {"at": 7, "verdict": "passed", "passed": 19, "others": []}
     stack.audits |= {round_id_of(1): audit, round_id_of(2): audit}
     await stack.rounds.refresh()
@@ -210,11 +210,11 @@ async def test_get_rounds_shows_the_audit_of_finalized_rounds_only(stack: AdminS
 async def test_refresh_with_huge_rounds_serves_a_bounded_body(stack: AdminStack) -> None:
     huge = listed_round(9, proposals=MAX_LIST_BYTES // 400, title="t" * 400)
     large = [listed_round(10 + number, status=1, proposals=50, title="t" * 400) for number in range(MAX_ROUNDS)]
-    stack.staking.rounds = [*large, huge, listed_round(1)]
+    stack.staking.listed = [*large, huge, listed_round(1)]
     await stack.rounds.refresh()
     assert stack.rounds.body is not None
     assert MAX_LIST_BYTES - 50_000 < len(stack.rounds.body) <= MAX_LIST_BYTES
-    stack.staking.rounds = [huge, listed_round(1)]
+    stack.staking.listed = [huge, listed_round(1)]
     await stack.rounds.refresh()
     (known,) = await get_rounds(stack)
     assert known["round_id"] == round_id_of(1).hex()
@@ -222,7 +222,7 @@ async def test_refresh_with_huge_rounds_serves_a_bounded_body(stack: AdminStack)
 
 
 async def test_refresh_logs_changes_and_no_start(stack: AdminStack) -> None:
-    stack.staking.rounds = [listed_round(1, status=1)]
+    stack.staking.listed = [listed_round(1, status=1)]
     with capture_logs() as lines:
         for away in (True, True, False, False, True, True, False):
             stack.staking.is_unreachable = away
@@ -237,7 +237,7 @@ async def test_run_reads_rounds_repeatedly_and_soon_again_at_start(
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        stack.staking.is_unreachable, stack.staking.rounds = False, [listed_round(1)]
+        stack.staking.is_unreachable, stack.staking.listed = False, [listed_round(1)]
         if len(pauses) == 3:
             raise InterruptedError
 

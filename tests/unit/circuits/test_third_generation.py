@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.chain_data import Proposal, Round, RoundStatus
-from helper.chain.commitment_trees import Anchor
+from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import known_circuits
 from helper.circuits.known_circuits import GENERATIONS, circuit_for_version, circuit_infos

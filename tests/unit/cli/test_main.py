@@ -53,7 +53,17 @@ def test_help_names_setting_of_each_flag(capsys: pytest.CaptureFixture[str]) -> 
     assert "(default: [helper] host)" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("queue", "list", "--nonsense"), ("config",), ("queue", "show")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("queue", "list", "--nonsense"),
+        ("config",),
+        ("queue", "show"),
+        ("devnet", "--rest-port", "99999"),
+        ("devnet", "--rpc-port", "65535", "--extra-nodes", "1"),
+    ],
+)
 def test_invalid_command_line_exits_usage(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(*arguments) == 2
     assert "Usage" in "".join(capsys.readouterr())

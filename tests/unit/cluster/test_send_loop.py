@@ -45,7 +45,6 @@ async def run_send_loop(
     pipeline.sender = pipeline.make_sender(lease=lease)
     loop = SendLoop(
         sender=pipeline.sender,
-        closing=pipeline.closing,
         get_pause_reason=lambda: paused[-1] if paused else None,
         clock=pipeline.clock,
         stats=pipeline.stats,

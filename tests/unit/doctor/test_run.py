@@ -344,6 +344,20 @@ def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
     assert (line.subject, line.level) == ("helper: dispatch", Level.FAIL)
 
 
+@pytest.mark.parametrize(
+    ("problem", "advice"),
+    [
+        ("the queue cannot be written", "Free space"),
+        ("the database file is no longer at its path", "Move the helper's own file back"),
+        ("the database's write-ahead log is no longer at its path", "Move the helper's own file back"),
+    ],
+)
+def test_advice_about_the_store_matches_the_failure(problem: str, advice: str) -> None:
+    status = service_status(checks=[{"name": "store", "problem": problem}])
+    (line,) = evaluate_daemon(status, Path("helper.sock"))
+    assert str(line.advice).startswith(advice)
+
+
 def test_evaluate_daemon_without_permission_is_warning() -> None:
     (line,) = evaluate_daemon(DaemonReport(True, problem="not this user's", is_forbidden=True), Path("helper.sock"))
     assert line.level is Level.WARN

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
-from helper.chain.chain_data import Proposal, Round, RoundStatus
-from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
+from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.refusals import PauseCause, PauseReason
