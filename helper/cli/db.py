@@ -112,7 +112,7 @@ def restore(
         image = _open_backup(file, identity, passphrase_file)
         contents = check_image(image, str(file), encryption)
         aside = backups.restore_database(image, database, set_aside=force)
-    if encryption is not None and not contents.encrypted:
+    if encryption.is_encrypted and not contents.encrypted:
         print_message(
             "the restored database is not encrypted: run `svote-helper db encrypt` before you start the helper"
         )

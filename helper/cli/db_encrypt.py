@@ -35,8 +35,8 @@ def encrypt(
     """Encrypt witnesses and messages in the database with the first key of the key file.
 
     The helper must not be running. The previous rows are erased from the file. An encrypted database is encrypted
-    again: afterwards, it no longer needs the other keys of the key file. Needs free space of three times the size
-    of the database.
+    again: afterwards, it no longer needs the other keys of the key file. Needs free space of twice the size of the
+    database.
     """
     _rewrite(key_file, config, db, encrypt=True, dry_run=dry_run, yes=yes, json=json)
 
@@ -71,7 +71,6 @@ def _rewrite(
 
     with map_file_errors_to_exit_codes():
         encryption = read_file_encryption(keys)
-        assert encryption is not None
         with acting_as_owner(database):
             before = take_snapshot(database, SystemClock(), encryption).contents  # refuses another program's file first
             if not dry_run:

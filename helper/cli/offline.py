@@ -54,7 +54,7 @@ def request_file(
 
 
 async def _request(
-    database: Path, target: str, body: bytes | Iterable[bytes] | None, encryption: RowEncryption | None
+    database: Path, target: str, body: bytes | Iterable[bytes] | None, encryption: RowEncryption
 ) -> tuple[int, bytes]:
     opened = _open_for_query(database, encryption) if body is None else _open_for_action(database, encryption)
     async with opened as app:
@@ -68,14 +68,14 @@ async def _request(
 
 
 @asynccontextmanager
-async def _open_for_query(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
+async def _open_for_query(database: Path, encryption: RowEncryption) -> AsyncIterator[ASGIApp]:
     with acting_as_owner(database):
         async with open_queue_file(database, encryption) as queue:
             yield _create_app(queue)
 
 
 @asynccontextmanager
-async def _open_for_action(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
+async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIterator[ASGIApp]:
     # Imported here because they load native code, which queries do not need, and before `acting_as_owner`.
     import proofs  # noqa: PLC0415
     from helper.operations.actions import Operations  # noqa: PLC0415

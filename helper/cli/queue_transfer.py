@@ -97,9 +97,7 @@ def export(
     emit(result, queue_output.print_exported, json=json)
 
 
-def _select(
-    database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption | None
-) -> ExportSelection:
+def _select(database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption) -> ExportSelection:
     """Select shares from a snapshot of the database."""
     # imported here, so that the help loads no native code
     from helper.store.sqlite.export import select_for_export  # noqa: PLC0415

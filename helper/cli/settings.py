@@ -31,8 +31,8 @@ def database_file(config: Path | None, db: Path | None, *, must_exist: bool = Tr
     return settings.db_path
 
 
-def database_encryption(config: Path | None) -> RowEncryption | None:
-    """Return the encryption with the keys in [store] key_file, None if it is not set.
+def database_encryption(config: Path | None) -> RowEncryption:
+    """Return the encryption with the keys in [store] key_file; `UNENCRYPTED` if it is not set.
 
     Raises:
         StoreError: the key file cannot be used.

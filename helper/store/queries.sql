@@ -7,10 +7,10 @@
 SELECT no, round_id, mac_key, row_check FROM round_keys ORDER BY no;
 
 -- name: round
-SELECT * FROM rounds WHERE round_no = ?;
+SELECT {round} FROM rounds r WHERE r.round_no = ?;
 
 -- name: rounds
-SELECT k.round_id, r.* FROM rounds r JOIN round_keys k ON k.no = r.round_no
+SELECT k.round_id, {round} FROM rounds r JOIN round_keys k ON k.no = r.round_no
 ORDER BY r.created_at_height, r.round_no;
 
 -- name: get_meta
@@ -23,7 +23,17 @@ SELECT key, value, row_check FROM meta WHERE key IN ('copy.unfinished', 'copy.mo
 INSERT INTO meta (key, value, row_check) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row_check;
 
+-- Whether a row is encrypted with the key that has this identifier.
+
+-- name: uses_key
+SELECT EXISTS (SELECT 1 FROM round_keys WHERE substr(mac_key, 1, 4) = :id)
+  OR EXISTS (SELECT 1 FROM shares WHERE substr(witness, 1, 4) = :id)
+  OR EXISTS (SELECT 1 FROM reveals WHERE substr(message, 1, 4) = :id);
+
 -- ---------------------------------------------------------------- shares: enqueue
+
+-- name: add_share
+INSERT INTO shares ({share_columns}) VALUES ({share_values});
 
 -- name: has_tombstone
 SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;
@@ -80,8 +90,17 @@ DELETE FROM history WHERE share_id = ? AND n <= ? AND counted = 0;
 
 -- ---------------------------------------------------------------- reveals
 
+-- name: add_reveal
+INSERT INTO reveals ({reveal_columns}) VALUES ({reveal_values});
+
 -- name: reveal
-SELECT * FROM reveals WHERE share_id = ?;
+SELECT {reveal} FROM reveals m WHERE m.share_id = ?;
+
+-- name: sent_reveal
+SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
+WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 
 -- name: change_reveal
 UPDATE reveals SET
@@ -139,6 +158,22 @@ DELETE FROM rounds WHERE round_no = ?;
 DELETE FROM round_keys WHERE no = ?;
 
 -- ---------------------------------------------------------------- operators
+
+-- Lists read the times of a share from its witness, which is in their fourth column.
+
+-- name: shares_by_prefix
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.id, r.vote_end_time
+FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
+WHERE s.mac BETWEEN ? AND ? LIMIT 2;
+
+-- name: reveal_facts
+SELECT message, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
+FROM reveals WHERE share_id = ?;
+
+-- name: tree_sizes
+SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
+FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.round_id;
 
 -- name: all_round_ids
 SELECT round_id FROM round_keys ORDER BY no;

@@ -56,7 +56,10 @@ class RoundKeyRow(NamedTuple):
 
 
 class ShareRow(NamedTuple):
-    """A live share: its round id, then the columns of `shares` in table order."""
+    """A live share: its round id, then its fields in the order of the row check.
+
+    `row_encryption.py` states which columns of `shares` contain them.
+    """
 
     round_id: bytes
     id: int
@@ -67,13 +70,13 @@ class ShareRow(NamedTuple):
     vote_decision: int
     tree_position: int
     submit_at: int
+    received_ms: int
     shares_hash: bytes
     share_comms: bytes
     primary_blind: bytes
     c1: bytes
     c2: bytes
     nullifier: bytes
-    received_ms: int
     kind: str
     extra: bytes
     rank: int
@@ -93,10 +96,6 @@ class ShareRow(NamedTuple):
     def is_sound(self, key: bytes) -> bool:
         """Return whether the row passes its check."""
         return is_sound(key, self)
-
-    def to_columns(self) -> tuple[Column, ...]:
-        """Return the values for the columns of `shares`."""
-        return self[1:]
 
     @property
     def is_moved(self) -> bool:
@@ -158,7 +157,7 @@ def add_row_checks(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
 
 
 class RevealRow(NamedTuple):
-    """A stored message: the columns of `reveals` in table order."""
+    """A stored message: its fields in the order of the row check."""
 
     share_id: int
     message: bytes

@@ -34,6 +34,7 @@ from helper.store.table_rows import Row
 from helper.store.transaction import Params
 from helper.store.write_jobs import WriteJob
 from helper.store.writer_thread import MAX_BATCH
+from tests.support.sealed_fields import add_field_functions
 
 T = TypeVar("T")
 
@@ -86,14 +87,15 @@ class SimDisk:
         self._transitions: list[tuple[int, int, int | None, bytes]] = []
         self.conn.execute("PRAGMA foreign_keys = ON")
         migrate_schema(self.conn)
+        add_field_functions(self.conn)
         self.conn.create_function("record_transition", 4, self._record_transition)
         self.conn.executescript(
             "CREATE TEMP TRIGGER share_updated AFTER UPDATE OF state ON main.shares WHEN OLD.state <> NEW.state"
-            " BEGIN SELECT record_transition(NEW.id, OLD.state, NEW.state, NEW.nullifier); END;"
+            " BEGIN SELECT record_transition(NEW.id, OLD.state, NEW.state, field(NEW.witness, 'nullifier')); END;"
             "CREATE TEMP TRIGGER share_inserted AFTER INSERT ON main.shares"
-            " BEGIN SELECT record_transition(NEW.id, -1, NEW.state, NEW.nullifier); END;"
+            " BEGIN SELECT record_transition(NEW.id, -1, NEW.state, field(NEW.witness, 'nullifier')); END;"
             "CREATE TEMP TRIGGER share_deleted AFTER DELETE ON main.shares"
-            " BEGIN SELECT record_transition(OLD.id, OLD.state, NULL, OLD.nullifier); END;"
+            " BEGIN SELECT record_transition(OLD.id, OLD.state, NULL, field(OLD.witness, 'nullifier')); END;"
         )
 
     def _record_transition(self, share_id: int, before: int, after: int | None, nullifier: bytes) -> None:

@@ -122,7 +122,8 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
         assert "vote_decision" not in payload
         assert (await client.post(SHARES_PATH, json=payload)).json() == {"status": "queued"}
         assert (await client.post(SHARES_PATH, json=payload)).json() == {"status": "duplicate"}
-    assert pipeline.read_share(POSITION, "kind, length(extra)") == ("hidden-choice", 1 + 7 * 64)
+    stored = "field(witness, 'kind'), length(field(witness, 'extra'))"
+    assert pipeline.read_share(POSITION, stored) == ("hidden-choice", 1 + 7 * 64)
 
     async with pipeline.run_dispatcher():
         await wait_until(lambda: pipeline.circuits.current == NAME)
@@ -130,7 +131,7 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
     (_, body), *others = pipeline.nodes.posts
     assert not others
     sent = json.loads(body)
-    (transaction,) = pipeline.query_rows("SELECT message FROM reveals WHERE circuit = ?", NAME)[0]
+    (transaction,) = pipeline.query_rows("SELECT substr(message, 77) FROM reveals WHERE circuit = ?", NAME)[0]
     message = RevealMessage.from_tx(transaction)
     assert (message.to_json(), message.vote_decision, len(message.proof)) == (sent, 0, PROOF_BYTES)
     statement = generation.create_statement(message, pipeline.trees.known[90].root)

@@ -82,7 +82,7 @@ async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStor
         conn.close()
     assert columns == ["round_no", "nullifier"]
     assert sorted(spent) == sorted((1, make_posted_share(number).nullifier) for number in (1, 99))
-    assert [(no, len(mac), state) for no, mac, state in tombstones] == [(1, 32, 2)]
+    assert [(no, len(mac)) for no, mac in tombstones] == [(1, 32)]
 
 
 @pytest.mark.rule("R14")
@@ -124,7 +124,7 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     await confirm_shares(store, *range(20), height=9)
     for queued in await claim_all_due(store, limit=3):
         await store.prepare(queued.id, make_reveal(1))
-    ((key,),) = query_rows(path, "SELECT mac_key FROM round_keys WHERE no = 1")
+    ((key,),) = query_rows(path, "SELECT substr(mac_key, 45) FROM round_keys WHERE no = 1")
 
     assert await store.purge(ROUND) == 300
     await store.wait_for_erasure()
