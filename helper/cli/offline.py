@@ -77,7 +77,7 @@ async def _open_for_query(database: Path, encryption: RowEncryption) -> AsyncIte
 @asynccontextmanager
 async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIterator[ASGIApp]:
     # Imported here because they load native code, which queries do not need, and before `acting_as_owner`.
-    import proofs  # noqa: PLC0415
+    from helper.circuits import registry  # noqa: PLC0415
     from helper.operations.actions import Operations  # noqa: PLC0415
     from helper.server.routes.operator_actions import operator_action_routes  # noqa: PLC0415
     from helper.store.sqlite.store import SqliteStore  # noqa: PLC0415
@@ -89,7 +89,7 @@ async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIt
             operations = Operations(
                 store=store,
                 round_authority=StoredRoundAuthority(store),
-                share_checks=proofs,
+                share_checks=registry,
                 wake=lambda: None,
                 is_daemon_running=False,
             )

@@ -18,16 +18,19 @@ from helper.chain.commitment_trees import Anchor
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import registry
 from helper.circuits.registry import GENERATIONS, circuit_for_version, circuit_infos
+from helper.cli import offline
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import CheckedShare, ShareValidator, checked_share
-from helper.operations.export_format import encode_share_line, parse_share_line
+from helper.operations.export_format import ExportHeader, encode_header, encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
 from helper.reveal.prover_pool import ProverPool
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from helper.store.action_models import ExportedShare
+from helper.store.row_encryption import UNENCRYPTED
+from helper.store.sqlite.store import SqliteStore
 from tests.support import hidden_choice
 from tests.support.fakes import BAD_PROOF_REPLY, CHAIN_ID, ROUND, START_TIME, wait_until
 from tests.support.hidden_choice import NAME, PROOF_BYTES, HiddenChoiceGeneration
@@ -177,9 +180,8 @@ async def test_shares_of_both_kinds_in_one_batch_are_read_in_order() -> None:
     assert [result.share.kind for result in results] == ["", "hidden-choice", ""]
 
 
-async def test_third_generation_share_line_of_export_is_read_back() -> None:
-    checked = read_share(create_payload())
-    exported = ExportedShare(
+def export_share(checked: CheckedShare) -> ExportedShare:
+    return ExportedShare(
         share=checked.share,
         received_ms=1,
         state=ShareState.RECEIVED,
@@ -192,7 +194,26 @@ async def test_third_generation_share_line_of_export_is_read_back() -> None:
         history=(),
         reveal=None,
     )
+
+
+async def test_third_generation_share_line_of_export_is_read_back() -> None:
+    checked = read_share(create_payload())
+    exported = export_share(checked)
     assert parse_share_line(registry, encode_share_line(exported)) == (exported, checked.nullifier)
+
+
+async def test_third_generation_share_is_imported_while_no_helper_runs(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.set_meta("chain_id", CHAIN_ID)
+    proposals = (Proposal(1, tuple(range(OPTION_COUNT))),)
+    await store.save_rounds([Round(ROUND, RoundStatus.ACTIVE, START_TIME + 3600, proposals, 50)], START_TIME)
+    await store.close()
+    header = encode_header(ExportHeader(chain_id=CHAIN_ID, made_at=5, shares=1))
+    body = header + encode_share_line(export_share(read_share(create_payload())))
+    _, response = await offline._request(path, "/queue/import", body, UNENCRYPTED)
+    assert json.loads(response)["taken"] == 1
 
 
 async def test_third_generation_proof_bundle_is_verified(generation: HiddenChoiceGeneration) -> None:
