@@ -18,10 +18,9 @@ from helper.clock import Clock
 from helper.errors import StoreError
 from helper.store.models import QueuedShare
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.disk_health import PROBE_SECONDS
 from helper.store.sqlite.displacement import PathMonitor
 from helper.store.sqlite.erasure import Eraser
-from helper.store.sqlite.errors import translate
+from helper.store.sqlite.errors import PROBE_SECONDS, translate
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.opening import OpenedDatabase, _load_keys
@@ -32,8 +31,7 @@ from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
-from helper.store.write_jobs import WriteJob
-from helper.store.writer_thread import MAX_BATCH
+from helper.store.writer_thread import MAX_BATCH, WriteJob
 from tests.support.sealed_fields import add_field_functions
 
 T = TypeVar("T")

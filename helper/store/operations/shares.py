@@ -22,7 +22,7 @@ from helper.store.operations.transitions import (
 )
 from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
-from helper.store.write_jobs import BatchOperation
+from helper.store.writer_thread import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
 """Notification to hosts that a share that is due soon was enqueued."""

@@ -37,8 +37,7 @@ from helper.store.postgres.opening import (
 )
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.row_encryption import RowEncryption
-from helper.store.write_jobs import WriteJob, deliver_results, split_batch
-from helper.store.writer_thread import WriterThread
+from helper.store.writer_thread import WriteJob, WriterThread, deliver_results, split_batch
 
 log = structlog.get_logger("helper.store")
 

@@ -20,10 +20,9 @@ from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_inco
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
 from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted, select_encryption
-from helper.store.sqlite.file_lock import FileLock, open_regular
+from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_file
 from helper.store.sqlite.reader import BUSY_SECONDS
 from helper.store.sqlite.schema import FileIdentity, check_pages, compare_schema, migrate_schema, read_identity
-from helper.store.sqlite.second_name_check import refuse_non_file
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import DatabaseKeys, read_round_key
 

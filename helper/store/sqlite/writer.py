@@ -21,13 +21,11 @@ from helper.clock import Clock
 from helper.errors import StoreDisplaced, StoreError
 from helper.store.models import DamagedShare
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
-from helper.store.sqlite.disk_health import DiskHealth
-from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment_error, translate
+from helper.store.sqlite.errors import DiskHealth, UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import UNREADABLE_SHARE
-from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
-from helper.store.writer_thread import WriterThread
+from helper.store.writer_thread import WriteJob, WriterThread, call_on_loop, deliver_results, split_batch
 
 log = structlog.get_logger("helper.store")
 

@@ -17,8 +17,8 @@ from helper.errors import StoreCorrupt
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import SHARES
 from helper.store.models import DamagedShare, QueueFilter
+from helper.store.queue_reader import UNREADABLE_NOTE
 from helper.store.row_encryption import SEALED_FIELDS
-from helper.store.share_listing import UNREADABLE_NOTE
 from helper.store.sqlite import integrity_check
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.store import SqliteStore
