@@ -22,6 +22,8 @@ _COLUMNS = {
     "{share}": ", ".join(f"s.{column}" for column in SHARE_COLUMNS),
     "{reveal}": ", ".join(f"m.{column}" for column in REVEAL_COLUMNS),
     "{round}": ", ".join(f"r.{column}" for column in RoundRow._fields),
+    "{round_columns}": ", ".join(RoundRow._fields),
+    "{round_values}": ", ".join("?" * len(RoundRow._fields)),
     "{share_columns}": ", ".join(SHARE_COLUMNS),
     "{share_values}": ", ".join("?" * len(SHARE_COLUMNS)),
     "{reveal_columns}": ", ".join(REVEAL_COLUMNS),

@@ -139,15 +139,6 @@ SELECT nextval('round_no') - 1;
 -- name: add_round_key
 INSERT INTO round_keys (no, round_id, mac_key, row_check) VALUES (%s, %s, %s, %s) ON CONFLICT (round_id) DO NOTHING;
 
--- name: save_round
-INSERT INTO rounds (
-  round_no, status, vote_end_time, created_at_height, proposals, seen_ms, closed_ms, alerted_ms, row_check
-) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
-ON CONFLICT (round_no) DO UPDATE SET
-  status = excluded.status, vote_end_time = excluded.vote_end_time, created_at_height = excluded.created_at_height,
-  proposals = excluded.proposals, seen_ms = excluded.seen_ms, closed_ms = excluded.closed_ms,
-  alerted_ms = excluded.alerted_ms, row_check = excluded.row_check;
-
 -- name: add_meta
 INSERT INTO meta (key, value, row_check) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING;
 
@@ -156,10 +147,6 @@ INSERT INTO counters (round_no, state, part, n)
 SELECT given.round_no, given.state, pg_backend_pid(), given.n
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS given (round_no, state, n)
 ON CONFLICT (round_no, state, part) DO UPDATE SET n = counters.n + excluded.n;
-
--- name: counts
-SELECT k.round_id, c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
-GROUP BY k.round_id, c.state HAVING sum(c.n) > 0;
 
 -- name: round_counts
 SELECT c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
@@ -250,13 +237,6 @@ SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::b
 
 -- ---------------------------------------------------------------- reveals
 
--- name: unconfirmed
-SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
-  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
-FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
-WHERE s.state = 4 AND s.state <> 0 AND s.id > %(after)s AND s.id NOT IN (SELECT share_id FROM damaged)
-ORDER BY s.id LIMIT %(limit)s;
-
 -- Uses the index `reveals_decide`.
 
 -- name: follow_ups
@@ -302,14 +282,6 @@ WHERE k.round_id = %(round_id)s AND s.state = 0
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
 ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
 
--- name: list_in_progress
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = %(state)s AND (%(round_id)s::bytea IS NULL OR k.round_id = %(round_id)s)
-  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
-ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
-
 -- name: due_ahead
 SELECT greatest(0, (due_ms - %(now_ms)s) / 60000), count(*) FROM shares
 WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0
@@ -324,17 +296,4 @@ WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND s
 -- name: begin_action
 INSERT INTO actions (id, begun_ms, uid, who, way, what, wanted)
 SELECT coalesce(max(id), 0) + 1, %s, %s, %s, %s, %s, %s FROM actions RETURNING id;
-
--- name: failed_ids
-SELECT id FROM shares WHERE state <> 0 AND state = 3
-  AND (%(round_no)s::bigint IS NULL OR round_no = %(round_no)s) AND id > %(after)s
-  AND id NOT IN (SELECT share_id FROM damaged)
-ORDER BY id LIMIT %(limit)s;
-
--- name: failed_groups
-SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = 3 AND (%(round_id)s::bytea IS NULL OR k.round_id = %(round_id)s)
-  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
-GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
 

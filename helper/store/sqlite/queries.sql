@@ -13,17 +13,9 @@ SELECT coalesce(max(no), 0) FROM round_keys;
 -- name: add_round_key
 INSERT INTO round_keys (no, round_id, mac_key, row_check) VALUES (?, ?, ?, ?);
 
--- name: save_round
-INSERT OR REPLACE INTO rounds (
-  round_no, status, vote_end_time, created_at_height, proposals, seen_ms, closed_ms, alerted_ms, row_check
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
-
 -- name: add_count
 INSERT INTO counters (round_no, state, n) VALUES (?, ?, ?)
 ON CONFLICT (round_no, state) DO UPDATE SET n = n + excluded.n;
-
--- name: counts
-SELECT k.round_id, c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no WHERE c.n > 0;
 
 -- name: round_counts
 SELECT c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no
@@ -113,13 +105,6 @@ SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limi
 
 -- ---------------------------------------------------------------- reveals
 
--- name: unconfirmed
-SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
-  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
-FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
-WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
-ORDER BY s.id LIMIT :limit;
-
 -- Uses the index `reveals_decide`. A failed share may still have its message.
 
 -- name: follow_ups
@@ -167,15 +152,6 @@ WHERE s.round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND s
   AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
--- name: list_in_progress
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id)
-  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
-  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
-ORDER BY s.due_ms, s.rank LIMIT :limit;
-
 -- Shares due soon by minute, and the total as minute -1, so that later shares are not read individually.
 
 -- name: due_ahead
@@ -191,18 +167,4 @@ WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND sta
 
 -- name: begin_action
 INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (?, ?, ?, ?, ?, ?) RETURNING id;
-
--- Reads only the index; a row is checked when an operation uses it.
-
--- name: failed_ids
-SELECT id FROM shares WHERE state <> 0 AND state = 3
-  AND (:round_no IS NULL OR round_no = :round_no) AND id > :after AND +id > :after AND id NOT IN (SELECT share_id FROM damaged)
-ORDER BY id LIMIT :limit;
-
--- name: failed_groups
-SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = 3 AND (:round_id IS NULL OR k.round_id = :round_id)
-  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
-GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
 
