@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from helper.core.share import ShareState
 from helper.store.action_models import Action, PurgedFailures
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
-from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.models import (
     MIN_REF_CHARS,
     MINUTES_AHEAD,
@@ -26,7 +25,7 @@ from helper.store.models import (
     StoredRound,
 )
 from helper.store.operations.actions import read_action
-from helper.store.table_rows import Column, RoundKeyRow, RoundRow, share_ref
+from helper.store.table_rows import ROW_CHECK_KEY, Column, RoundKeyRow, RoundRow, read_key, read_meta_value, share_ref
 from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader
 
 UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"

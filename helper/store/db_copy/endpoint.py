@@ -22,19 +22,19 @@ from helper.store.db_copy.tables import (
     is_ascending,
     live_shares,
 )
-from helper.store.meta import (
+from helper.store.models import DamagedShare
+from helper.store.sql_files import read_statements
+from helper.store.table_rows import (
     MOVED_KEY,
     RANK_KEY,
     ROW_CHECK_KEY,
     UNFINISHED_KEY,
     CopyMark,
+    Row,
     make_meta_row,
     read_key,
     read_mark,
 )
-from helper.store.models import DamagedShare
-from helper.store.sql_files import read_statements
-from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
 _TRANSITIONS: Final = {

@@ -17,7 +17,6 @@ from helper.clock import Clock
 from helper.errors import StoreCopyDiffers, StoreKeyError
 from helper.store.db_copy.endpoint import load_copy_statements
 from helper.store.db_copy.tables import LiveShare, live_shares, select_sound
-from helper.store.meta import KEY_CHECK, KEYS_IN_USE
 from helper.store.models import DamagedShare
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
@@ -25,7 +24,7 @@ from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_keys import read_shares, record_keys
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.schema import APPLICATION_ID, ENCRYPTED_APPLICATION_ID
-from helper.store.table_rows import RevealRow, RoundKeyRow, is_sound
+from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, RevealRow, RoundKeyRow, is_sound
 
 _PAGE_ROWS: Final = 500
 _ALL_IDS: Final = (0, 2**63 - 1)

@@ -12,8 +12,18 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 from helper.core.share import ShareState
-from helper.store.meta import KEY_CHECK, KEYS_IN_USE, MOVED_KEY, RUN_KEY, UNFINISHED_KEY
-from helper.store.table_rows import RevealRow, RoundRow, Row, ShareRow, is_sound
+from helper.store.table_rows import (
+    KEY_CHECK,
+    KEYS_IN_USE,
+    MOVED_KEY,
+    RUN_KEY,
+    UNFINISHED_KEY,
+    RevealRow,
+    RoundRow,
+    Row,
+    ShareRow,
+    is_sound,
+)
 
 Key = tuple[Any, ...]
 CheckedRow = TypeVar("CheckedRow", ShareRow, RevealRow)

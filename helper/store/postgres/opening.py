@@ -23,21 +23,21 @@ from helper.errors import (
     StoreUnreachable,
 )
 from helper.store.keyring import Keyring
-from helper.store.meta import (
+from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
+from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
+from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
+from helper.store.sql_files import postgres_statements, read_migrations
+from helper.store.table_rows import (
     KEY_CHECK,
     KEYS_IN_USE,
     RANK_KEY,
     ROW_CHECK_KEY,
+    Row,
     make_meta_row,
     read_key,
     read_meta_value,
     refuse_marked,
 )
-from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
-from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
-from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
-from helper.store.sql_files import postgres_statements, read_migrations
-from helper.store.table_rows import Row
 from helper.store.transaction import DatabaseKeys
 
 OLDEST_SERVER: Final = 150_000

@@ -12,14 +12,13 @@ from typing import Final
 
 from helper.core.share import ShareState
 from helper.store.action_models import ExportedReveal, ExportedShare, RowVersion
-from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.operations.actions import matches_filter
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_keys import open_encryption, read_shares
-from helper.store.table_rows import RevealRow, RoundRow, Row, ShareRow
+from helper.store.table_rows import ROW_CHECK_KEY, RevealRow, RoundRow, Row, ShareRow, read_key, read_meta_value
 from helper.store.transaction import Params
 
 _CHAIN_ID: Final = "chain_id"

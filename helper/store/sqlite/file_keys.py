@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from helper.errors import StoreCorrupt, StoreKeyError
-from helper.store.meta import KEY_CHECK, KEYS_IN_USE, make_meta_row, read_meta_value
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.schema import FileIdentity, read_identity
-from helper.store.table_rows import ShareRow
+from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, ShareRow, make_meta_row, read_meta_value
 
 if TYPE_CHECKING:  # loading the cipher takes time, and an unencrypted file does not need it
     from helper.store.keyring import Keyring

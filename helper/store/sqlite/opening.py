@@ -13,7 +13,6 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreFull
-from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, RUN_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
@@ -24,6 +23,15 @@ from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_fil
 from helper.store.sqlite.reader import BUSY_SECONDS
 from helper.store.sqlite.schema import FileIdentity, check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.transaction import SqliteTransaction
+from helper.store.table_rows import (
+    RANK_KEY,
+    ROW_CHECK_KEY,
+    RUN_KEY,
+    make_meta_row,
+    read_key,
+    read_meta_value,
+    refuse_marked,
+)
 from helper.store.transaction import DatabaseKeys, read_round_key
 
 CHECKED_AT_START: Final = 64 << 20

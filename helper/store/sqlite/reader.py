@@ -18,7 +18,6 @@ import aiosqlite
 import anyio
 
 from helper.errors import StoreError
-from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
@@ -27,7 +26,7 @@ from helper.store.sqlite.errors import is_disk_full, result_code, translate, tra
 from helper.store.sqlite.file_keys import open_encryption, refuse_unencrypted
 from helper.store.sqlite.file_lock import is_locked, refuse_non_file, refuse_second_name
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
-from helper.store.table_rows import Row
+from helper.store.table_rows import Row, refuse_marked
 from helper.store.transaction import Params
 
 BUSY_SECONDS: Final = 5.0

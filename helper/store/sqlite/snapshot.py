@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.file_keys import open_encryption, read_shares
 from helper.store.sqlite.reader import connect_read_only, require_readable
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
+from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, read_key
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"

@@ -15,7 +15,6 @@ from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreKeyError
 from helper.store.db_copy import file_encryption
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.keyring import Keyring
-from helper.store.meta import KEY_CHECK, make_meta_row
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
@@ -25,6 +24,7 @@ from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
+from helper.store.table_rows import KEY_CHECK, make_meta_row
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import make_file_encryption
 from tests.unit.store.fixtures import (

@@ -22,14 +22,13 @@ from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source,
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import TABLES
 from helper.store.keyring import Keyring
-from helper.store.meta import UNFINISHED_KEY, CopyMark
 from helper.store.models import QueueFilter
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import migrations as postgres_migrations
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.sqlite.schema import migrations
 from helper.store.store import Store
-from helper.store.table_rows import ShareRow
+from helper.store.table_rows import UNFINISHED_KEY, CopyMark, ShareRow
 from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend, StoreBackend
