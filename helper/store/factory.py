@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helper.clock import Clock
-from helper.config import Config
-from helper.core.roles import ROLES
+from helper.config.sections import ROLES, Config
 from helper.errors import StoreError, StoreLocked
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.file_lock import is_locked

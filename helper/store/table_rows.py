@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from helper.core.share import Share, ShareState
-from helper.core.text import clean_text
-from helper.core.time_text import format_time
+from helper.core.text_forms import clean_text, format_time
 from helper.errors import StoreCorrupt, StoreMoved
 from helper.store.action_models import MOVED
 from helper.store.models import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
