@@ -11,15 +11,15 @@ from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import MAX_DUE_SECONDS, ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
-from helper.core.pause import text_of
-from helper.core.roles import ROLES, Role
-from helper.core.time_text import format_time
+from helper.config.sections import ROLES, Role
+from helper.core.refusals import text_of
+from helper.core.text_forms import format_time
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import ProverPool
-from helper.runtime.hardening import get_process_limits
+from helper.runtime.process_security import get_process_limits
 
 UNREAD_GRACE_SECONDS: Final = 600.0
 """Seconds for which the number of unread blocks may not decrease. A node that restarts is not a problem."""

@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import structlog
 
@@ -27,23 +27,24 @@ from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
-from helper.circuits import registry
+from helper.circuits import known_circuits
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
-from helper.config import Config
+from helper.config.sections import ROLES, Config
 from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
-from helper.core.pause import PauseReason, text_of
-from helper.core.roles import ROLES
+from helper.core.refusals import PauseReason, text_of
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
-from helper.lease.factory import create_lease
+from helper.lease.keeper import create_lease
 from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
-from helper.operations.actions import Operations
+from helper.operations.archive_writer import ArchiveWriter, create_archive_writer
+from helper.operations.finished_rounds import FinishedRounds, create_finished_rounds
+from helper.operations.operator_actions import OperatorActions
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
 from helper.reveal.prover_pool import DEFAULT_COMMAND, ProverPool, WorkerCommand, WorkerProcess, WorkerSpawner
@@ -53,19 +54,14 @@ from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
-from helper.server.routes.operator import retries_route, round_states, rounds_route
-from helper.server.routes.operator_actions import operator_action_routes
-from helper.server.routes.wallet import WalletView
+from helper.server.operator_routes import operator_action_routes, retries_route, round_states, rounds_route
+from helper.server.wallet_routes import WalletView
 from helper.store.factory import create_store
 from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION
 from helper.store.store import Store
 from proofs import native_module_path
-
-if TYPE_CHECKING:
-    from helper.operations.archive.finished_rounds import FinishedRounds
-    from helper.operations.archive.writer import ArchiveWriter
 
 log = structlog.get_logger("helper.app")
 
@@ -101,7 +97,7 @@ class Service:
         nodes: Sequence[Node] | None = None,
         prover_command: WorkerCommand = DEFAULT_COMMAND,
         spawn_worker: WorkerSpawner = WorkerProcess.spawn,
-        share_checks: Checks = registry,
+        share_checks: Checks = known_circuits,
     ) -> None:
         self.config = config
         self.clock = clock or SystemClock()
@@ -273,7 +269,7 @@ class Service:
             get_pause_reason=self.gates.intake_pause_reason,
             get_round_pause_reason=self.gates.round_pause_reason,
         )
-        self.operations = Operations(
+        self.operations = OperatorActions(
             store=self.store,
             round_authority=self.round_registry,
             share_checks=self._share_checks,
@@ -303,8 +299,6 @@ class Service:
         )
 
     def _create_archive_writer(self) -> ArchiveWriter | None:
-        from helper.operations.archive.factory import create_archive_writer  # noqa: PLC0415 - loads the object store
-
         return create_archive_writer(
             self.config,
             self.node_pool,
@@ -315,8 +309,6 @@ class Service:
         )
 
     def _create_finished_rounds(self, writer: ArchiveWriter) -> FinishedRounds:
-        from helper.operations.archive.finished_rounds import create_finished_rounds  # noqa: PLC0415 - loads the object store
-
         return create_finished_rounds(self.config, self.node_pool, writer, is_writer=self._is_leader, clock=self.clock)
 
     def _create_backlog(self) -> Backlog:

@@ -29,7 +29,7 @@ from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
 from helper.chain.round_registry import RoundRegistry
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError

@@ -22,7 +22,7 @@ import anyio.to_thread
 import httpx
 
 from helper.errors import ChainUnavailable, ConfigError, InvalidResponse
-from helper.runtime.http_client import create_async_client, create_transport
+from helper.runtime.network_clients import create_async_client, create_transport
 
 T = TypeVar("T")
 

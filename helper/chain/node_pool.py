@@ -25,7 +25,7 @@ from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
 

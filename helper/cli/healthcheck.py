@@ -12,10 +12,16 @@ from urllib.parse import urlsplit
 
 import typer
 
-from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, print_message
-from helper.config import find_file, is_missing
-from helper.config.discovery import DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME, variable_name
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, print_message
+from helper.config.settings_file import (
+    DEFAULT_DATABASE,
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    SOCKET_NAME,
+    find_file,
+    is_missing,
+    variable_name,
+)
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
@@ -24,14 +30,11 @@ from helper.server.control_client import (
     request_tcp,
 )
 
-app = typer.Typer()
-
 _READY_TARGET = "/readyz?verbose"
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - wildcard addresses and their loopback addresses
 _STATUS_BY_EXIT_CODE = {ExitCode.OK: "ready", ExitCode.DEGRADED: "degraded", ExitCode.UNREACHABLE: "unreachable"}
 
 
-@app.command()
 def healthcheck(
     config: ConfigOption = None,
     url: Annotated[str, typer.Option(help="Base URL of the helper (default: the one on this machine).")] = "",

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
-from helper.core.pause import PauseReason
+from helper.core.refusals import PauseReason
 from helper.observability.error_log import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.reveal.sender import Sender

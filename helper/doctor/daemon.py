@@ -13,7 +13,7 @@ from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import ArchiveState
-from helper.runtime.hardening import ProcessLimits
+from helper.runtime.process_security import ProcessLimits
 from helper.server.control_client import (
     TIMEOUT_SECONDS,
     DaemonNotRunningError,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.share import ShareState
-from helper.core.time_text import format_time
+from helper.core.text_forms import format_time
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from helper.chain.chain_data import Round
-from helper.core.drain import DrainResult, ProofRate, forecast_work, simulate_drain
+from helper.core.load_forecast import DrainResult, ProofRate, forecast_work, simulate_drain
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState
 from helper.store.models import DueForecast

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from helper.chain.chain_data import Round
-from helper.core.drain import DrainResult
+from helper.core.load_forecast import DrainResult
 from helper.core.share import ShareState
 from helper.observability.backlog_forecast import Counts, forecast_rounds, measured_rate
 from helper.observability.service_state import ServiceState, TimingSummary
@@ -58,8 +58,8 @@ class FailureOverview(TypedDict):
 class RoundOverview(TypedDict):
     """Shares of a round: counts by state, and due counts for each of the next 60 minutes and later.
 
-    `seconds_needed` is the time to the end of the round minus the slack of `helper.core.drain`: above the time that is
-    left if the shares cannot be proven before the end. None while the time of a proof is not known.
+    `seconds_needed` is the time to the end of the round minus the slack of `helper.core.load_forecast`: above the time
+    that is left if the shares cannot be proven before the end. None while the time of a proof is not known.
     """
 
     round_id: str

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:  # commands import this module and must not load ctypes, which is slow to import
-    from helper.runtime.hardening import ProcessLimits
+    from helper.runtime.process_security import ProcessLimits
 
 
 class TimingSummary(TypedDict):

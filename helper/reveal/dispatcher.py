@@ -16,9 +16,16 @@ from typing import Final
 import structlog
 
 from helper.clock import RECHECK_SECONDS, Clock
-from helper.core.dispatch_order import BacklogLimits, DueShare, RoundQueue, RoundTurns, is_backlog, is_overdue
-from helper.core.pause import PauseCause, PauseReason
-from helper.core.schedule import retry_delay
+from helper.core.dispatch_order import (
+    BacklogLimits,
+    DueShare,
+    RoundQueue,
+    RoundTurns,
+    is_backlog,
+    is_overdue,
+    retry_delay,
+)
+from helper.core.refusals import PauseCause, PauseReason
 from helper.observability.error_log import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from helper.circuits.registry import get_generation
+from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import HelperError, ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout

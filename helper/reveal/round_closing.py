@@ -11,7 +11,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.lease import Lease
-from helper.lease.local import LocalLease
+from helper.lease.sender_lease import LocalLease
 from helper.observability.error_log import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.store.models import StoredRound

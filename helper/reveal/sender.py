@@ -28,12 +28,12 @@ from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import RESEND_SECONDS, NodePool, gather_limited
 from helper.chain.reveal_transaction import RevealMessage, shows_spent
-from helper.circuits.registry import get_generation
+from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
 from helper.lease import Lease
-from helper.lease.local import LocalLease
+from helper.lease.sender_lease import LocalLease
 from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy

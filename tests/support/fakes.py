@@ -16,8 +16,8 @@ import httpx
 from helper.chain.chain_data import Anchor, Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
-from helper.circuits.sample_share import create_sample_job
-from helper.core.pause import PauseReason
+from helper.circuits.single_choice import create_sample_job
+from helper.core.refusals import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
 from helper.reveal.prover_pool import Proof, ProverPool

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 import proofs
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
-from helper.config import Config
-from helper.core.time_text import format_time
+from helper.config.sections import Config
+from helper.core.text_forms import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.application import create_app

@@ -14,8 +14,8 @@ from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import is_counted
 from helper.errors import ChainError, ChainUnavailable
-from helper.operations.archive.object_names import bundle_name, progress_name
-from helper.operations.archive.writer import ArchiveWriter
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.archived_objects import bundle_name, progress_name
 from helper.operations.proof_bundle import unpack_bundle
 from proofs import CIRCUITS
 from tests.conftest import read_recorded_lines

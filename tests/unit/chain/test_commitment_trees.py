@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.chain_data import Anchor
 from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Branch, RoundTree
-from helper.core.pause import PauseCause
+from helper.core.refusals import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from proofs import CommitmentTree
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round

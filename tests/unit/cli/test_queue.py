@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helper.cli.output import emit_table
+from helper.cli.terminal import emit_table
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.server import operator_json

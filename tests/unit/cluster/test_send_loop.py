@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from helper.cluster.send_loop import SendLoop
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import ShareState
-from helper.lease.local import LocalLease
+from helper.lease.sender_lease import LocalLease
 from tests.support.fakes import START_TIME, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helper.core.drain import ProofRate
+from helper.core.load_forecast import ProofRate
 from helper.doctor.backlog import WaitingShares, evaluate_backlog
 from helper.doctor.result import Level
 from helper.store.models import RetryGroup

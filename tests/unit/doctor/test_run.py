@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from helper.clock import SystemClock
-from helper.config import find_file
+from helper.config.settings_file import find_file
 from helper.doctor import run as run_module
 from helper.doctor.daemon import (
     DaemonReport,

@@ -14,7 +14,7 @@ from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.ingest.validator import checked_share
 from helper.store.models import EnqueueResult

@@ -9,8 +9,7 @@ import anyio
 import pytest
 
 from helper.chain.round_registry import RoundRegistry
-from helper.core.pause import PauseCause, PauseReason
-from helper.core.refusals import TemporaryRefusal
+from helper.core.refusals import PauseCause, PauseReason, TemporaryRefusal
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator

@@ -11,7 +11,7 @@ from helper.core.share import ShareState
 from helper.doctor.daemon import parse_daemon
 from helper.errors import StoreCorrupt
 from helper.server import operator_json
-from helper.server.routes.operator import create_operator_app, retries_route
+from helper.server.operator_routes import create_operator_app, retries_route
 from helper.store.action_models import PurgedFailures
 from helper.store.models import (
     DamagedShare,

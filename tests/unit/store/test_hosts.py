@@ -30,7 +30,7 @@ from helper.errors import (
     StoreRefused,
     StoreUnconfirmed,
 )
-from helper.lease.database import DatabaseLease
+from helper.lease.sender_lease import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
@@ -46,7 +46,7 @@ from tests.support.database_proxy import DatabaseProxy
 from tests.support.fakes import wait_until
 from tests.support.postgres import REQUIRE_NO_STANDBY, REQUIRE_STANDBY, Cluster, find_binaries
 from tests.support.process import TIMEOUT_SECONDS
-from tests.unit.lease.test_s3 import create_released_bucket, lease_for_host
+from tests.unit.lease.test_s3_lease import create_released_bucket, lease_for_host
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend
 from tests.unit.store.conformance.test_backlog import create_backlog
 from tests.unit.store.conformance.test_chain_data import ChainRound
