@@ -9,7 +9,7 @@ from math import ceil, inf
 from statistics import median
 from typing import Final
 
-from helper.observability.service_state import RecentFailure, StatsSummary, TimingSummary
+from helper.observability.service_state import RecentFailure, TimingSummary
 
 MAX_RECENT_SAMPLES = 20_000
 """Number of recent samples in memory per timing."""
@@ -57,13 +57,13 @@ class Timings:
     def summary(self) -> TimingSummary:
         """Return the number of all samples, and statistics of the recent ones in milliseconds."""
         recent = list(self._samples)
-        return {
-            "count": self.count,
-            "p50_ms": _ms(median(recent)) if recent else None,
-            "p99_ms": _ms(percentile(recent, 0.99)),
-            "min_ms": _ms(min(recent, default=None)),
-            "max_ms": _ms(max(recent, default=None)),
-        }
+        return TimingSummary(
+            count=self.count,
+            p50_ms=_ms(median(recent)) if recent else None,
+            p99_ms=_ms(percentile(recent, 0.99)),
+            min_ms=_ms(min(recent, default=None)),
+            max_ms=_ms(max(recent, default=None)),
+        )
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -120,7 +120,7 @@ class Stats:
     def record_failure(self, stage: str, reason: str) -> None:
         """Record a failure by stage and reason, for the list of recent failures."""
         self.count("failures")
-        self.failures.append({"stage": stage, "reason": reason})
+        self.failures.append(RecentFailure(stage, reason))
 
     def note_attempt(self, activity: str, error: BaseException | None, now: float) -> None:
         """Record an attempt at an activity that no share may make fail: its error, None if it succeeded."""
@@ -132,16 +132,3 @@ class Stats:
     def find_failing(self, seconds: float, now: float) -> list[str]:
         """Return the activities of which each attempt has failed for this long. Times are monotonic."""
         return [activity for activity, since in self._failing_since.items() if now - since >= seconds]
-
-    def summary(self, now: float) -> StatsSummary:
-        """Return all counters and timings as plain JSON values. `now` is in monotonic seconds."""
-        return {
-            "counts": dict(self.counts),
-            "proving_seconds": round(self.proving.total_seconds(now), 3),
-            "lateness_start": self.lateness_start.summary(),
-            "lateness_broadcast": self.lateness_broadcast.summary(),
-            "proof": self.proof_seconds.summary(),
-            "queue_age": self.queue_age.summary(),
-            "confirmation": self.confirmation.summary(),
-            "recent_failures": list(self.failures),
-        }

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
-from helper.observability.service_state import ServiceState
-from helper.store.action_models import Action, PurgedFailures
+from helper.observability.queue_snapshot import FailedShares, ShareCounts, Source, state_name
+from helper.store.action_models import Action
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
     MIN_REF_CHARS,
-    DamagedShare,
     FailureGroup,
     QueueEntry,
     QueueFilter,
-    RetryGroup,
     ShareDetails,
 )
 
-Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 AuthenticationSource = Callable[[bytes], RoundAuthentication]
 """Returns whether the published voting configuration authenticates a round, by its id."""
@@ -34,10 +31,7 @@ DEFAULT_LIST_LIMIT = 100
 DEFAULT_ACTION_LIMIT = 50
 """Default maximum number of actions in a list."""
 MAX_LIST_LIMIT = 10_000
-MAX_FAILURE_GROUPS = 100
-"""Maximum number of failure groups."""
 ROUND_STATUS_NAMES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
-_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,8 @@ def list_json(
 ) -> dict[str, Any]:
     """`queue list`; `failed` are the failure groups, if failed shares were selected."""
     shares = [entry_json(entry) for entry in entries]
-    return {"source": source, "shares": shares, **({} if failed is None else {"failed": failure_groups_json(failed)})}
+    groups = {} if failed is None else {"failed": [FailedShares.of(group) for group in failed]}
+    return {"source": source, "shares": shares, **groups}
 
 
 def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
@@ -88,41 +83,6 @@ def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, An
             for event in details.history
         ],
         "transaction": _transaction(details),
-    }
-
-
-def stats_json(
-    counts: Counts,
-    damaged: Sequence[DamagedShare],
-    *,
-    source: Source,
-    failed: Sequence[FailureGroup] = (),
-    purged_failures: Sequence[PurgedFailures] = (),
-    service: ServiceState | None = None,
-) -> dict[str, Any]:
-    """`queue stats`.
-
-    Args:
-        counts: number of shares by round and state.
-        damaged: number of quarantined rows.
-        source: origin of the data.
-        failed: failed shares, by stage and reason.
-        purged_failures: failed shares of purged rounds.
-        service: state of the running service, if there is one.
-    """
-    rounds = {round_id.hex(): counts_json(states) for round_id, states in counts.items()}
-    totals = {state: sum(states.get(state, 0) for states in counts.values()) for state in ShareState}
-    return {
-        "source": source,
-        "total": counts_json(totals),
-        "rounds": rounds,
-        "damaged": [{"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged],
-        "failed": failure_groups_json(failed),
-        "failed_before": [
-            {"day": row.day * _DAY_SECONDS, "stage": row.stage, "reason": row.reason, "count": row.count}
-            for row in purged_failures
-        ],
-        **({} if service is None else {"service": dict(service)}),
     }
 
 
@@ -150,7 +110,7 @@ def rounds_json(
                 "closed": state.is_closed,
                 "frozen": state.frozen_reason,
                 "authentication": authentication(state.round_id),
-                "shares": counts_json(counts.get(state.round_id, {})),
+                "shares": ShareCounts.of(counts.get(state.round_id, {})),
             }
             for state in listed
         ],
@@ -178,24 +138,6 @@ def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]
     }
 
 
-def retries_json(retries: Sequence[RetryGroup], *, source: Source) -> dict[str, Any]:
-    """Shares that wait for a retry, by round, failure and minute; times in Unix seconds."""
-    return {
-        "source": source,
-        "retries": [
-            {
-                "round": group.round_id.hex(),
-                "stage": group.stage,
-                "reason": group.note,
-                "minute": group.minute,
-                "count": group.count,
-                "next": _seconds(group.next_ms),
-            }
-            for group in retries
-        ],
-    }
-
-
 def entry_json(entry: QueueEntry) -> dict[str, Any]:
     """One entry of a list; times in Unix seconds."""
     return {
@@ -210,28 +152,6 @@ def entry_json(entry: QueueEntry) -> dict[str, Any]:
         "note": entry.note,
         "damaged": entry.damaged,
     }
-
-
-def failure_groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
-    """Failed shares by stage and reason; `latest` in Unix seconds."""
-    return [
-        {"stage": group.stage, "note": group.note, "count": group.count, "latest": _seconds(group.at_ms)}
-        for group in groups
-    ]
-
-
-def counts_json(states: Mapping[ShareState, int]) -> dict[str, int]:
-    """Counts by state name, and their sum."""
-    named = {state_name(state): states.get(state, 0) for state in ShareState}
-    return {"total": sum(named.values()), **named}
-
-
-def state_name(state: int) -> str:
-    """The state's name in lower case; an unknown number (in a damaged row) as digits."""
-    try:
-        return ShareState(state).name.lower()
-    except ValueError:
-        return str(state)
 
 
 def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:

@@ -1,12 +1,12 @@
 """The status feed as server-sent events.
 
 `GET /shielded-vote/v1/events` requires the operator token. The control socket serves the same stream at `GET /events`,
-and a single snapshot at `GET /overview`.
+a single state at `GET /overview`, and what `doctor` checks at `GET /snapshot`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Final
 
 from sse_starlette import EventSourceResponse
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.clock import Clock
-from helper.observability.queue_overview import Overview
+from helper.observability.queue_observer import QueueObserver
 from helper.observability.status_feed import FeedEvent, StatusFeed
 from helper.server.middleware import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
@@ -67,21 +67,25 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
     return ApiRoute(PATH, events, "GET", EVENTS)
 
 
-def overview_routes(feed: StatusFeed, snapshot: Callable[[], Awaitable[Overview]]) -> list[Route]:
-    """The control socket's routes of the feed.
+def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
+    """The control socket's routes of the feed and of the current state.
 
     Args:
         feed: the status feed.
-        snapshot: returns the current state.
+        observer: reads the current state.
     """
 
     async def overview(_request: Request) -> Response:
-        return JsonResponse(await snapshot())
+        return JsonResponse(await observer.read_overview())
+
+    async def snapshot(_request: Request) -> Response:
+        return JsonResponse(await observer.read_helper())
 
     async def events(request: Request) -> Response:
         return _stream(feed, request)
 
-    return [Route("/overview", overview, methods=["GET"]), Route("/events", events, methods=["GET"])]
+    handlers = {"/overview": overview, "/snapshot": snapshot, "/events": events}
+    return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
 
 def _stream(feed: StatusFeed, request: Request) -> Response:

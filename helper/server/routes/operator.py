@@ -18,11 +18,11 @@ from starlette.types import ASGIApp
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
+from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
 from helper.server import operator_json
 from helper.server.middleware import JsonResponse, internal_application
 from helper.server.operator_json import RoundState
-from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def create_operator_app(
     queue: QueueReader,
     service_status: StatusSource | None = None,
     *,
-    source: operator_json.Source = "daemon",
+    now: Callable[[], float],
+    source: Source = "daemon",
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """Create the operator application.
@@ -49,7 +50,8 @@ def create_operator_app(
 
     Args:
         queue: reads the store for operators.
-        service_status: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
+        service_status: state of the running service (node health, timings, pauses); None if none runs.
+        now: Unix seconds.
         source: `source` in the responses.
         more_routes: routes of other modules.
     """
@@ -66,7 +68,7 @@ def create_operator_app(
         limit = parsed(operator_json.parse_limit, params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
-            failed = await queue.list_matching_failures(query, limit=operator_json.MAX_FAILURE_GROUPS)
+            failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
         return JsonResponse(
             operator_json.list_json(await queue.list_shares(query, limit), source=source, failed=failed)
         )
@@ -78,16 +80,9 @@ def create_operator_app(
         return JsonResponse(operator_json.share_details_json(details, source=source))
 
     async def stats(_request: Request) -> Response:
-        return JsonResponse(
-            operator_json.stats_json(
-                await queue.count_shares(),
-                await queue.list_damaged(),
-                source=source,
-                failed=await queue.list_matching_failures(QueueFilter(), limit=operator_json.MAX_FAILURE_GROUPS),
-                purged_failures=await queue.list_purged_failures(),
-                service=None if service_status is None else service_status(),
-            )
-        )
+        snapshot = await read_snapshot(queue, now=now(), max_failures=MAX_FAILURE_GROUPS)
+        service = None if service_status is None else service_status()
+        return JsonResponse(stats_json(snapshot, source=source, service=service))
 
     async def spent(request: Request) -> Response:
         nullifier = parsed(operator_json.parse_hex32, "nullifier", request.path_params["nullifier"])
@@ -129,7 +124,7 @@ def rounds_route(
     now: Callable[[], float],
     *,
     authentication: operator_json.AuthenticationSource,
-    source: operator_json.Source = "daemon",
+    source: Source = "daemon",
 ) -> Route:
     """`GET /rounds`.
 
@@ -149,20 +144,6 @@ def rounds_route(
         )
 
     return Route("/rounds", all_rounds, methods=["GET"])
-
-
-def retries_route(queue: QueueReader, now: Callable[[], float]) -> Route:
-    """`GET /retries`, for `doctor`.
-
-    Args:
-        queue: the queue of the running service.
-        now: Unix seconds.
-    """
-
-    async def retries(_request: Request) -> Response:
-        return JsonResponse(operator_json.retries_json(await queue.list_retries(now=now()), source="daemon"))
-
-    return Route("/retries", retries, methods=["GET"])
 
 
 def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.errors import HelperError
+from helper.observability.queue_snapshot import Source
 from helper.operations.actions import Operations, SkippedShare
 from helper.server import operator_json
 from helper.server.middleware import JsonResponse
@@ -88,7 +89,7 @@ class RescanRequest(BaseModel):
     first: Annotated[int, Field(ge=1, alias="from")]
 
 
-def operator_action_routes(operations: Operations, *, source: operator_json.Source = "daemon") -> list[Route]:
+def operator_action_routes(operations: Operations, *, source: Source = "daemon") -> list[Route]:
     """The routes of actions.
 
     Args:
@@ -146,7 +147,7 @@ def operator_action_routes(operations: Operations, *, source: operator_json.Sour
     ]
 
 
-async def identify_actor(request: Request, source: operator_json.Source) -> Actor:
+async def identify_actor(request: Request, source: Source) -> Actor:
     """Return the user that sent a request, for the audit log. Raise HTTPException (403) if unknown."""
     peer = getattr(request.state, PEER_KEY, None)
     if not isinstance(peer, Peer):
@@ -155,7 +156,7 @@ async def identify_actor(request: Request, source: operator_json.Source) -> Acto
     return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
 
 
-def _result(facts: Mapping[str, Any], source: operator_json.Source, *, dry: bool = False) -> Response:
+def _result(facts: Mapping[str, Any], source: Source, *, dry: bool = False) -> Response:
     """The response with the result of an action, or with the expected result of a dry run."""
     return JsonResponse({"source": source, "dry_run": dry, **facts})
 
