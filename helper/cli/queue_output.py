@@ -29,6 +29,8 @@ _NOT_IMPORTED_REASONS = {
     "invalid": "invalid",
 }
 _MAX_SKIPPED_LISTED = 20
+_SHOWN_STATS = frozenset({"source", "total", "rounds", "failed", "failed_before", "damaged", "service"})
+"""The parts of `queue stats` that are not shown as a name and a value."""
 _STATE_NAMES = {
     "block_age": "seconds since the newest block",
     "clock_skew": "clock minus chain, seconds",
@@ -134,12 +136,10 @@ def print_stats(response: Mapping[str, Any]) -> None:
         )
     if response["damaged"]:
         print_message(f"{len(response['damaged'])} damaged rows quarantined: see --json")
-    service = response.get("service")
-    if service:
+    values = {name: value for name, value in response.items() if name not in _SHOWN_STATS} | response.get("service", {})
+    if values:
         typer.echo("")
-        emit_table(
-            ("daemon", "value"), [(_state_name(name), _format_value(value)) for name, value in _flatten(service)]
-        )
+        emit_table(("daemon", "value"), [(_state_name(name), _format_value(value)) for name, value in _flatten(values)])
 
 
 def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:

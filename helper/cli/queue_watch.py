@@ -58,7 +58,7 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
 
 @dataclass(frozen=True, slots=True)
 class StateEvent:
-    """A queue state: `helper.observability.queue_overview` as JSON."""
+    """A queue state: `helper.observability.queue_snapshot.Overview` as JSON."""
 
     state: dict[str, Any]
 
@@ -122,14 +122,15 @@ def _print_json_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
 
 
 def _print_text_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
-    from helper.cli.watch_screen import PIPE_COLUMNS, pipe_cells  # noqa: PLC0415 - rich is slow to import
+    from helper.cli.watch_screen import PIPE_COLUMNS, parse_state, pipe_cells  # noqa: PLC0415 - rich is slow to import
 
     sys.stdout.write("\t".join(PIPE_COLUMNS) + "\n")
     for event in _filter_changes(stream):
         if isinstance(event, StreamLost):
             print_message(event.reason)
         else:
-            sys.stdout.write("\t".join(format_one_line(cell) for cell in pipe_cells(event.state)) + "\n")
+            cells = pipe_cells(parse_state(event.state))
+            sys.stdout.write("\t".join(map(format_one_line, cells)) + "\n")
         sys.stdout.flush()
 
 
@@ -137,12 +138,16 @@ def _show_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
 
-    from helper.cli.watch_screen import Screen  # noqa: PLC0415
+    from helper.cli.watch_screen import Screen, parse_state  # noqa: PLC0415
 
     console = Console()
     screen = Screen(None, "waiting for the helper")
     with Live(screen, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         for event in stream:
-            screen = Screen(event.state) if isinstance(event, StateEvent) else Screen(screen.state, event.reason)
+            screen = (
+                Screen(parse_state(event.state))
+                if isinstance(event, StateEvent)
+                else Screen(screen.state, event.reason)
+            )
             live.update(screen, refresh=True)
