@@ -372,7 +372,7 @@ def build_overview(queue: QueueSnapshot, service: ServiceState) -> Overview:
         at=queue.at,
         height=service.height,
         circuit=service.circuit,
-        ready=bool(service.ready),
+        ready=service.ready,
         paused=service.intake_paused or service.paused,
         rounds=[_build_round(row, forecasts.get(row.round_id), queue.at) for row in rounds],
         lateness_ms=Lateness(Percentiles.of(service.lateness_start), Percentiles.of(service.lateness_broadcast)),

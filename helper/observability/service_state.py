@@ -81,7 +81,7 @@ _NO_TIMES: Final = TimingSummary()
 class ServiceState:
     """State of the running helper; absent if none is running. More properties may be added."""
 
-    ready: bool | None = fact("Whether shares are accepted and revealed.", default=None)
+    ready: bool = fact("Whether shares are accepted and revealed.", default=False)
     intake_paused: str | None = fact("Why no shares are accepted; null if they are.", default=None)
     checks: Sequence[Check] = fact("Readiness checks.", default=())
     process: ProcessLimits | None = fact("Limits of the process.", default=None)

@@ -1,0 +1,115 @@
+"""Generate the JSON schemas of the commands whose output is described by classes.
+
+`python -m scripts.json_schemas` writes them to docs/schemas. A test compares them with the classes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from helper.observability.queue_snapshot import Overview, QueueStats
+from helper.observability.service_state import ServiceState
+from scripts.cli_docs import SCHEMAS
+
+Schema = dict[str, Any]
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ROUND_ID = {"pattern": "^[0-9a-f]{64}$"}
+
+
+class _WrittenJson(GenerateJsonSchema):
+    """Describes JSON that is written: every field is present."""
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        """Describe a class by the first paragraph of its docstring."""
+        described = super().dataclass_schema(schema)
+        del described["title"]
+        described["description"] = " ".join(described["description"].split("\n\n")[0].split())
+        if schema["cls"] is ServiceState:
+            described["required"] = list(ServiceState().to_json())
+        return described
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        """Describe a field without its default, which is for readers of another version's JSON."""
+        return self.generate_inner(schema["schema"])
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        """Describe a value that can be null, without `anyOf` if it is not an object."""
+        described = super().nullable_schema(schema)
+        types = [option.get("type") for option in described["anyOf"]]
+        return {"type": types} if None not in types else described
+
+    def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: ARG002 - the signature of pydantic
+        """Report that the field is always written."""
+        return True
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+        """Report that the name of a field is sufficient."""
+        return False
+
+
+class _Totals(_WrittenJson):
+    """Describes totals, whose integers are not negative."""
+
+    def int_schema(self, schema: Any) -> JsonSchemaValue:
+        """Describe an integer."""
+        return {**super().int_schema(schema), "minimum": 0}
+
+
+class _ClosedTotals(_Totals):
+    """Describes totals to which no properties are added."""
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        """Describe a class."""
+        return {**super().dataclass_schema(schema), "additionalProperties": False}
+
+
+def render_schemas() -> dict[str, str]:
+    """Return the text of each generated schema by its name."""
+    stats, service = _describe(QueueStats, _ClosedTotals), _describe(ServiceState, _WrittenJson)
+    stats["properties"] |= {"service": service}
+    stats["properties"]["rounds"]["propertyNames"] = _ROUND_ID
+    state = _describe(Overview, _Totals)
+    state["$defs"]["RoundOverview"]["properties"]["round_id"] |= _ROUND_ID
+    events = [
+        _describe_record(event={"const": "state"}, state=state),
+        _describe_record(
+            event={"const": "gone"}, reason={"type": "string", "description": "Why no state is available."}
+        ),
+    ]
+    schemas = {
+        "queue-stats": (
+            "svote-helper queue stats --json",
+            {**stats, "$defs": {**stats.pop("$defs"), **service.pop("$defs")}},
+        ),
+        "queue-watch": (
+            "svote-helper queue watch --json, each line",
+            {"oneOf": events, "$defs": state.pop("$defs")},
+        ),
+    }
+    return {
+        name: json.dumps({"$schema": _DIALECT, "title": title, **schema}, indent=2) + "\n"
+        for name, (title, schema) in schemas.items()
+    }
+
+
+def _describe(kind: type, generator: type[GenerateJsonSchema]) -> Schema:
+    return TypeAdapter(kind).json_schema(schema_generator=generator, mode="serialization")
+
+
+def _describe_record(**properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+if __name__ == "__main__":
+    for name, text in render_schemas().items():
+        (SCHEMAS / f"{name}.json").write_text(text)
