@@ -217,7 +217,7 @@ class ServiceHealth:
             proving_seconds=round(stats.proving.total_seconds(self._clock.monotonic()), 3),
             lateness_start=stats.lateness_start.summary(),
             lateness_broadcast=stats.lateness_broadcast.summary(),
-            proof=stats.proof_seconds.summary(),
+            proof=stats.proof.summary(),
             queue_age=stats.queue_age.summary(),
             confirmation=stats.confirmation.summary(),
             recent_failures=list(stats.failures),

@@ -23,7 +23,7 @@ from helper.chain.chain_data import RoundStatus
 from helper.clock import Clock
 from helper.core.drain import ProofRate
 from helper.observability.log_config import count_dropped_fields
-from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, LABELLED_STATUSES
+from helper.observability.metric_definitions import COUNTERS, LABELLED_STATUSES
 from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, forecast_rounds, measured_rate
 from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats, Timings
@@ -86,8 +86,11 @@ class Metrics(Collector):
         build.add_metric(list(labels.values()), 1)
         yield build
         yield from self._counters()
-        for histogram in HISTOGRAMS:
-            yield _histogram(histogram.name, histogram.help_text, getattr(self._stats, histogram.stats_attribute))
+        for fact in fields(ServiceState):
+            timings = getattr(self._stats, fact.name, None)
+            if isinstance(timings, Timings):
+                name, about = fact.metadata["metric"], fact.metadata["description"]
+                yield HistogramMetricFamily(name, about, buckets=timings.bucket_counts(), sum_value=timings.total)
         service, queue = self._helper.service, self._helper.queue
         if service is not None:
             yield from _service_metrics(service)
@@ -191,7 +194,3 @@ def _labelled_gauge(name: str, about: str, label: str, values: Mapping[str, floa
     for value, number in values.items():
         family.add_metric([value], float(number))
     return family
-
-
-def _histogram(name: str, about: str, timings: Timings) -> Metric:
-    return HistogramMetricFamily(name, about, buckets=timings.labelled_counts(), sum_value=timings.total)

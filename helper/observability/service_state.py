@@ -19,7 +19,8 @@ def fact(description: str, *, metric: str = "", **default: Any) -> Any:
 
     Args:
         description: what the value is, in JSON schemas and as help text of the metric.
-        metric: name of a gauge with this value, or with the length of this sequence; "" for none.
+        metric: name of a gauge with this value or the length of this sequence, or of the histogram of this timing; ""
+            for none.
         default: `default` or `default_factory`, as of `dataclasses.field`.
     """
     return field(metadata={"description": description, "metric": metric}, **default)
@@ -101,11 +102,23 @@ class ServiceState:
     provers: ProverState = fact("Prover workers.", default=ProverState())
     counts: Mapping[str, int] = fact("Counters since the start.", default_factory=dict)
     proving_seconds: float = fact("Time during which at least one proof was running.", default=0.0)
-    lateness_start: TimingSummary = fact("Time from the due time to the start of the proof.", default=_NO_TIMES)
-    lateness_broadcast: TimingSummary = fact("Time from the due time to the broadcast.", default=_NO_TIMES)
-    proof: TimingSummary = fact("Duration of a proof.", default=_NO_TIMES)
-    queue_age: TimingSummary = fact("Time since the earliest due time, at each claim.", default=_NO_TIMES)
-    confirmation: TimingSummary = fact("Time from broadcast to confirmation in a block.", default=_NO_TIMES)
+    lateness_start: TimingSummary = fact(
+        "Time from a share's due time to the start of its proof.",
+        metric="helper_start_lateness_seconds",
+        default=_NO_TIMES,
+    )
+    lateness_broadcast: TimingSummary = fact(
+        "Time from a share's due time to its broadcast.", metric="helper_broadcast_lateness_seconds", default=_NO_TIMES
+    )
+    proof: TimingSummary = fact("Duration of a proof.", metric="helper_proof_seconds", default=_NO_TIMES)
+    queue_age: TimingSummary = fact(
+        "Time since the due time of the oldest due share, at each claim.",
+        metric="helper_queue_age_seconds",
+        default=_NO_TIMES,
+    )
+    confirmation: TimingSummary = fact(
+        "Time from broadcast to confirmation in a block.", metric="helper_confirmation_seconds", default=_NO_TIMES
+    )
     recent_failures: Sequence[RecentFailure] = fact("The latest failures.", default=())
     paused: str | None = fact("Why dispatch is paused; null if it is not.", default=None)
     height: int | None = fact("Height of the newest processed block.", metric="helper_block_height", default=None)

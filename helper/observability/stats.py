@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from itertools import accumulate
-from math import ceil, inf
+from math import ceil
 from statistics import median
 from typing import Final
 
@@ -46,13 +46,10 @@ class Timings:
         self.count += 1
         self.total += seconds
 
-    def cumulative_counts(self) -> list[tuple[float, int]]:
-        """Return the cumulative count of samples for each bound and infinity."""
-        return list(zip((*BUCKET_BOUNDS_SECONDS, inf), accumulate(self._bucket_counts), strict=True))
-
-    def labelled_counts(self) -> list[tuple[str, int]]:
-        """Return the cumulative counts with their bounds as Prometheus writes them."""
-        return [(f"{bound:g}" if bound != inf else "+Inf", count) for bound, count in self.cumulative_counts()]
+    def bucket_counts(self) -> list[tuple[str, int]]:
+        """Return the cumulative count of samples for each bound, as Prometheus writes it."""
+        bounds = [*(f"{bound:g}" for bound in BUCKET_BOUNDS_SECONDS), "+Inf"]
+        return list(zip(bounds, accumulate(self._bucket_counts), strict=True))
 
     def summary(self) -> TimingSummary:
         """Return the number of all samples, and statistics of the recent ones in milliseconds."""
@@ -96,17 +93,16 @@ class BusyTime:
 
 
 class Stats:
-    """Counters by name, and timings of the stages of a share.
+    """Counters by name, and timings of the stages of a share, with their names in `ServiceState`.
 
-    Lateness is the time since the due time of a share in its first attempt. Queue age is the time since the earliest
-    due time, measured at each claim. Confirmation is the time from broadcast to confirmation in a block.
+    Lateness is measured in the first attempt of a share.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.lateness_start = Timings()
         self.lateness_broadcast = Timings()
-        self.proof_seconds = Timings()
+        self.proof = Timings()
         self.queue_age = Timings()
         self.confirmation = Timings()
         self.proving = BusyTime()
