@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from helper.cli.doctor import DoctorReport
+from helper.cli.healthcheck import HealthReport
 from helper.observability.queue_snapshot import Overview, QueueStats
 from helper.observability.service_state import ServiceState
 from scripts.cli_docs import SCHEMAS
@@ -18,6 +22,7 @@ from scripts.cli_docs import SCHEMAS
 Schema = dict[str, Any]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 _ROUND_ID = {"pattern": "^[0-9a-f]{64}$"}
 
 
@@ -25,10 +30,14 @@ class _WrittenJson(GenerateJsonSchema):
     """Describes JSON that is written: every field is present."""
 
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
-        """Describe a class by the first paragraph of its docstring."""
+        """Describe a class by the first paragraph of its docstring, and its fields by the section `Attributes`."""
         described = super().dataclass_schema(schema)
         del described["title"]
-        described["description"] = " ".join(described["description"].split("\n\n")[0].split())
+        text, _, attributes = inspect.cleandoc(described["description"]).partition("Attributes:\n")
+        described["description"] = " ".join(text.split("\n\n")[0].split())
+        for name, about in _ATTRIBUTE.findall(attributes):
+            sentence = " ".join(about.split()).replace("None", "null")
+            described["properties"][name].setdefault("description", sentence[0].upper() + sentence[1:])
         if schema["cls"] is ServiceState:
             described["required"] = list(ServiceState().to_json())
         return described
@@ -86,6 +95,8 @@ def render_schemas() -> dict[str, str]:
             "svote-helper queue stats --json",
             {**stats, "$defs": {**stats.pop("$defs"), **service.pop("$defs")}},
         ),
+        "doctor": ("svote-helper doctor --json", _describe(DoctorReport, _ClosedTotals)),
+        "healthcheck": ("svote-helper healthcheck --json", _describe(HealthReport, _ClosedTotals)),
         "queue-watch": (
             "svote-helper queue watch --json, each line",
             {"oneOf": events, "$defs": state.pop("$defs")},
