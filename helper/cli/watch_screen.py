@@ -11,15 +11,15 @@ from pydantic import TypeAdapter
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from helper.chain.chain_data import RoundStatus
 from helper.cli.output import format_one_line
 from helper.core.time_text import format_duration, format_time
-from helper.observability.queue_snapshot import Overview, RoundOverview
+from helper.observability.queue_snapshot import Overview, RoundOverview, enum_name
 
 _OVERVIEW: Final = TypeAdapter(Overview)
 
 MIN_WIDE_COLUMNS: Final = 72
 """Minimum terminal width for one table row per round."""
-STATUS_NAMES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
 COUNT_KEYS: Final = ("waiting", "proving", "broadcast", "confirmed", "failed")
 _COUNT_HEADINGS: Final = ("waiting", "proving", "sent", "conf.", "failed")
 _BLOCK_SYMBOLS: Final = " ▁▂▃▄▅▆▇█"
@@ -152,7 +152,7 @@ def _number_lines(row: RoundOverview, now: float, width: int) -> Iterator[Text]:
         yield from _narrow_lines(row, left, needed, style)
         return
     numbers = [str(number) for number in _counts(row)]
-    status = STATUS_NAMES.get(row.status, str(row.status))
+    status = enum_name(RoundStatus, row.status)
     yield Text(_format_row(row.round_id[:8], status, format_duration(left), numbers, format_duration(needed)), style)
 
 
@@ -188,7 +188,7 @@ def _format_row(name: str, status: str, ends: str, numbers: Sequence[str], neede
 
 
 def _narrow_lines(row: RoundOverview, left: float, needed: float | None, style: str) -> Iterator[Text]:
-    status = STATUS_NAMES.get(row.status, str(row.status))
+    status = enum_name(RoundStatus, row.status)
     time_left = "ended" if left < 0 else f"{format_duration(left)} left"
     yield Text(f"{row.round_id[:8]} {status}, {time_left}", style)
     waiting = f"{row.waiting} waiting" + ("" if needed is None else f", {format_duration(needed)} needed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from helper.chain.chain_data import ENDED_STATUSES, Round
@@ -205,6 +206,10 @@ async def read_snapshot(
     """
     known = {each.round_id: each for each in rounds}
     counts, ahead = await queue.count_shares(), await queue.count_due_ahead(now=now)
+    damaged = await queue.list_damaged()
+    failed = await queue.list_matching_failures(QueueFilter(), limit=max_failures) if max_failures else ()
+    purged = await queue.list_purged_failures() if max_failures else ()
+    retries = await queue.list_retries(now=now) if with_retries else ()
     total: Counter[ShareState] = Counter()
     for states in counts.values():
         total.update(states)
@@ -215,20 +220,14 @@ async def read_snapshot(
             _create_round(round_id, known.get(round_id), counts.get(round_id, {}), ahead.get(round_id))
             for round_id in {**known, **counts}
         ],
-        damaged=[DamagedRow(row.ref, row.round_id.hex(), state_name(row.state)) for row in await queue.list_damaged()],
-        failed=[
-            FailedShares.of(group)
-            for group in (await queue.list_matching_failures(QueueFilter(), limit=max_failures) if max_failures else ())
-        ],
-        purged=[
-            PurgedShares(row.day * _DAY_SECONDS, row.stage, row.reason, row.count)
-            for row in (await queue.list_purged_failures() if max_failures else ())
-        ],
+        damaged=[DamagedRow(row.ref, row.round_id.hex(), enum_name(ShareState, row.state)) for row in damaged],
+        failed=[FailedShares.of(group) for group in failed],
+        purged=[PurgedShares(row.day * _DAY_SECONDS, row.stage, row.reason, row.count) for row in purged],
         retries=[
             RetryingShares(
                 group.round_id.hex(), group.stage, group.note, group.minute, group.count, group.next_ms / 1000
             )
-            for group in (await queue.list_retries(now=now) if with_retries else ())
+            for group in retries
         ],
     )
 
@@ -242,12 +241,12 @@ def _create_round(
     return row if ahead is None else replace(row, due_per_minute=ahead.minutes, later=ahead.later)
 
 
-def state_name(state: int) -> str:
-    """Return the state's name in lower case; an unknown number (in a damaged row) as digits."""
+def enum_name(kind: type[IntEnum], number: int) -> str:
+    """Return the name of a state or a status in lower case; an unknown number as digits."""
     try:
-        return ShareState(state).name.lower()
+        return kind(number).name.lower()
     except ValueError:
-        return str(state)
+        return str(number)
 
 
 # ---------------------------------------------------------------- the forecast

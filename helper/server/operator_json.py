@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
+from helper.chain.chain_data import RoundStatus
 from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
-from helper.observability.queue_snapshot import FailedShares, ShareCounts, Source, state_name
+from helper.observability.queue_snapshot import FailedShares, ShareCounts, Source, enum_name
 from helper.store.action_models import Action
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
@@ -31,7 +32,6 @@ DEFAULT_LIST_LIMIT = 100
 DEFAULT_ACTION_LIMIT = 50
 """Default maximum number of actions in a list."""
 MAX_LIST_LIMIT = 10_000
-ROUND_STATUS_NAMES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def rounds_json(
         "rounds": [
             {
                 "round": state.round_id.hex(),
-                "status": ROUND_STATUS_NAMES.get(state.status, str(state.status)),
+                "status": enum_name(RoundStatus, state.status),
                 "ends": state.vote_end_time,
                 "left": max(0.0, round(state.vote_end_time - now, 3)),
                 "created_at_height": state.created_at_height,
@@ -143,7 +143,7 @@ def entry_json(entry: QueueEntry) -> dict[str, Any]:
     return {
         "ref": entry.ref,
         "round": entry.round_id.hex(),
-        "state": state_name(entry.state),
+        "state": enum_name(ShareState, entry.state),
         "submit_at": entry.submit_at,
         "due": _seconds(entry.due_ms),
         "attempts": entry.attempts,
