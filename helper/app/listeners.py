@@ -130,7 +130,7 @@ class Listeners:
             *overview_routes(self._feed, observer),
             *health_routes(run_checks),
         ]
-        self._operator_app = create_operator_app(store, read_status, now=self._clock.now, more_routes=operator_routes)
+        self._operator_app = create_operator_app(store, read_status, more_routes=operator_routes)
 
     @property
     def auxiliary_tasks(self) -> AuxiliaryTasks:

@@ -99,15 +99,14 @@ async def _open_for_action(database: Path, encryption: RowEncryption | None) -> 
 
 
 def _create_app(queue: QueueReader, actions: Sequence[Route] = ()) -> ASGIApp:
-    now = SystemClock().now
     rounds = rounds_route(
         queue,
         lambda: stored_round_states(queue),
-        now,
+        SystemClock().now,
         authentication=lambda _: RoundAuthentication.UNKNOWN,  # the file does not contain the voting configuration
         source="file",
     )
-    return create_operator_app(queue, now=now, source="file", more_routes=[rounds, *actions])
+    return create_operator_app(queue, source="file", more_routes=[rounds, *actions])
 
 
 def _as_this_user(app: ASGIApp) -> ASGIApp:

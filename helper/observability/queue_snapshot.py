@@ -145,7 +145,7 @@ class QueueSnapshot:
     otherwise.
     """
 
-    at: float = fact("Time in Unix seconds.")
+    at: float = fact("Time in Unix seconds; 0 without due times.")
     total: ShareCounts = fact("Number of shares by state.", default=ShareCounts())
     rounds: Sequence[RoundSnapshot] = fact("Known rounds, and rounds with shares.", default=())
     damaged: Sequence[DamagedRow] = fact(
@@ -188,7 +188,7 @@ async def read_snapshot(
     queue: QueueReader,
     rounds: Iterable[Round | StoredRound] = (),
     *,
-    now: float,
+    now: float | None = None,
     max_failures: int = 0,
     with_retries: bool = False,
 ) -> QueueSnapshot:
@@ -197,7 +197,7 @@ async def read_snapshot(
     Args:
         queue: the queue, or the file of one.
         rounds: the known rounds.
-        now: Unix seconds.
+        now: Unix seconds; None reads no due times, which takes long for a million waiting shares.
         max_failures: maximum number of failure groups; 0 reads no failures.
         with_retries: read which shares wait for a retry.
 
@@ -205,16 +205,16 @@ async def read_snapshot(
         StoreError: the queue cannot be read.
     """
     known = {each.round_id: each for each in rounds}
-    counts, ahead = await queue.count_shares(), await queue.count_due_ahead(now=now)
-    damaged = await queue.list_damaged()
+    counts, damaged = await queue.count_shares(), await queue.list_damaged()
+    ahead = {} if now is None else await queue.count_due_ahead(now=now)
     failed = await queue.list_matching_failures(QueueFilter(), limit=max_failures) if max_failures else ()
     purged = await queue.list_purged_failures() if max_failures else ()
-    retries = await queue.list_retries(now=now) if with_retries else ()
+    retries = await queue.list_retries(now=now) if with_retries and now is not None else ()
     total: Counter[ShareState] = Counter()
     for states in counts.values():
         total.update(states)
     return QueueSnapshot(
-        at=now,
+        at=now or 0.0,
         total=ShareCounts.of(total),
         rounds=[
             _create_round(round_id, known.get(round_id), counts.get(round_id, {}), ahead.get(round_id))

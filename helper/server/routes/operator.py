@@ -39,7 +39,6 @@ def create_operator_app(
     queue: QueueReader,
     service_status: StatusSource | None = None,
     *,
-    now: Callable[[], float],
     source: Source = "daemon",
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
@@ -51,7 +50,6 @@ def create_operator_app(
     Args:
         queue: reads the store for operators.
         service_status: state of the running service (node health, timings, pauses); None if none runs.
-        now: Unix seconds.
         source: `source` in the responses.
         more_routes: routes of other modules.
     """
@@ -80,7 +78,7 @@ def create_operator_app(
         return JsonResponse(operator_json.share_details_json(details, source=source))
 
     async def stats(_request: Request) -> Response:
-        snapshot = await read_snapshot(queue, now=now(), max_failures=MAX_FAILURE_GROUPS)
+        snapshot = await read_snapshot(queue, max_failures=MAX_FAILURE_GROUPS)
         service = None if service_status is None else service_status()
         return JsonResponse(stats_json(snapshot, source=source, service=service))
 

@@ -118,7 +118,6 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
         app = create_operator_app(
             harness.store,
             lambda: partial_state(**SERVICE_STATUS),
-            now=lambda: NOW,
             more_routes=[rounds, *operator_action_routes(harness.operations)],
         )
         try:

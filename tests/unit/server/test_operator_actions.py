@@ -62,10 +62,7 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
 
     rounds = rounds_route(harness.store, states, lambda: NOW + 0.5, authentication=authentication)
     app = create_operator_app(
-        harness.store,
-        partial_state,
-        now=lambda: NOW,
-        more_routes=[rounds, *operator_action_routes(harness.operations)],
+        harness.store, partial_state, more_routes=[rounds, *operator_action_routes(harness.operations)]
     )
     path = tmp_path / "helper.sock"
     with listen_unix(path) as listener:

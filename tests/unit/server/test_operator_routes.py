@@ -14,7 +14,6 @@ from helper.server.routes.operator import create_operator_app
 from helper.store.action_models import PurgedFailures
 from helper.store.models import (
     DamagedShare,
-    DueForecast,
     FailureGroup,
     HistoryEntry,
     QueueEntry,
@@ -80,9 +79,6 @@ class FakeQueue(QueueReader):
     async def list_purged_failures(self) -> list[PurgedFailures]:
         return [PurgedFailures(20_000, "closed", "the round closed before the share was confirmed", 3)]
 
-    async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
-        return {}
-
     async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
         return [ROUND_ID] if nullifier == SPENT else []
 
@@ -96,7 +92,6 @@ class OperatorClient:
         self.app = create_operator_app(
             self.queue,
             lambda: partial_state(height=7),
-            now=lambda: END - 120,
         )
 
     async def get(self, path: str) -> httpx.Response:
