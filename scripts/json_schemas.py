@@ -17,6 +17,7 @@ from helper.cli.doctor import DoctorReport
 from helper.cli.healthcheck import HealthReport
 from helper.observability.queue_snapshot import Overview, QueueStats
 from helper.observability.service_state import ServiceState
+from helper.server.operator_json import RoundList, ShareList, ShareStory
 from scripts.cli_docs import SCHEMAS
 
 Schema = dict[str, Any]
@@ -49,8 +50,8 @@ class _WrittenJson(GenerateJsonSchema):
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         """Describe a value that can be null, without `anyOf` if it is not an object."""
         described = super().nullable_schema(schema)
-        types = [option.get("type") for option in described["anyOf"]]
-        return {"type": types} if None not in types else described
+        value, null = described["anyOf"]
+        return {**value, "type": [value["type"], null["type"]]} if "type" in value else described
 
     def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: ARG002 - the signature of pydantic
         """Report that the field is always written."""
@@ -82,30 +83,34 @@ def render_schemas() -> dict[str, str]:
     stats, service = _describe(QueueStats, _ClosedTotals), _describe(ServiceState, _WrittenJson)
     stats["properties"] |= {"service": service}
     stats["properties"]["rounds"]["propertyNames"] = _ROUND_ID
+    stats["$defs"] |= service.pop("$defs")
     state = _describe(Overview, _Totals)
     state["$defs"]["RoundOverview"]["properties"]["round_id"] |= _ROUND_ID
+    definitions = state.pop("$defs")
+    gone = {"type": "string", "description": "Why no state is available."}
     events = [
         _describe_record(event={"const": "state"}, state=state),
-        _describe_record(
-            event={"const": "gone"}, reason={"type": "string", "description": "Why no state is available."}
-        ),
+        _describe_record(event={"const": "gone"}, reason=gone),
     ]
+    shares, rounds, story = (_describe(kind, _ClosedTotals) for kind in (ShareList, RoundList, ShareStory))
+    shares["required"].remove("failed")
+    rounds["$defs"]["RoundRow"]["properties"]["round"] |= _ROUND_ID
+    story["$defs"]["TransactionRow"]["properties"]["hash"] |= {"pattern": "^[0-9A-F]{64}$"}
     schemas = {
-        "queue-stats": (
-            "svote-helper queue stats --json",
-            {**stats, "$defs": {**stats.pop("$defs"), **service.pop("$defs")}},
-        ),
-        "doctor": ("svote-helper doctor --json", _describe(DoctorReport, _ClosedTotals)),
-        "healthcheck": ("svote-helper healthcheck --json", _describe(HealthReport, _ClosedTotals)),
-        "queue-watch": (
-            "svote-helper queue watch --json, each line",
-            {"oneOf": events, "$defs": state.pop("$defs")},
-        ),
+        "doctor": _describe(DoctorReport, _ClosedTotals),
+        "healthcheck": _describe(HealthReport, _ClosedTotals),
+        "queue list": shares,
+        "queue show": story,
+        "queue stats": stats,
+        "queue watch": {"description": "Each line.", "oneOf": events, "$defs": definitions},
+        "rounds": rounds,
     }
-    return {
-        name: json.dumps({"$schema": _DIALECT, "title": title, **schema}, indent=2) + "\n"
-        for name, (title, schema) in schemas.items()
-    }
+    return {command.replace(" ", "-"): _render(command, schema) for command, schema in schemas.items()}
+
+
+def _render(command: str, schema: Schema) -> str:
+    title = f"svote-helper {command} --json"
+    return json.dumps({"$schema": _DIALECT, "title": title, **schema}, indent=2) + "\n"
 
 
 def _describe(kind: type, generator: type[GenerateJsonSchema]) -> Schema:

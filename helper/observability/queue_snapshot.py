@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # commands import this module, and do not need the database
     from helper.store.queue_reader import QueueReader
 
 Source = Literal["daemon", "file"]
+SOURCE: Final = "Source of the data: the running helper or the database file."
+"""Description of the field `source`."""
 
 MAX_FAILURE_GROUPS: Final = 100
 """Maximum number of failure groups of `queue stats` and `queue list`."""
@@ -410,7 +412,7 @@ def _build_round(row: RoundSnapshot, forecast: DrainResult | None, now: float) -
 class QueueStats:
     """`queue stats`."""
 
-    source: Source = fact("Source of the data: the running helper or the database file.")
+    source: Source = fact(SOURCE)
     total: ShareCounts = fact("Number of shares by state.")
     rounds: Mapping[str, ShareCounts] = fact("Number of shares by state, by round id.")
     damaged: Sequence[DamagedRow] = fact("Damaged rows that are quarantined.")

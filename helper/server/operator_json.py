@@ -1,18 +1,19 @@
 """JSON responses of the operator API, and parsers of its parameters. Pure.
 
-Each record is built field by field, so that a new column is not shown unintentionally.
+Each record is a class of its own, so that a new column is not shown unintentionally.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from helper.chain.chain_data import RoundStatus
 from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
-from helper.observability.queue_snapshot import FailedShares, ShareCounts, Source, enum_name
+from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
+from helper.observability.service_state import fact
 from helper.store.action_models import Action
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
@@ -57,33 +58,146 @@ class RoundState:
     frozen_reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRow:
+    """A share, without its witness."""
+
+    ref: str = fact("Reference of the share, used only by this helper.")
+    round: str = fact("Round id, hex.")
+    state: str = fact("State of the share.")
+    submit_at: int = fact("`submit_at` as set by the wallet, in Unix seconds; 0 means immediately.")
+    due: float = fact("Time at which the share is processed next, in Unix seconds.")
+    attempts: int = fact("Number of attempts spent.")
+    crashes: int = fact("Number of prover worker crashes while the share was proven.")
+    stage: str = fact("Stage of the latest event.")
+    note: str = fact("Text of the latest event.")
+    damaged: bool = fact("Whether the row is damaged and quarantined.")
+
+    @classmethod
+    def of(cls, entry: QueueEntry, **more: Any) -> Self:
+        """Create it from an entry of the store, and the other fields of a subclass."""
+        return cls(
+            ref=entry.ref,
+            round=entry.round_id.hex(),
+            state=enum_name(ShareState, entry.state),
+            submit_at=entry.submit_at,
+            due=_seconds(entry.due_ms),
+            attempts=entry.attempts,
+            crashes=entry.crashes,
+            stage=entry.stage,
+            note=entry.note,
+            damaged=entry.damaged,
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareList:
+    """`queue list`."""
+
+    source: Source = fact(SOURCE)
+    shares: Sequence[ShareRow] = fact("Matching shares in order of due time, up to the limit.")
+    failed: Sequence[FailedShares] = fact("With --state failed: failures by stage and reason, latest first.")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """An event."""
+
+    at: float = fact("Time in Unix seconds.")
+    stage: str = fact("Stage of the event.")
+    note: str = fact("Text of the event.")
+    counted: bool = fact("Whether the event spent an attempt.")
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRow:
+    """A stored transaction."""
+
+    hash: str = fact("Transaction hash, hex.")
+    anchor_height: int = fact("Height of the tree root that the proof was made against.")
+    circuit: str = fact("Circuit of the proof.")
+    sends: int = fact("Number of sends started.")
+    first_sent_height: int | None = fact("Chain height at the first send; null before it.")
+    last_sent_height: int | None = fact("Chain height at the latest send; null before the first.")
+    last_endpoint: str | None = fact("Node of the latest send; null before the first.")
+    last_outcome: str | None = fact("Result of the latest send; null if unknown.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareStory(ShareRow):
+    """`queue show`: all details of one share except its witness."""
+
+    source: Source = fact(SOURCE)
+    received: float = fact("Time of arrival in Unix seconds.")
+    vote_end_time: int | None = fact("End of the round in Unix seconds; null if the round is unknown.")
+    cannot_count: bool = fact(
+        "Whether `submit_at` is the end of the round, which is too late for the chain to count the share."
+    )
+    next_attempt: float | None = fact(
+        "Unix seconds of the next attempt; null if none is scheduled before the round ends."
+    )
+    attempts_by_stage: Mapping[str, int] = fact("Number of attempts spent by stage.")
+    history: Sequence[HistoryRow] = fact("Events, oldest first.")
+    transaction: TransactionRow | None = fact("The stored transaction, if it may have been sent; otherwise null.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """A round and its shares."""
+
+    round: str = fact("Round id, hex.")
+    status: str = fact("Status on the chain: pending, active, tallying or finalized.")
+    ends: int = fact("End of the round in Unix seconds.")
+    left: float = fact("Seconds until the end; 0 after it.")
+    created_at_height: int = fact("Height of the block that created the round.")
+    tree_size: int = fact("Number of stored leaves of the round's tree.")
+    closed: bool = fact("Whether the chain has closed the round.")
+    frozen: str | None = fact("Why the round is frozen; null if it is not.")
+    authentication: RoundAuthentication = fact(
+        "Whether a trusted key signed the round in the published voting configuration. unknown: there is no"
+        " configuration yet, its trusted keys are not known, or no helper is running."
+    )
+    shares: ShareCounts = fact("Number of shares by state.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundList:
+    """`rounds`."""
+
+    source: Source = fact(SOURCE)
+    now: float = fact("Current time in Unix seconds: the chain's, or this machine's if no helper is running.")
+    rounds: Sequence[RoundRow] = fact("Rounds in order of their end, latest first.")
+
+
 def list_json(
     entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailureGroup] | None = None
 ) -> dict[str, Any]:
     """`queue list`; `failed` are the failure groups, if failed shares were selected."""
-    shares = [entry_json(entry) for entry in entries]
-    groups = {} if failed is None else {"failed": [FailedShares.of(group) for group in failed]}
-    return {"source": source, "shares": shares, **groups}
+    groups = [FailedShares.of(group) for group in failed or ()]
+    listed = asdict(ShareList(source=source, shares=[ShareRow.of(entry) for entry in entries], failed=groups))
+    if failed is None:
+        del listed["failed"]
+    return listed
 
 
 def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
-    """`queue show`: all details of one share except its witness."""
+    """`queue show`."""
     entry = details.entry
-    cannot_count = details.vote_end_time is not None and entry.submit_at == details.vote_end_time
-    return {
-        "source": source,
-        **entry_json(entry),
-        "received": _seconds(details.received_ms),
-        "vote_end_time": details.vote_end_time,
-        "cannot_count": cannot_count,
-        "next_attempt": _next_attempt(details),
-        "attempts_by_stage": dict(details.attempts_by_stage),
-        "history": [
-            {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.spent_attempt}
-            for event in details.history
+    story = ShareStory.of(
+        entry,
+        source=source,
+        received=_seconds(details.received_ms),
+        vote_end_time=details.vote_end_time,
+        cannot_count=details.vote_end_time is not None and entry.submit_at == details.vote_end_time,
+        next_attempt=_next_attempt(details),
+        attempts_by_stage=details.attempts_by_stage,
+        history=[
+            HistoryRow(_seconds(event.at_ms), event.stage, event.note, event.spent_attempt) for event in details.history
         ],
-        "transaction": _transaction(details),
-    }
+        transaction=_transaction(details),
+    )
+    return asdict(story)
 
 
 def rounds_json(
@@ -96,25 +210,22 @@ def rounds_json(
 ) -> dict[str, Any]:
     """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
     listed = sorted(rounds, key=lambda state: (-state.vote_end_time, state.round_id))
-    return {
-        "source": source,
-        "now": round(now, 3),
-        "rounds": [
-            {
-                "round": state.round_id.hex(),
-                "status": enum_name(RoundStatus, state.status),
-                "ends": state.vote_end_time,
-                "left": max(0.0, round(state.vote_end_time - now, 3)),
-                "created_at_height": state.created_at_height,
-                "tree_size": state.tree_size,
-                "closed": state.is_closed,
-                "frozen": state.frozen_reason,
-                "authentication": authentication(state.round_id),
-                "shares": ShareCounts.of(counts.get(state.round_id, {})),
-            }
-            for state in listed
-        ],
-    }
+    rows = [
+        RoundRow(
+            round=state.round_id.hex(),
+            status=enum_name(RoundStatus, state.status),
+            ends=state.vote_end_time,
+            left=max(0.0, round(state.vote_end_time - now, 3)),
+            created_at_height=state.created_at_height,
+            tree_size=state.tree_size,
+            closed=state.is_closed,
+            frozen=state.frozen_reason,
+            authentication=authentication(state.round_id),
+            shares=ShareCounts.of(counts.get(state.round_id, {})),
+        )
+        for state in listed
+    ]
+    return asdict(RoundList(source=source, now=round(now, 3), rounds=rows))
 
 
 def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]:
@@ -135,22 +246,6 @@ def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]
             }
             for action in actions
         ],
-    }
-
-
-def entry_json(entry: QueueEntry) -> dict[str, Any]:
-    """One entry of a list; times in Unix seconds."""
-    return {
-        "ref": entry.ref,
-        "round": entry.round_id.hex(),
-        "state": enum_name(ShareState, entry.state),
-        "submit_at": entry.submit_at,
-        "due": _seconds(entry.due_ms),
-        "attempts": entry.attempts,
-        "crashes": entry.crashes,
-        "stage": entry.stage,
-        "note": entry.note,
-        "damaged": entry.damaged,
     }
 
 
@@ -243,21 +338,21 @@ def _next_attempt(details: ShareDetails) -> float | None:
     return _seconds(entry.due_ms) if is_scheduled else None
 
 
-def _transaction(details: ShareDetails) -> dict[str, Any] | None:
+def _transaction(details: ShareDetails) -> TransactionRow | None:
     """The share's transaction, None if there is none."""
     reveal = details.reveal
     if reveal is None or reveal.tx_hash is None:
         return None
-    return {
-        "hash": reveal.tx_hash.hex().upper(),
-        "anchor_height": reveal.anchor_height,
-        "circuit": reveal.circuit,
-        "sends": reveal.sends,
-        "first_sent_height": reveal.first_sent_height,
-        "last_sent_height": reveal.last_sent_height,
-        "last_endpoint": reveal.last_endpoint,
-        "last_outcome": reveal.last_outcome,
-    }
+    return TransactionRow(
+        reveal.tx_hash.hex().upper(),
+        reveal.anchor_height,
+        reveal.circuit,
+        reveal.sends,
+        reveal.first_sent_height,
+        reveal.last_sent_height,
+        reveal.last_endpoint,
+        reveal.last_outcome,
+    )
 
 
 def _seconds(milliseconds: int) -> float:
