@@ -133,7 +133,7 @@ def audit(
 
 
 def _parse_key(text: str) -> bytes | None:
-    from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+    from helper.server.operator_parameters import parse_hex32  # noqa: PLC0415
 
     return parse_hex32("--ea-pk", text) if text else None
 
@@ -261,7 +261,7 @@ async def _find_round(nodes: NodePool, text: str) -> bytes:
 
 def _match_round(text: str, ids: Set[str]) -> bytes:
     """The round with this id, or the only one of `ids` with this prefix."""
-    from helper.server.operator_json import parse_hex32  # noqa: PLC0415
+    from helper.server.operator_parameters import parse_hex32  # noqa: PLC0415
 
     if len(text) == _ID_CHARS:
         return parse_hex32("ROUND", text)

@@ -148,7 +148,7 @@ def _create_search(
     api: OperatorApi, nullifier: str, round_id: str, first: int, last: int, source: SearchSource
 ) -> Search:
     """Create search parameters. Without a round, use the helper's known nullifiers to find it."""
-    from helper.server.operator_json import parse_hex32, parse_round  # noqa: PLC0415
+    from helper.server.operator_parameters import parse_hex32, parse_round  # noqa: PLC0415
 
     with map_errors_to_exit_codes():
         nullifier_bytes = parse_hex32("NULLIFIER", nullifier)

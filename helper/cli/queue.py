@@ -23,7 +23,7 @@ from helper.cli.output import ExitCode, emit, map_errors_to_exit_codes
 from helper.cli.queue_transfer import export, import_
 from helper.cli.queue_watch import watch
 from helper.runtime.hardening import harden_process
-from helper.server import operator_json
+from helper.server import operator_parameters
 
 app = typer.Typer(help="Inspect and manage queued shares.")
 
@@ -140,7 +140,7 @@ def purge(
     api = OperatorApi.of(config, db)
     with map_errors_to_exit_codes():
         round_id = resolve_round(api, round_id)
-        path = f"/rounds/{operator_json.parse_round(round_id).hex()}/purge"
+        path = f"/rounds/{operator_parameters.parse_round(round_id).hex()}/purge"
     harden_process()
 
     with map_errors_to_exit_codes():

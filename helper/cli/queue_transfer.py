@@ -34,7 +34,7 @@ from helper.cli.svoted_transfer import DeleteFileOption, ForSvotedOption, FromSv
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
-from helper.server import operator_json
+from helper.server import operator_parameters
 
 if TYPE_CHECKING:
     from helper.store.row_encryption import RowEncryption
@@ -105,9 +105,9 @@ def _select(
     from helper.store.sqlite.export import select_for_export  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
-    conditions = operator_json.parse_filter(*options.values())
+    conditions = operator_parameters.parse_filter(*options.values())
     for ref in refs:
-        operator_json.parse_ref(ref)
+        operator_parameters.parse_ref(ref)
     with acting_as_owner(database):
         snapshot = take_snapshot(database, SystemClock(), encryption)
     return select_for_export(snapshot.image, conditions, refs, encryption)

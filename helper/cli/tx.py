@@ -10,7 +10,7 @@ import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit, emit_fields, fail, map_errors_to_exit_codes
-from helper.server.operator_json import parse_hex32
+from helper.server.operator_parameters import parse_hex32
 
 if TYPE_CHECKING:
     from helper.chain.block_reader import IncludedTx

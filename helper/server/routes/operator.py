@@ -20,7 +20,7 @@ from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
 from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
-from helper.server import operator_json
+from helper.server import operator_json, operator_parameters
 from helper.server.middleware import JsonResponse, internal_application
 from helper.server.operator_json import RoundState
 from helper.store.queue_reader import QueueReader
@@ -57,13 +57,13 @@ def create_operator_app(
     async def list_shares(request: Request) -> Response:
         params = request.query_params
         query = parsed(
-            operator_json.parse_filter,
+            operator_parameters.parse_filter,
             params.get("round"),
             params.get("state"),
             params.get("due_before"),
             params.get("stage"),
         )
-        limit = parsed(operator_json.parse_limit, params.get("limit"))
+        limit = parsed(operator_parameters.parse_limit, params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
             failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
@@ -83,12 +83,14 @@ def create_operator_app(
         return JsonResponse(stats_json(snapshot, source=source, service=service))
 
     async def spent(request: Request) -> Response:
-        nullifier = parsed(operator_json.parse_hex32, "nullifier", request.path_params["nullifier"])
+        nullifier = parsed(operator_parameters.parse_hex32, "nullifier", request.path_params["nullifier"])
         rounds = await queue.find_rounds_of_nullifier(nullifier)
         return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
 
     async def actions(request: Request) -> Response:
-        limit = parsed(operator_json.parse_limit, request.query_params.get("limit"), operator_json.DEFAULT_ACTION_LIMIT)
+        limit = parsed(
+            operator_parameters.parse_limit, request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
+        )
         return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
 
     async def rescan(_request: Request) -> Response:

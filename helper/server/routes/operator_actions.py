@@ -19,7 +19,7 @@ from starlette.routing import Route
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import Source
 from helper.operations.actions import Operations, SkippedShare
-from helper.server import operator_json
+from helper.server import operator_json, operator_parameters
 from helper.server.middleware import JsonResponse
 from helper.server.peer_credentials import PEER_KEY, Peer, user_name
 from helper.server.routes.operator import parsed
@@ -53,7 +53,7 @@ class ActionFilter(BaseModel):
         Raises:
             ValueError: a field is invalid; the text contains its name.
         """
-        return operator_json.parse_filter(self.round, self.state, self.due_before, self.stage)
+        return operator_parameters.parse_filter(self.round, self.state, self.due_before, self.stage)
 
 
 class RetryRequest(ActionFilter):
@@ -130,7 +130,7 @@ def operator_action_routes(operations: Operations, *, source: Source = "daemon")
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
-        round_id = parsed(operator_json.parse_round, request.path_params["round"])
+        round_id = parsed(operator_parameters.parse_round, request.path_params["round"])
         return _result(await operations.purge(actor, round_id, dry_run=params.dry_run), source, dry=params.dry_run)
 
     async def rescan(request: Request) -> Response:

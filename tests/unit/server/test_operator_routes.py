@@ -9,7 +9,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.server import operator_json
+from helper.server import operator_json, operator_parameters
 from helper.server.routes.operator import create_operator_app
 from helper.store.action_models import PurgedFailures
 from helper.store.models import (
@@ -124,7 +124,7 @@ async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) 
             }
         ],
     }
-    assert operator_client.queue.query == (QueueFilter(), operator_json.DEFAULT_LIST_LIMIT)
+    assert operator_client.queue.query == (QueueFilter(), operator_parameters.DEFAULT_LIST_LIMIT)
 
 
 async def test_queue_list_applies_filter(operator_client: OperatorClient) -> None:
