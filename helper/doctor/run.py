@@ -174,21 +174,23 @@ class _Doctor:
         return [*results, *daemons.evaluate_sender(self.daemon), *daemons.evaluate_archive(self.daemon)]
 
     async def _check_database(self) -> list[CheckResult]:
-        if self.config.store.url:
-            config, now, running = self.config, self.clock.now(), self.daemon.is_running
-            return [
-                await self._call_in_thread(lambda: database.check_shared_database(config, now=now, running=running))
-            ]
-        path, now = self.config.db_path, self.clock.now()
-        if is_missing(path):
-            missing = database.evaluate_missing_file(path, running=self.daemon.is_running)
-            self.file_report = database.DatabaseReport(missing, QueueSnapshot(at=now))
-            return [missing]
-        self.file_report = await self._call_in_thread(
-            lambda: asyncio.run(database.read_database(path, self.config.store.key_file, now=now))
-        )
+        config, path = self.config, self.config.db_path
+        now, running = self.clock.now(), self.daemon.is_running
+        if config.store.url:
+            finding = await self._call_in_thread(
+                lambda: database.check_shared_database(config, now=now, running=running)
+            )
+        else:
+            if is_missing(path):
+                missing = database.evaluate_missing_file(path, running=running)
+                self.file_report = database.DatabaseReport(missing, QueueSnapshot(at=now))
+            else:
+                self.file_report = await self._call_in_thread(
+                    lambda: asyncio.run(database.read_database(path, config.store.key_file, now=now))
+                )
+            finding = self.file_report.finding
         queue = self._queue
-        return [self.file_report.finding, *([] if queue is None else daemons.evaluate_failures(queue))]
+        return [finding, *([] if queue is None else daemons.evaluate_failures(queue))]
 
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path

@@ -232,6 +232,14 @@ async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path
     assert "failed shares" not in results
 
 
+async def test_examine_reports_failed_shares_of_shared_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = DaemonReport(True, queue=QueueSnapshot(at=1.0, total=ShareCounts(failed=3)))
+    monkeypatch.setattr("helper.doctor.daemon.query_daemon", lambda _: daemon)
+    monkeypatch.setattr("helper.doctor.database.connect_shared_database", lambda _: None)
+    results = await run_checks(config_with_node('[store]\nurl = "postgresql://db.example/votes"'))
+    assert results["failed shares"].message == "3 shares failed"
+
+
 async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "svote-helper.db"
     path.write_bytes(b"SQLite format 3\0")
