@@ -1,4 +1,4 @@
-"""Registration requests of validators: parsing, validation and the signed text. Pure."""
+"""Registration requests of validators: parsing, validation, addresses and the signed text. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from admin.adr036 import is_address
+from bech32 import bech32_decode, bech32_encode, convertbits
+
 from admin.url_policy import UrlNotAllowedError, check_url
 
+ACCOUNT_PREFIX: Final = "sv"
+VALIDATOR_PREFIX: Final = "svvaloper"
+ADDRESS_BYTES: Final = 20
 MAX_REGISTRATION_BYTES: Final = 16 << 10
 MAX_ADDRESS_CHARS: Final = 128
 MAX_REGISTERED_URL_CHARS: Final = 2048
@@ -30,6 +34,10 @@ _DIRECTION_CHARS: Final = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u
 
 class RegistrationError(ValueError):
     """The registration request is invalid. The text states the field and the reason."""
+
+
+class SignatureRefusedError(Exception):
+    """The signature is invalid. The text states the field and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +161,34 @@ def _parse_base64(fields: dict[str, Any], name: str) -> bytes:
         if isinstance(error, RegistrationError):
             raise
         raise RegistrationError(f"{name}: is not base64") from None
+
+
+def is_address(text: str, prefix: str = ACCOUNT_PREFIX) -> bool:
+    """Return whether a text is a lower-case bech32 address of 20 bytes with this prefix."""
+    address = _decode_address(text)
+    return address is not None and encode_address(address, prefix) == text
+
+
+def validator_address(account: str) -> str:
+    """Return the validator address of an account: the same bytes with another prefix.
+
+    Raises:
+        ValueError: not an account address.
+    """
+    address = _decode_address(account)
+    if address is None or not is_address(account):
+        raise ValueError("not an account address")
+    return encode_address(address, VALIDATOR_PREFIX)
+
+
+def encode_address(address: bytes, prefix: str) -> str:
+    """Return the bech32 text of an address."""
+    words = convertbits(address, 8, 5)
+    assert words is not None, "bytes have eight bits"
+    return bech32_encode(prefix, words)
+
+
+def _decode_address(text: str) -> bytes | None:
+    _, words = bech32_decode(text)
+    address = None if words is None else convertbits(words, 5, 8, pad=False)
+    return None if address is None or len(address) != ADDRESS_BYTES else bytes(address)

@@ -15,9 +15,8 @@ from audit.source import AuditBlock, AuditSource, AuditTx, DataMissing
 from audit.transactions import is_of_round
 from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store.bucket import Bucket
-from helper.operations.archive.object_names import documents_name, manifest_name
-from helper.operations.archive.reader import ArchivedRound, list_blocks, read_blocks, read_round
-from helper.operations.archive.round_data import RoundManifest, pack_documents
+from helper.operations.archive_reader import ArchivedRound, list_blocks, read_blocks, read_round
+from helper.operations.archived_objects import RoundManifest, documents_name, manifest_name, pack_documents
 from proofs import CircuitInfo
 
 _HEADS = "heads"

@@ -16,7 +16,7 @@ from audit.documents import Option, RoundFacts
 from audit.transactions import Cast, Delegation
 from helper.chain.chain_data import LeafBlock
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.registry import circuit_infos, get_generation
+from helper.circuits.known_circuits import circuit_infos, get_generation
 from proofs import CommitmentTree, EncodingError, ProofsError, Statement
 
 

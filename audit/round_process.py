@@ -18,17 +18,15 @@ from audit.archive_source import archive_documents, open_archived_round
 from audit.auditor import audit_round
 from audit.node_source import NodeSource
 from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
-from helper.circuits.registry import circuit_infos
+from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock, SystemClock
 from helper.errors import HelperError
 from helper.object_store.bucket import Bucket
 from helper.observability.log_config import configure
-from helper.operations.archive.factory import open_archive_bucket
-from helper.operations.archive.finished_rounds import Job
-from helper.operations.archive.object_names import audit_name
-from helper.operations.archive.reader import read_finished_round
-from helper.operations.archive.round_data import StoredAudit
-from helper.runtime.hardening import harden_process
+from helper.operations.archive_reader import open_archive_bucket, read_finished_round
+from helper.operations.archived_objects import StoredAudit, audit_name
+from helper.operations.finished_rounds import Job
+from helper.runtime.process_security import harden_process
 
 NICE = 19
 """Priority of the process: it only uses processor time that nothing else needs."""

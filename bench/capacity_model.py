@@ -16,7 +16,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-from helper.core.drain import MAX_REVEALS_PER_BLOCK
+from helper.core.load_forecast import MAX_REVEALS_PER_BLOCK
 
 HOST_CORES: Final = 2
 SERVER_CORES: Final = 2

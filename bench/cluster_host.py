@@ -28,9 +28,9 @@ from helper.chain.node import NO_PENALTY
 from helper.chain.reveal_transaction import RevealMessage
 from helper.clock import SystemClock
 from helper.core.dispatch_order import BacklogLimits
-from helper.core.drain import MAX_REVEALS_PER_BLOCK
-from helper.lease.database import DatabaseLease
+from helper.core.load_forecast import MAX_REVEALS_PER_BLOCK
 from helper.lease.keeper import LeaseKeeper
+from helper.lease.sender_lease import DatabaseLease
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate
@@ -153,7 +153,6 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
         store=store,
         revealer=revealer,
         sender=None,
-        closing=None,
         get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
         backlog=backlog,
         slots=CORE_COUNT,

@@ -25,10 +25,8 @@ from typing import Any
 from bench.accept import PRODUCTION_SETTINGS
 from bench.service import CORE_COUNT, cast_sealed_votes, wait_until_confirmed
 from devnet.wallet import Wallet
-from helper.core.drain import ProofRate
-from helper.core.round_plan import RoundSize, make_plan
+from helper.core.load_forecast import Distribution, ProofRate, RoundSize, last_moment_start, last_vote_time, make_plan
 from helper.core.share import SHARE_COUNT
-from helper.core.wallet_schedule import Distribution, last_moment_start, last_vote_time
 from tests.support.harness import run_chain_and_helper, unix_time_in
 
 ROUND_SECONDS = 120

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import proofs
-from helper.circuits.sample_share import create_sample_job, create_sample_statement
+from helper.circuits.single_choice import create_sample_job, create_sample_statement
 
 
 def run_worker(circuit: str, count: int) -> None:

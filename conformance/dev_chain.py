@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 
 from helper.errors import ChainUnavailable
-from helper.runtime.http_client import create_async_client
+from helper.runtime.network_clients import create_async_client
 
 TIMEOUT_SECONDS: Final = 30.0
 _LEAVES_AHEAD: Final = 5000

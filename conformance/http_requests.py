@@ -19,7 +19,7 @@ import httpx
 
 from conformance.check_failures import CheckFailed, shorten
 from helper.clock import Clock
-from helper.runtime.http_client import create_async_client
+from helper.runtime.network_clients import create_async_client
 
 PREFIX: Final = "/shielded-vote/v1"
 SHARES_PATH: Final = f"{PREFIX}/shares"

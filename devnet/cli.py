@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import uvloop
@@ -13,6 +13,8 @@ from devnet.eras import ERAS, RECORDED
 from devnet.journal import JournalError
 from devnet.network import Options
 from devnet.server import Addresses, run
+
+MAX_PORT: Final = 65_535
 
 
 class Circuit(StrEnum):
@@ -40,8 +42,10 @@ class Duplicates(StrEnum):
 def devnet(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    rest_port: Annotated[int, typer.Option(help="REST port; 0 selects a free one.")] = 11317,
-    rpc_port: Annotated[int, typer.Option(help="Consensus RPC port; 0 selects a free one.")] = 36657,
+    rest_port: Annotated[int, typer.Option(min=0, max=MAX_PORT, help="REST port; 0 selects a free one.")] = 11317,
+    rpc_port: Annotated[
+        int, typer.Option(min=0, max=MAX_PORT, help="Consensus RPC port; 0 selects a free one.")
+    ] = 36657,
     ready_file: Annotated[Path | None, typer.Option(help="Also write the ready line to this file.")] = None,
     db: Annotated[Path | None, typer.Option(help="Store the chain in this file (default: in memory).")] = None,
     chain_id: Annotated[str, typer.Option(help="Chain id.")] = "svote-devnet-1",
@@ -75,6 +79,8 @@ def devnet(
     time_origin: Annotated[float, typer.Option(help="Unix time from which time_scale applies.")] = 0.0,
 ) -> None:
     """Run an embedded vote chain: blocks, trees, rounds and real proof verification on loopback."""
+    if max(rest_port, rpc_port) + extra_nodes > MAX_PORT:
+        raise typer.BadParameter(f"the ports of the additional nodes exceed {MAX_PORT}", param_hint="--extra-nodes")
     options = Options(
         chain_id=chain_id,
         era=RECORDED if era is None else ERAS[era],

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from helper.cli.command_line import create_cli
+from helper.cli.main import COMMANDS, create_cli
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "cli.md"
@@ -65,28 +65,29 @@ is covered by a test; zsh 5.9 and fish 3.6 were tested manually.
 """
 
 
-def list_commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def list_commands() -> Iterator[tuple[tuple[str, ...], Any]]:
     """List every command with its path, in the order of the help, without groups."""
-    for name, command in (group or root_command()).commands.items():
-        if hasattr(command, "commands"):
-            yield from list_commands(command, (*path, name))
-        else:
-            yield (*path, name), command
+    for text in COMMANDS:
+        path = tuple(text.split())
+        *_, (_, command) = find_commands(path)
+        yield path, command
 
 
-def root_command() -> Any:
-    """Return the root group of the command line."""
-    return typer.main.get_command(create_cli([]))
+def find_commands(path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Return the program, the group if there is one, and the command of a path."""
+    command: Any = typer.main.get_command(create_cli(path))
+    yield PROGRAM, command
+    for name in path:
+        command = command.commands[name]
+        yield name, command
 
 
 def render_help(path: tuple[str, ...]) -> str:
     """Return the `--help` output for an unknown terminal width."""
-    command: Any = root_command()
     context: Any = None
-    for name in (PROGRAM, *path):
-        command = command if name == PROGRAM else command.commands[name]
+    for name, command in find_commands(path):
         context = command.context_class(command, info_name=name, parent=context, terminal_width=WIDTH)
-    return str(command.get_help(context)).strip()
+    return str(context.command.get_help(context)).strip()
 
 
 def json_schema_path(path: tuple[str, ...]) -> Path:

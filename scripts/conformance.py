@@ -22,8 +22,7 @@ RULES = {
     "R4": "No share is submitted before its due time.",
     "R5": "Shares of the same second are processed concurrently, up to `max_concurrent_proofs`.",
     "R6": "There are no random delays, wake-ups or jitter. A recovered share keeps its due time.",
-    "R7": "The loop reports and purges closed rounds, dispatches due shares, and sleeps until the earliest deadline, "
-    "at most 30 s.",
+    "R7": "Closed rounds are reported, then purged. The dispatcher sleeps until the earliest deadline, at most 30 s.",
     "R8": "A new share or a retry wakes the dispatcher immediately.",
     "R9": "At startup, shares that were being proven return to the queue, and rounds and schedules are restored.",
     "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`, in a closed round too. If all of "
@@ -69,8 +68,8 @@ RULES = {
     "N19": "A share's proposal is one of its round's, from 1 to 50. Proposal 0, which is planned for delegated votes, "
     "is refused. Accepting it needs: a lower bound of 0 in `PROPOSALS` (`proofs/src/payload.rs`) and "
     "`MIN_PROPOSAL_ID` (`helper/ingest/payload.py`); a higher bound in `DECISIONS` and `MAX_DECISION`, if options "
-    "above 7 are used; a migration of the CHECK of `shares.proposal_id` in SQLite; and a rule for its options in "
-    "`helper/ingest/admission.py` and `helper/operations/import_queue.py`, because a round does not list it. Its "
+    "above 7 are used; a schema upgrade of the CHECK of `shares.proposal_id` in SQLite; and a rule for its options in "
+    "`helper/ingest/admission.py` and `helper/operations/operator_actions.py`, because a round does not list it. Its "
     "reveals are followed already (N20).",
     "N20": "A `reveal_pool_share` in a block spends its nullifier like a `reveal_share`.",
     "N21": "k10 is used for every chain version from v1.3.0 on, k11 before. A version after v1.7.0 is treated like "

@@ -12,7 +12,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import DispatchGate
 from helper.reveal.revealer import ProofTimes

@@ -5,25 +5,26 @@ from __future__ import annotations
 from typing import Final
 
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
-from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import MAX_DUE_SECONDS, ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
-from helper.core.pause import text_of
-from helper.core.roles import ROLES, Role
-from helper.core.time_text import format_time
+from helper.config.sections import ROLES, Role
+from helper.core.refusals import text_of
+from helper.core.text_forms import format_time
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import NodeState, ProverState, ServiceState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import ProverPool
-from helper.runtime.hardening import get_process_limits
+from helper.runtime.process_security import get_process_limits
 
 UNREAD_GRACE_SECONDS: Final = 600.0
 """Seconds for which the number of unread blocks may not decrease. A node that restarts is not a problem."""
+STANDSTILL_SECONDS: Final = 300.0
+"""Seconds for which the agreed height may stand still while nodes respond. Blocks come every few seconds."""
 MAX_BLOCKS_IN_PROGRESS: Final = 10
 """Newest blocks that may be unread at any time."""
 MAX_MISSED_BLOCKS: Final = 64
@@ -45,7 +46,6 @@ class ServiceHealth:
         gates: Gates,
         node_pool: NodePool,
         round_registry: RoundRegistry,
-        tree_sync: CommitmentTreeSync,
         chain_sync: ChainSync,
         block_follower: BlockFollower,
         circuit_choice: CircuitChoice,
@@ -58,7 +58,6 @@ class ServiceHealth:
         self._gates = gates
         self._node_pool = node_pool
         self._round_registry = round_registry
-        self._tree_sync = tree_sync
         self._chain_sync = chain_sync
         self._block_follower = block_follower
         self._circuit_choice = circuit_choice
@@ -69,6 +68,8 @@ class ServiceHealth:
         self._cluster = cluster
         self._unread_count = self._fewest_unread = 0
         self._unread_since = 0.0  # monotonic time at which the number of unread blocks last decreased
+        self._agreed_height: int | None = None
+        self._agreed_since = clock.monotonic()  # since when that height is agreed
 
     @property
     def is_ready(self) -> bool:
@@ -80,7 +81,11 @@ class ServiceHealth:
         """Run the checks that `/readyz` reports."""
         checks = [
             Check("store", text_of(self._gates.store_fault()), self._gates.store_damage()),
-            Check("chain", text_of(self._gates.sync_fault()) or self._overdue_routes(), self._same_nodes()),
+            Check(
+                "chain",
+                self._standing_height() or text_of(self._gates.sync_fault()) or self._overdue_routes(),
+                self._same_nodes(),
+            ),
             Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks() or self._blocks_unread_for_long(), self._unread_blocks()),
             Check(
@@ -126,8 +131,24 @@ class ServiceHealth:
             return f"too few nodes return block {self._block_follower.stalled_height}"
         return text_of(self._gates.unread_since_stop())
 
-    def note_unread_blocks(self) -> None:
-        """Note whether the number of unread blocks decreases. Called at each probe of a node."""
+    def _standing_height(self) -> str | None:
+        """Since when the nodes that respond have agreed on no new block, and what to do; or None."""
+        age, height = self._clock.monotonic() - self._agreed_since, self._agreed_height
+        reported = self._node_pool.reported_heights
+        if height is None or len(reported) < self._node_pool.needed or age < STANDSTILL_SECONDS:
+            return None
+        since = f"{format_time(int(self._clock.now() - age))} UTC ({age // 60:.0f} min)"
+        if max(reported) > height:
+            return (
+                f"two nodes have not agreed on a block above {height} since {since}, but one reports {max(reported)}: "
+                "compare the nodes with a block explorer, and replace the wrong one in [chain] endpoints"
+            )
+        return f"no block above {height} since {since}: the chain has stopped, or its nodes here are cut off from it"
+
+    def note_progress(self) -> None:
+        """Note whether unread blocks become fewer and the agreed height changes. Called at each probe of a node."""
+        if self._node_pool.agreed_height != self._agreed_height:
+            self._agreed_height, self._agreed_since = self._node_pool.agreed_height, self._clock.monotonic()
         count, before = self._count_unread_blocks(), self._unread_count
         has_decreased = count < self._fewest_unread or count - before > MAX_MISSED_BLOCKS
         if not self._fewest_unread or has_decreased:
@@ -180,7 +201,7 @@ class ServiceHealth:
     def _tree_lag(self) -> int | None:
         """Blocks by which the trees are behind the newest block; None before a block is known."""
         head = self._node_pool.head
-        return None if head is None else max(0, head.height - self._tree_sync.synced_height)
+        return None if head is None else max(0, head.height - self._chain_sync.synced_height)
 
     def collect_status(self) -> ServiceState:
         """Return health, timings and pauses for operators, without data of single shares."""

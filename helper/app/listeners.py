@@ -15,22 +15,22 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from admin.rounds import GetAudit
-from admin.schemas import AuditCheckResponse, AuditResponse, ChainFacts, UiConfig
-from admin.service import AdminService
+from admin.api_models import AuditCheckResponse, AuditResponse, ChainFacts, UiConfig
+from admin.onboarding import AdminService
+from admin.round_totals import GetAudit
 from admin.url_policy import first_publishable
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
-from helper.config import Config
-from helper.core.pause import PauseCause
+from helper.config.sections import Config
+from helper.core.refusals import PauseCause
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.observability.queue_observer import QueueObserver
@@ -39,21 +39,18 @@ from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
+from helper.operations.archive_reader import AuditResults, open_archive_bucket
+from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.application import create_app
+from helper.server.gateway_routes import Gateway, GatewayLimits
+from helper.server.health_routes import CheckRunner, health_routes
 from helper.server.http_server import GROUP_MODE, base_url, bind_tcp, control_limits, create_server, listen_unix
-from helper.server.routes.events import events_route, overview_routes
-from helper.server.routes.gateway import Gateway, GatewayLimits
-from helper.server.routes.health import CheckRunner, health_routes
-from helper.server.routes.operator import create_operator_app
-from helper.server.routes.page import Page
-from helper.server.routes.wallet import WalletView
+from helper.server.operator_routes import create_operator_app
+from helper.server.page_routes import Page, events_route, overview_routes
 from helper.server.uvicorn_adapter import Server
+from helper.server.wallet_routes import WalletView
 from helper.store.store import Store
-
-if TYPE_CHECKING:
-    from helper.operations.archive.audits import AuditResults
-    from helper.operations.archive.round_data import StoredAudit
 
 log = structlog.get_logger("helper.app")
 
@@ -224,7 +221,7 @@ class Listeners:
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
-        from helper.server.routes.metrics import create_metrics_server  # noqa: PLC0415
+        from helper.server.metrics_routes import create_metrics_server  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_for_scrape, refusals=self._refusals, clock=self._clock)
         return create_metrics_server(metrics, self._run_checks)
@@ -266,9 +263,6 @@ def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
     """The results of audits for the page; None without a page or an archive."""
     if not config.archive.place or not config.archive.audit or config.admin.disable:
         return None
-    from helper.operations.archive.audits import AuditResults  # noqa: PLC0415 - loads the object store
-    from helper.operations.archive.factory import open_archive_bucket  # noqa: PLC0415
-
     bucket = open_archive_bucket(config, clock, os.environ)
     assert bucket is not None
     return AuditResults(bucket, clock=clock, interval_seconds=config.archive.check_seconds)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -28,23 +28,24 @@ from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
-from helper.circuits import registry
+from helper.circuits import known_circuits
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
-from helper.config import Config
+from helper.config.sections import ROLES, Config
 from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
-from helper.core.pause import PauseReason, text_of
-from helper.core.roles import ROLES
+from helper.core.refusals import PauseReason, text_of
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
-from helper.lease.factory import create_lease
+from helper.lease.keeper import create_lease
 from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats
-from helper.operations.actions import Operations
+from helper.operations.archive_writer import ArchiveWriter, create_archive_writer
+from helper.operations.finished_rounds import FinishedRounds, create_finished_rounds
+from helper.operations.operator_actions import OperatorActions
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
 from helper.reveal.prover_pool import DEFAULT_COMMAND, ProverPool, WorkerCommand, WorkerProcess, WorkerSpawner
@@ -54,19 +55,14 @@ from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
-from helper.server.routes.operator import round_states, rounds_route
-from helper.server.routes.operator_actions import operator_action_routes
-from helper.server.routes.wallet import WalletView
+from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
+from helper.server.wallet_routes import WalletView
 from helper.store.factory import create_store
 from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION
 from helper.store.store import Store
 from proofs import native_module_path
-
-if TYPE_CHECKING:
-    from helper.operations.archive.finished_rounds import FinishedRounds
-    from helper.operations.archive.writer import ArchiveWriter
 
 log = structlog.get_logger("helper.app")
 
@@ -102,7 +98,7 @@ class Service:
         nodes: Sequence[Node] | None = None,
         prover_command: WorkerCommand = DEFAULT_COMMAND,
         spawn_worker: WorkerSpawner = WorkerProcess.spawn,
-        share_checks: Checks = registry,
+        share_checks: Checks = known_circuits,
     ) -> None:
         self.config = config
         self.clock = clock or SystemClock()
@@ -199,7 +195,6 @@ class Service:
             gates=self.gates,
             node_pool=self.node_pool,
             round_registry=self.round_registry,
-            tree_sync=self.tree_sync,
             chain_sync=self.chain_sync,
             block_follower=self.block_follower,
             circuit_choice=self.circuit_choice,
@@ -240,7 +235,7 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
-        closing = RoundClosing(
+        self.round_closing = RoundClosing(
             store=self.store,
             clock=self.clock,
             stats=self.stats,
@@ -252,7 +247,6 @@ class Service:
             store=self.store,
             revealer=revealer,
             sender=self.sender if self.role.can_send else None,
-            closing=closing if self.cluster is None else None,
             get_gate=self.gates.get_dispatch_gate,
             backlog=self._create_backlog(),
             slots=self.prover_pool.workers,
@@ -262,7 +256,6 @@ class Service:
         )
         self.send_loop = SendLoop(
             sender=self.sender,
-            closing=closing,
             get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
             stats=self.stats,
@@ -277,7 +270,7 @@ class Service:
             get_pause_reason=self.gates.intake_pause_reason,
             get_round_pause_reason=self.gates.round_pause_reason,
         )
-        self.operations = Operations(
+        self.operations = OperatorActions(
             store=self.store,
             round_authority=self.round_registry,
             share_checks=self._share_checks,
@@ -307,8 +300,6 @@ class Service:
         )
 
     def _create_archive_writer(self) -> ArchiveWriter | None:
-        from helper.operations.archive.factory import create_archive_writer  # noqa: PLC0415 - loads the object store
-
         return create_archive_writer(
             self.config,
             self.node_pool,
@@ -319,8 +310,6 @@ class Service:
         )
 
     def _create_finished_rounds(self, writer: ArchiveWriter) -> FinishedRounds:
-        from helper.operations.archive.finished_rounds import create_finished_rounds  # noqa: PLC0415 - loads the object store
-
         return create_finished_rounds(self.config, self.node_pool, writer, is_writer=self._is_leader, clock=self.clock)
 
     def _create_backlog(self) -> Backlog:
@@ -477,7 +466,7 @@ class Service:
         if self.role.can_process:
             components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
         if self.role.can_send:
-            components["reconciler"] = self._reconcile_after_blocks()
+            components |= {"reconciler": self._reconcile_after_blocks(), "round_closing": self.round_closing.run()}
             auxiliary["circuit"] = self._learn_circuit
             auxiliary["database check"] = partial(
                 run_maintenance, self.store, is_responsible=self._is_leader, clock=self.clock
@@ -602,7 +591,7 @@ class Service:
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Reconcile at a new height of any node, whether or not it is agreed or its block can be read."""
-        self.health.note_unread_blocks()
+        self.health.note_progress()
         heights = tuple(node.height for node in self.node_pool.nodes)
         if head is not None and heights != self._reconciled_heights:
             self._reconciled_heights = heights

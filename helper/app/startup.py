@@ -1,4 +1,4 @@
-"""Creates the configured service and runs it until a signal stops it."""
+"""Creates the configured service, or one without a queue (`[helper] disable`), and runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,76 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import structlog
+import uvloop
 
-from helper.app.admin_only import AdminOnlyService
+from helper.app.listeners import Listeners
 from helper.app.service import Service
-from helper.chain.node_pool import create_node_pool
-from helper.clock import SystemClock
-from helper.config import Config
-from helper.runtime.hardening import harden_process
-from helper.runtime.systemd import ServiceManager
+from helper.chain.node_pool import NodePool, create_node_pool
+from helper.clock import Clock, SystemClock
+from helper.config.sections import Config
+from helper.observability.log_config import configure
+from helper.observability.sentry import create_reporter
+from helper.runtime.process_security import harden_process
+from helper.runtime.supervisor import supervise
+from helper.runtime.systemd import ServiceManager, adopt_inherited_listener, is_journal, priority_prefix
+
+
+class AdminOnlyService:
+    """Serves the admin API and the page, and accepts no shares."""
+
+    def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
+        self._listeners = Listeners(config, node_pool=node_pool, clock=clock)
+        self._node_pool = node_pool
+        self._clock = clock
+        self._poll_seconds = config.chain.poll_seconds
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Request shutdown; `run` returns when all tasks have ended."""
+        self._stop.set()
+
+    async def get_status(self) -> str:
+        """Return a short status."""
+        return "accepts no shares ([helper] disable)"
+
+    async def run(
+        self, *, on_started: Callable[[str], None] = lambda _: None, wallet_socket: socket.socket | None = None
+    ) -> None:
+        """Run until `stop`.
+
+        Args:
+            on_started: called with the base URL once the socket listens.
+            wallet_socket: the socket, if it is already open.
+
+        Raises:
+            HelperError: the service could not start or cannot continue.
+        """
+        try:
+            async with self._listeners.open(on_started, wallet_socket) as servers:
+                await supervise(
+                    {"endpoints": self._monitor_nodes()},
+                    servers,
+                    self._stop,
+                    auxiliary=self._listeners.auxiliary_tasks,
+                    clock=self._clock,
+                )
+        finally:
+            await self._node_pool.aclose()
+
+    async def _monitor_nodes(self) -> None:
+        await self._node_pool.probe_all()
+        await self._node_pool.monitor(self._poll_seconds)
+
 
 log = structlog.get_logger("helper.app")
 
@@ -98,3 +153,41 @@ async def run_service(
     finally:
         notifier.cancel()
         await asyncio.gather(notifier, return_exceptions=True)
+
+
+def serve_until_signal(config: Config, *, announce: Callable[[str], None], ready_file: Path | None = None) -> None:
+    """Run the configured service, with its logs and error reports, in this process until a signal stops it.
+
+    Args:
+        config: the settings.
+        announce: shows a message to the operator.
+        ready_file: file to write once the sockets listen, with the base URL as JSON.
+    """
+    clock = SystemClock()
+    reporter = create_reporter(config.helper.sentry_dsn, clock) if config.helper.sentry_dsn else None
+    configure(
+        config.log.level,
+        config.log.format,
+        report=reporter.report if reporter is not None else None,
+        prefix=priority_prefix if is_journal(os.environ, sys.stderr) else None,
+    )
+    service = create_service(config)
+
+    def on_started(url: str) -> None:
+        if isinstance(service, Service) and service.new_database:
+            announce(f"created a new, empty queue: {service.new_database}")
+        announce(f"listening on {url}")
+        if ready_file is not None:
+            partial = ready_file.with_suffix(".partial")
+            partial.unlink(missing_ok=True)
+            with partial.open("x", encoding="utf-8") as file:  # never through an existing link
+                file.write(json.dumps({"url": url, "socket": str(config.socket_path)}) + "\n")
+            partial.replace(ready_file)
+
+    manager = ServiceManager(os.environ, os.getpid(), clock)
+    listener = adopt_inherited_listener(os.environ, os.getpid())
+    try:
+        uvloop.run(run_service(service, on_started=on_started, wallet_socket=listener, service_manager=manager))
+    finally:
+        if reporter is not None:
+            reporter.close()

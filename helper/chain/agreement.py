@@ -9,10 +9,10 @@ The caller leaves out nodes of another chain. It keeps one statement per node an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from helper.chain.chain_data import Proposal, Round, RoundStatus
+from helper.chain.chain_data import BlockHead, Proposal, Round, RoundStatus
 
 AGREEING_NODES: Final = 2
 """Nodes that must report a fact alike, if at least that many are configured."""
@@ -76,6 +76,15 @@ def agreed_height(heads: Mapping[str, N], needed: int) -> N | None:
     Nodes rarely report equal heads, and a node at a height has all blocks below it.
     """
     return sorted(heads.values(), reverse=True)[needed - 1] if len(heads) >= needed else None
+
+
+def agreed_height_at(heads: Iterable[BlockHead], needed: int, time: float) -> int | None:
+    """The lowest height by which enough nodes report that the chain has reached a time; None if too few do.
+
+    Height and time are of the same node, because a node may be right about one and false about the other.
+    """
+    heights = sorted(head.height for head in heads if head.time >= time)
+    return heights[needed - 1] if len(heights) >= needed else None
 
 
 def agreed_block(said: Mapping[str, B | Pruned], needed: int, configured: int) -> B | Pruned | None:

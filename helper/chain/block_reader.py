@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import anyio
 
-from helper.chain.agreement import Pruned, agreed_block, agreed_height
-from helper.chain.chain_data import Block, TreeState, TxResult
+from helper.chain.agreement import Pruned, agreed_block
+from helper.chain.chain_data import Anchor, Block, Round, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient, HeightPrunedError
@@ -36,7 +36,7 @@ Reveals = frozenset[CountedNullifier]
 ListUnspent = Callable[[Iterable[CountedNullifier]], Awaitable[list[CountedNullifier]]]
 
 CONCURRENT_BLOCKS: Final = 8
-"""Number of blocks that a search reads concurrently."""
+"""Number of blocks that a search, or a loop of the follower, reads concurrently."""
 CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of the archive."""
 _CONCURRENT_TXS: Final = 8
@@ -47,13 +47,11 @@ class BlockReading(NamedTuple):
 
     Attributes:
         reveals: the counted reveals, `Pruned` if no node has the block any more, None if too few nodes agree yet.
-        time: the block's time in Unix seconds, if enough nodes have reported it or a later one.
         reason: why there is no agreement.
         is_disputed: whether nodes report different reveals.
     """
 
     reveals: Reveals | Pruned | None
-    time: float | None = None
     reason: str = ""
     is_disputed: bool = False
 
@@ -64,7 +62,6 @@ class BlockReader:
     With a consensus RPC this takes one request for each node; with REST, one for the block and one for each reveal.
 
     Args:
-        node_pool: the nodes.
         list_unspent: returns those nullifiers of stored rounds that are not known to be spent.
     """
 
@@ -82,21 +79,19 @@ class BlockReader:
             asks_both: whether REST is used too if an RPC has no result: some nodes do not store results.
         """
         said: dict[str, Reveals | Pruned] = {}
-        times, reasons = dict[str, float](), list[str]()
+        reasons: list[str] = []
         for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
             for is_rpc in services:
                 try:
-                    fact, time = await (_read_by_rpc(node, height) if is_rpc else read_by_rest(node.client, height))
+                    fact = await (_read_by_rpc(node, height) if is_rpc else read_by_rest(node.client, height))
                 except ChainError as error:
                     reasons.append(f"{node.name}: {error}")
                     pruned += isinstance(error, HeightPrunedError)
                     if starts_backoff:
                         self._node_pool.record_error(node, error, rpc=is_rpc)
                     continue
-                if time is not None:
-                    times[node.name] = time
                 if fact is not None or not asks_both:
                     break
             if pruned == 1 + (node.rpc is not None):  # each of its services
@@ -106,8 +101,7 @@ class BlockReader:
             said[node.name] = fact
             agreed = await self._find_agreed(said, height)
             if agreed is not None:
-                time = agreed_height(times, self._node_pool.needed)
-                return BlockReading(agreed, time, "; ".join(reasons))
+                return BlockReading(agreed, "; ".join(reasons))
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
         if len(names) >= self._node_pool.needed:
             return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)
@@ -134,22 +128,22 @@ class BlockReader:
         return agreed
 
 
-async def _read_by_rpc(node: Node, height: int) -> tuple[Reveals | None, None]:
+async def _read_by_rpc(node: Node, height: int) -> Reveals | None:
     assert node.rpc is not None
     reveals = await node.rpc.block_results(height)
-    return (None if reveals is None else frozenset(reveals)), None
+    return None if reveals is None else frozenset(reveals)
 
 
-async def read_by_rest(client: ChainClient, height: int) -> tuple[Reveals | None, float | None]:
-    """The counted reveals of a block and its time; None while the node lacks the block or the result of a reveal."""
+async def read_by_rest(client: ChainClient, height: int) -> Reveals | None:
+    """The counted reveals of a block; None while the node lacks the block or the result of a reveal."""
     block = await client.block(height)
     if block is None:
-        return None, None
+        return None
     reveals = await _read_results(block, REVEAL_TAG, client.tx)
     if any(counted is None for _, counted in reveals):
-        return None, None
+        return None
     messages = [RevealMessage.from_tx(raw) for raw, counted in reveals if counted]
-    return frozenset((message.round_id, message.nullifier) for message in messages), block.head.time
+    return frozenset((message.round_id, message.nullifier) for message in messages)
 
 
 async def _read_results(
@@ -274,72 +268,37 @@ class ChainLookups:
     async def find_reveal(
         self, round_ids: Iterable[bytes], nullifier: bytes, heights: range | None = None
     ) -> CountedReveal | None:
-        """The reveal that spent a nullifier, None if there is none.
+        """The reveal that spent a nullifier, None if there is none. No index is searched, as it can have gaps.
 
         Args:
-            round_ids: the rounds to search, in order.
+            round_ids: the rounds of which it may be.
             nullifier: 32 bytes; never sent to a node.
-            heights: search only these blocks. By default, search the indexes of nodes, and if the reveal is in none,
-                all blocks since the round was created.
+            heights: the blocks to search; by default, all since the rounds were created, the newest first.
 
         Raises:
             ChainUnavailable: no node responded, every node has pruned the blocks, or the result of a reveal with this
                 nullifier is not known.
         """
-        rounds = list(round_ids)
-        if heights is not None:
-            return await self._search_blocks(heights, set(rounds), nullifier)
-        for round_id in rounds:
-            reveal = await self._search_index(round_id, nullifier)
-            if reveal is not None:
-                return reveal
-        for round_id in rounds:
-            reveal = await self._search_blocks(await self._reveal_heights(round_id), {round_id}, nullifier)
-            if reveal is not None:
-                return reveal
-        return None
-
-    async def _search_index(self, round_id: bytes, nullifier: bytes) -> CountedReveal | None:
-        """Search the indexes of nodes for a reveal.
-
-        None says nothing: an index can have gaps or be late, and if a counted reveal was included again, it contains
-        the later failure instead.
-        """
-        for node in self._node_pool.usable_rpc_nodes:
-            assert node.rpc is not None
-            try:
-                async for result, raw in node.rpc.reveal_transactions(round_id):
-                    message = parse_reveal(raw)
-                    if message is None or (message.round_id, message.nullifier) != (round_id, nullifier):
-                        continue
-                    if is_counted(result, result.height):
-                        return CountedReveal(result.height, raw, message)
-            except ChainError as error:
-                self._node_pool.record_error(node, error, rpc=True)
-        return None
-
-    async def _reveal_heights(self, round_id: bytes) -> range:
-        """The blocks that may contain reveals of a round."""
-        known = await self._node_pool.call(lambda client: client.round(round_id))
-        head = self._node_pool.head
-        if known is None or head is None:
-            return range(0)
-        return range(max(1, known.created_at_height), head.height + 1)
-
-    async def _search_blocks(self, heights: range, round_ids: set[bytes], nullifier: bytes) -> CountedReveal | None:
-        """Search blocks in order, read in concurrent batches."""
+        rounds = set(round_ids)
+        heights = await self._reveal_heights(rounds) if heights is None else heights
         for start in range(0, len(heights), CONCURRENT_BLOCKS):
             batch = heights[start : start + CONCURRENT_BLOCKS]
             blocks = await gather_limited(batch, self._read_block, CONCURRENT_BLOCKS)
             for height, txs in zip(batch, blocks, strict=True):
                 for raw in txs:
                     message = parse_reveal(raw)
-                    if message is None or message.nullifier != nullifier or message.round_id not in round_ids:
+                    if message is None or message.nullifier != nullifier or message.round_id not in rounds:
                         continue
                     if require_known(is_counted(await self._result(raw), height), height):
                         return CountedReveal(height, raw, message)
             self._on_progress(batch[-1])
         return None
+
+    async def _reveal_heights(self, round_ids: set[bytes]) -> range:
+        """The blocks that may contain reveals of rounds, newest first."""
+        created = [known.created_at_height for known in await self._rounds() if known.round_id in round_ids]
+        head = self._node_pool.head
+        return range(head.height, max(1, min(created)) - 1, -1) if created and head is not None else range(0)
 
     async def is_counted_in_block(self, raw: bytes, height: int) -> bool:
         """Whether a reveal was counted in the block at a height. False while the result is unknown."""
@@ -357,11 +316,13 @@ class ChainLookups:
         block = await self._node_pool.call(lambda client: client.block(height))
         return [] if block is None else block.txs
 
-    async def root_at(self, round_id: bytes, height: int) -> TreeState | None:
+    async def root_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root of a round's tree stored at a height, None if there is none."""
         return await self._node_pool.call(lambda client: client.tree_at(round_id, height))
 
     async def round_ids(self) -> list[bytes]:
         """Ids of all rounds of the chain, newest first."""
-        listed = await self._node_pool.call(lambda client: client.rounds())
-        return [known.round_id for known in sorted(listed.rounds, key=lambda known: -known.created_at_height)]
+        return [known.round_id for known in sorted(await self._rounds(), key=lambda known: -known.created_at_height)]
+
+    async def _rounds(self) -> list[Round]:
+        return (await self._node_pool.call(lambda client: client.rounds())).rounds

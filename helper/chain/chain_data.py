@@ -1,22 +1,27 @@
 """Typed values of chain data, and parsers of a node's JSON.
 
 Ids, roots and leaves are raw bytes; times are Unix seconds. Each parser takes the decoded JSON of one response and
-raises `ChainResponseError` with the name of the first invalid field. The `Listed…` types are rounds as people see them:
-with titles, labels and totals, and without conditions that a round must meet to be processed.
+raises `ChainResponseError` with the name of the first invalid field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
+from typing import TypeVar
 
 from helper.chain.json_fields import Fields
 from helper.errors import ChainResponseError, InvalidResponse
 
+T = TypeVar("T")
+
 MAX_LEAVES = 2**24
 MAX_INT = 2**62
 """Maximum of heights and times. Sums of them fit into the store's 64 bits."""
+MAX_TEXT_LENGTH = 400
+"""Maximum length of a title or label in characters. Longer ones are truncated."""
 
 
 class RoundStatus(IntEnum):
@@ -36,10 +41,15 @@ ENDED_STATUSES = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A proposal of a round: id and the option indices that a vote may choose."""
+    """A proposal of a round: id and the option indices that a vote may choose.
+
+    Its texts, the title and the label of each option, are only displayed: nodes need not agree on them.
+    """
 
     id: int
     options: tuple[int, ...]
+    title: str = field(default="", compare=False)
+    labels: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,7 @@ class Round:
         round_id: 32 bytes.
         vote_end_time: Unix seconds; the chain counts a reveal only in a block before it.
         created_at_height: no leaf of the round's tree is in an earlier block.
+        authority_key: public key of the election authority, 32 bytes; empty if there is no valid one. Not compared.
     """
 
     round_id: bytes
@@ -57,15 +68,16 @@ class Round:
     vote_end_time: int
     proposals: tuple[Proposal, ...]
     created_at_height: int
+    authority_key: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class TreeState:
-    """A root over the first `size` leaves, stored at `height`."""
+class Anchor:
+    """A root of a round's tree that the chain stored at `height`, over the first `size` leaves."""
 
+    height: int
     size: int
     root: bytes
-    height: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +87,6 @@ class LeafBlock:
     height: int
     start_index: int
     leaves: bytes
-
-    @property
-    def end_index(self) -> int:
-        """The tree's size after this block."""
-        return self.start_index + len(self.leaves) // 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,36 +214,50 @@ def _parse_round_fields(fields: Fields) -> Round:
         vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
         proposals=tuple(_parse_proposal(proposal) for proposal in fields.children("proposals")),
         created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
+        authority_key=_displayed(partial(fields.base64_bytes, "ea_pk", 32), b""),
     )
 
 
 def _parse_proposal(fields: Fields) -> Proposal:
-    options = tuple(option.uint("index", maximum=2**31) for option in fields.children("options"))
-    return Proposal(id=fields.uint("id", maximum=2**31), options=options)
+    options = fields.children("options")
+    return Proposal(
+        id=fields.uint("id", maximum=2**31),
+        options=tuple(option.uint("index", maximum=2**31) for option in options),
+        title=_displayed(partial(fields.text, "title"), "")[:MAX_TEXT_LENGTH],
+        labels=tuple(_displayed(partial(option.text, "label"), "")[:MAX_TEXT_LENGTH] for option in options),
+    )
 
 
-def parse_tree(response: object) -> TreeState | None:
+def _displayed(parse: Callable[[], T], default: T) -> T:
+    """A value that is only displayed. If it is invalid, the round is still used."""
+    try:
+        return parse()
+    except InvalidResponse:
+        return default
+
+
+def parse_tree(response: object) -> Anchor | None:
     """Parse `GET commitment-tree/{id}/latest`: the newest root, None while the tree has none."""
     fields = Fields(response, "response").child("tree")
     if not fields.has("root"):
         return None
     if not fields.has("next_index_at_root"):
         raise fields.invalid_field("next_index_at_root", "missing although there is a root")
-    return TreeState(
+    return Anchor(
+        height=fields.uint("height", maximum=MAX_INT),
         size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
         root=fields.base64_bytes("root", 32),
-        height=fields.uint("height", maximum=MAX_INT),
     )
 
 
-def parse_tree_at(response: object, height: int) -> TreeState | None:
+def parse_tree_at(response: object, height: int) -> Anchor | None:
     """Parse `GET commitment-tree/{id}/{height}`: the root stored at that height, None if there is none."""
     fields = Fields(response, "response").child("tree")
     if not fields.has("root"):
         return None
     if fields.uint("height", maximum=MAX_INT) != height:
         raise fields.invalid_field("height", f"{fields.uint('height')} was returned for {height}")
-    return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32), height)
+    return Anchor(height, fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32))
 
 
 def parse_leaves(response: object) -> LeafPage:
@@ -309,45 +330,6 @@ def parse_tx(response: object) -> TxResult:
     return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=MAX_INT), fields.text("log"))
 
 
-MAX_TEXT_LENGTH = 400
-"""Maximum length of a title or label in characters. Longer ones are truncated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedOption:
-    """An option of a proposal."""
-
-    index: int
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class ListedProposal:
-    """A proposal with its options."""
-
-    id: int
-    title: str
-    options: tuple[ListedOption, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRound:
-    """A round.
-
-    Attributes:
-        status: the chain's number.
-        vote_end_time: Unix seconds.
-        authority_key: public key of the election authority, 32 bytes; empty if there is no valid one.
-    """
-
-    round_id: bytes
-    status: int
-    vote_end_time: int
-    created_at_height: int
-    proposals: tuple[ListedProposal, ...]
-    authority_key: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class OptionTotal:
     """Total of one option in a finalized round."""
@@ -355,11 +337,6 @@ class OptionTotal:
     proposal_id: int
     option: int
     value: int
-
-
-def parse_listing(response: object) -> list[ListedRound]:
-    """Parse `GET rounds`."""
-    return [_parse_listed_round(fields) for fields in Fields(response, "response").children("rounds")]
 
 
 def parse_totals(response: object) -> list[OptionTotal]:
@@ -372,29 +349,3 @@ def parse_totals(response: object) -> list[OptionTotal]:
         )
         for fields in Fields(response, "response").children("results")
     ]
-
-
-def _parse_listed_round(fields: Fields) -> ListedRound:
-    return ListedRound(
-        round_id=fields.base64_bytes("vote_round_id", 32),
-        status=fields.uint("status", maximum=255),
-        vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
-        created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
-        proposals=tuple(_parse_listed_proposal(proposal) for proposal in fields.children("proposals")),
-        authority_key=_parse_authority_key(fields),
-    )
-
-
-def _parse_authority_key(fields: Fields) -> bytes:
-    try:
-        return fields.base64_bytes("ea_pk", 32)
-    except InvalidResponse:  # it must not make the list of rounds unusable
-        return b""
-
-
-def _parse_listed_proposal(fields: Fields) -> ListedProposal:
-    options = tuple(
-        ListedOption(option.uint("index", maximum=2**31), option.text("label")[:MAX_TEXT_LENGTH])
-        for option in fields.children("options")
-    )
-    return ListedProposal(fields.uint("id", maximum=2**31), fields.text("title")[:MAX_TEXT_LENGTH], options)

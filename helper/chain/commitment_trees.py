@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -24,12 +24,12 @@ import anyio
 import structlog
 
 from helper.chain.agreement import agreed
-from helper.chain.chain_data import LeafBlock, Round, TreeState
+from helper.chain.chain_data import Anchor, Round
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
 from helper.chain.round_registry import RoundRegistry
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
@@ -52,15 +52,6 @@ _MAX_LEAVES_PER_ROW: Final = 8192
 _SUBTREE_BYTES: Final = (SUBTREE_LEAVES - 1) * 32
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """A root that a node reports at `height`, over the first `size` leaves."""
-
-    height: int
-    size: int
-    root: bytes
-
-
 @dataclass(slots=True, eq=False)
 class Branch:
     """A tree that one or more nodes serve.
@@ -75,16 +66,16 @@ class Branch:
     next_height: int
     newest: Anchor | None = None
 
-    async def contains(self, state: TreeState | Anchor) -> bool:
+    async def contains(self, state: Anchor) -> bool:
         """Whether a root belongs to this tree."""
         return state.size <= len(self.tree) and await anyio.to_thread.run_sync(self.tree.root, state.size) == state.root
 
-    def confirm(self, state: TreeState) -> None:
+    def confirm(self, state: Anchor) -> None:
         """Record a root that belongs to this tree."""
         if self.newest is None or state.height > self.newest.height:
-            self.newest = Anchor(state.height, state.size, state.root)
+            self.newest = state
 
-    async def extend(self, client: ChainClient, round_id: bytes, state: TreeState) -> None:
+    async def extend(self, client: ChainClient, round_id: bytes, state: Anchor) -> None:
         """Append the leaves up to a node's root.
 
         Raises:
@@ -93,8 +84,10 @@ class Branch:
         before = len(self.tree)
         blocks = await client.leaves(round_id, self.next_height, state.height, max_count=state.size - before)
         try:
-            _check_continuity(blocks, before, state)
-            await anyio.to_thread.run_sync(self.tree.append, b"".join(block.leaves for block in blocks))
+            leaves = b"".join(block.leaves for block in blocks)
+            if (count := before + len(leaves) // 32) != state.size:
+                raise ChainResponseError(f"got {count} leaves, but the root covers {state.size}")
+            await anyio.to_thread.run_sync(self.tree.append, leaves)
             if await anyio.to_thread.run_sync(self.tree.root, state.size) != state.root:
                 raise ChainResponseError("the leaves do not match the root")
         except (ChainResponseError, ProofsError) as error:
@@ -134,7 +127,7 @@ class RoundTree:
         """The trunk and the forks."""
         return [self.trunk, *self.forks.values()]
 
-    async def follow(self, known_round: Round, name: str, client: ChainClient, state: TreeState) -> None:
+    async def follow(self, known_round: Round, name: str, client: ChainClient, state: Anchor) -> None:
         """Follow a node's newest root: fetch the leaves that are missing, into a fork if they differ from the trunk's.
 
         Raises:
@@ -211,11 +204,7 @@ class _Failure:
 
 
 class CommitmentTreeSync:
-    """The commitment trees of all rounds that are not purged.
-
-    Attributes:
-        synced_height: the height up to which the trees are synchronized, 0 before the first sync.
-    """
+    """The commitment trees of all rounds that are not purged."""
 
     def __init__(self, store: Store, node_pool: NodePool, rounds: RoundRegistry) -> None:
         self._store = store
@@ -225,7 +214,6 @@ class CommitmentTreeSync:
         self._failures: dict[bytes, _Failure] = {}
         self._finished = asyncio.Event()
         self._syncs = 0
-        self.synced_height = 0
 
     # ------------------------------------------------------------------ reading
 
@@ -365,13 +353,8 @@ class CommitmentTreeSync:
             await gather_limited(group, sync_round, CONCURRENT_ROUNDS)
         if errors and len(errors) == len(rounds):
             raise errors[0]
-        self.record_synced_height(head)
         finished, self._finished = self._finished, asyncio.Event()
         finished.set()
-
-    def record_synced_height(self, head: int) -> None:
-        """Record that the newest block is still `head`, for which the trees are synchronized. Not a sync."""
-        self.synced_height = max(self.synced_height, head)
 
     def _forget_purged(self) -> None:
         known_ids = {known_round.round_id for known_round in self._rounds.all_rounds()}
@@ -407,7 +390,7 @@ class CommitmentTreeSync:
         if isinstance(error, ChainError):
             failure.start_backoff(self._node_pool.clock.monotonic())
 
-    async def _sync_with(self, known_round: Round, said: dict[Node, TreeState], node: Node) -> bool:
+    async def _sync_with(self, known_round: Round, said: dict[Node, Anchor], node: Node) -> bool:
         """Synchronize a tree with a node. Returns whether its newest root is the agreed one, not an older one.
 
         `said` has the newest roots of the nodes that were asked before.
@@ -431,11 +414,10 @@ class CommitmentTreeSync:
         said[node] = state
         newest = await self._find_agreed(known_round, said)
         if newest is not None:
-            anchor = Anchor(newest.height, newest.size, newest.root)
-            await round_tree.agree(self._store, known_round.round_id, anchor)
+            await round_tree.agree(self._store, known_round.round_id, newest)
         return round_tree.agreed is not None and state.height == round_tree.agreed.height
 
-    async def _find_agreed(self, known_round: Round, said: dict[Node, TreeState]) -> TreeState | None:
+    async def _find_agreed(self, known_round: Round, said: dict[Node, Anchor]) -> Anchor | None:
         """The newest root that enough nodes report, None if none is newer than the agreed one."""
         last = self._trees[known_round.round_id].agreed
         for height in sorted({state.height for state in said.values()}, reverse=True):
@@ -451,7 +433,7 @@ class CommitmentTreeSync:
                 return newest
         return None
 
-    async def _fetch_root(self, known_round: Round, node: Node, height: int) -> TreeState | None:
+    async def _fetch_root(self, known_round: Round, node: Node, height: int) -> Anchor | None:
         try:
             return await node.client.tree_at(known_round.round_id, height)
         except ChainError as error:
@@ -501,22 +483,6 @@ async def _save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
         nodes = b"".join(tree.subtree(index) for index in range(round_tree.stored_subtrees, complete))
         await store.save_subtrees(round_id, round_tree.stored_subtrees, nodes)
         round_tree.stored_subtrees = complete
-
-
-def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) -> None:
-    """Check that blocks continue a tree without gap or overlap.
-
-    The tree has `size` leaves; the blocks must end at the state's size.
-    """
-    height = 0
-    for block in blocks:
-        if block.height <= height:
-            raise ChainResponseError("leaf heights are not in ascending order")
-        if block.start_index != size:
-            raise ChainResponseError(f"leaves start at index {block.start_index}, expected {size}")
-        size, height = block.end_index, block.height
-    if size != state.size:
-        raise ChainResponseError(f"got {size} leaves, but the root covers {state.size}")
 
 
 def _truncate(tree: CommitmentTree, size: int) -> CommitmentTree:

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from helper.chain.agreement import Pruned
-from helper.chain.block_reader import BlockReader, BlockReading
+from helper.chain.block_reader import CONCURRENT_BLOCKS, BlockReader, BlockReading
 from helper.chain.broadcast_outcome import Verdict
 from helper.chain.chain_data import BlockHead, RoundStatus
 from helper.chain.node import Node
@@ -36,8 +36,6 @@ MAX_START_WAIT_SECONDS: Final = 3.0
 Shares that were confirmed in the meantime are then not proven again. A due share does not wait longer: a second reveal
 is harmless, a missed one is not.
 """
-CONCURRENT_BLOCKS: Final = 8
-"""Number of blocks that each loop reads concurrently."""
 FEW_BLOCKS: Final = 64
 """Number of unread blocks that are read without pauses."""
 STALLED_SECONDS: Final = 30.0
@@ -91,16 +89,21 @@ class SentRevealCheck:
         self._rounds = rounds
         self._checked_height = 0
 
-    async def record_missed(self) -> list[int]:
-        """Check all sent reveals, because blocks were missed that no node has. Returns the ids of confirmed rows.
+    async def confirm(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool = False) -> list[int]:
+        """Confirm the selected sent reveals that enough nodes report as counted. Returns the ids of confirmed rows.
 
         Raises:
-            ChainUnavailable: too few nodes responded. Repeat the call before anything is sent again, because a new
-                proof creates a different transaction.
+            ChainUnavailable: with `must_respond`, if too few nodes responded.
         """
-        return await self._confirm_counted(
-            lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
-        )
+        confirmed: list[int] = []
+        after = 0
+        while page := await self._store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
+            after = page[-1].share_id
+            selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
+            counted = await self.find_counted(selected, must_respond=must_respond)
+            if counted:
+                confirmed += await self._store.add_spent(counted)
+        return confirmed
 
     async def check_spent(self, height: int) -> list[int]:
         """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
@@ -111,34 +114,20 @@ class SentRevealCheck:
         if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
             return []
         self._checked_height = height
+        now = self._rounds.chain_now()
 
         def is_late(reveal: SentReveal) -> bool:
-            waited = height - (reveal.first_sent_height or height)
-            is_suspect = reveal.last_outcome == Verdict.SPENT.name or self._has_ended(reveal.round_id)
-            return is_suspect and waited >= CHECK_INTERVAL_BLOCKS
+            known, waited = self._rounds.get(reveal.round_id), height - (reveal.first_sent_height or height)
+            has_ended = known is not None and now is not None and known.vote_end_time <= now
+            return waited >= CHECK_INTERVAL_BLOCKS and (has_ended or reveal.last_outcome == Verdict.SPENT.name)
 
-        return await self._confirm_counted(is_late, must_respond=False)
+        return await self.confirm(is_late)
 
-    def _has_ended(self, round_id: bytes) -> bool:
-        known, now = self._rounds.get(round_id), self._rounds.chain_now()
-        return known is not None and now is not None and known.vote_end_time <= now
-
-    async def find_counted(self, reveals: Sequence[SentReveal]) -> list[CountedNullifier]:
+    async def find_counted(
+        self, reveals: Sequence[SentReveal], *, must_respond: bool = False
+    ) -> list[CountedNullifier]:
         """Return the nullifiers of those sent reveals that enough nodes report as counted."""
-        return await self._find_counted(reveals, must_respond=False)
 
-    async def _confirm_counted(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool) -> list[int]:
-        confirmed: list[int] = []
-        after = 0
-        while page := await self._store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
-            after = page[-1].share_id
-            selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
-            counted = await self._find_counted(selected, must_respond=must_respond)
-            if counted:
-                confirmed += await self._store.add_spent(counted)
-        return confirmed
-
-    async def _find_counted(self, reveals: Sequence[SentReveal], *, must_respond: bool) -> list[CountedNullifier]:
         async def is_counted(reveal: SentReveal) -> bool:
             try:
                 return await self._is_counted(reveal)
@@ -213,7 +202,6 @@ class BlockFollower:
         self._dispute, self._stall = LoggedProblem(), LoggedProblem()
         self._first_head_height: int | None = None
         self._wait_until = math.inf  # monotonic time at which dispatch stops waiting; set with the first head
-        self._has_first_head = asyncio.Event()
         self._new_head, self._new_gap = asyncio.Event(), asyncio.Event()
         self._was_ready = False
         self._reported_height: int | None = None
@@ -287,21 +275,16 @@ class BlockFollower:
             self._new_head.set()
         if self.gap_count:
             self._new_gap.set()
+        if not self._was_ready:
+            self._note_change()
 
     # ------------------------------------------------------------------ loops
 
     async def run(self) -> None:
         """Follow the chain until cancelled. On a new database it starts after the first sync of the rounds."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._report_wait_end())
             group.create_task(self._repeat(self.read_gaps, self._new_gap, shares_time=True))
             await self._repeat(self.read_new, self._new_head)
-
-    async def _report_wait_end(self) -> None:
-        """Report readiness when the wait ends."""
-        await self._has_first_head.wait()
-        await self._clock.sleep(self._wait_until - self._clock.monotonic())
-        self._note_change()
 
     async def _repeat(
         self, read: Callable[[], Awaitable[bool]], wake: asyncio.Event, *, shares_time: bool = False
@@ -339,7 +322,6 @@ class BlockFollower:
             return False
         if self._first_head_height is None:
             self._wait_until = self._clock.monotonic() + MAX_START_WAIT_SECONDS
-            self._has_first_head.set()
         self._first_head_height = min(head.height, self._first_head_height or head.height)
         ledger = await self._load_ledger()
         if not self._has_agreed_head:
@@ -397,6 +379,7 @@ class BlockFollower:
         if len(self._low_heads) < RESET_HEADS or not self._rounds.is_synced:
             return False
         await self._store.move_back(head.height, first=self._oldest_round_height(head.height + 1))
+        self._rounds.note_reset(head.height)
         log.warning("cursor_moved_back", height=head.height, reason=f"was {ledger.top}")
         self._low_heads.clear()
         return True
@@ -431,7 +414,6 @@ class BlockFollower:
         if agreed or pruned:
             await self._note_read(ledger, [height for height in heights if readings[height].reveals is not None])
         if agreed and is_new:
-            self._note_change(readings[agreed[-1][1]].time)
             self._report_confirmed(await self._sent_reveal_check.check_spent(agreed[-1][1]))
         self._report_problems(readings)
         return bool(agreed or pruned)
@@ -475,7 +457,11 @@ class BlockFollower:
             " reveals sent by this helper are checked by nullifier",
             advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
-        self._report_confirmed(await self._sent_reveal_check.record_missed())
+        # Before anything is sent again: a new proof is another transaction.
+        confirmed = await self._sent_reveal_check.confirm(
+            lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
+        )
+        self._report_confirmed(confirmed)
         await self._store.give_up_blocks(height)
 
     def _report_confirmed(self, confirmed: Sequence[int]) -> None:
@@ -500,16 +486,11 @@ class BlockFollower:
         elif stalled is None and self._stall.clear():
             log.info("history_resumed", height=self.height)
 
-    def _note_change(self, time: float | None = None) -> None:
-        """Update the chain's time and readiness after the ledger or the head may have changed.
-
-        The time is that of the agreed head, or of the newest block read below it: a closed round ended before it.
-        """
-        ledger, head = self._ledger, self._node_pool.head
-        if ledger is not None and head is not None and self._has_agreed_head:
-            newest = head.time if ledger.top >= head.height else time
-            time = None if newest is None else min(newest, head.time)
-            self._rounds.record_block(time, complete_from=ledger.complete_from)
+    def _note_change(self) -> None:
+        """Update the rounds and readiness after the ledger or the head may have changed."""
+        ledger = self._ledger
+        if ledger is not None and self._has_agreed_head:
+            self._rounds.record_blocks(self._node_pool.in_sync_heads, ledger)
         is_ready, self._was_ready = self._was_ready, self.is_ready
         if ledger is not None and (ledger.top != self._reported_height or self._was_ready != is_ready):
             self._reported_height = ledger.top

@@ -40,10 +40,8 @@ class ProxyRequest:
     """A request to forward.
 
     Attributes:
-        method: GET or POST.
         target: path and query, encoded.
         body: JSON body of a POST.
-        headers: additional headers.
         timeout: maximum seconds until the response head, and between two chunks of the body; None for the default.
     """
 

@@ -13,7 +13,7 @@ from datetime import datetime
 
 import orjson
 
-from helper.core.text import clean_text
+from helper.core.text_forms import clean_text
 from helper.errors import InvalidResponse
 
 UINT64_MAX = 2**64 - 1

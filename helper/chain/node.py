@@ -59,19 +59,13 @@ class Health:
         steady_height: the lower height of the last two probes: a single false report does not count.
         max_height: the greatest agreed height that the node has reached; far below it, it was reset or returns false
             data.
-        is_syncing: whether the node reports that it is syncing.
         sync_checked_at: monotonic start of the last probe that requested `is_syncing`.
         probed_at: monotonic start of the last successful probe.
         head_absent_at: monotonic time at which the node did not have its newest block yet; minus infinity if unknown.
         offsets: for each of the most recent heads, monotonic time when it was first reported minus block time. They do
             not depend on the wall clock, which may be set.
-        error: error of the last probe, None if it succeeded.
         failed_at: monotonic start of the probe that failed after one that succeeded.
         has_failed_once: whether the node responded with an error to the last probe, after one that succeeded.
-        backoff_until: monotonic end of the backoff; until then the service is only probed.
-        backoff_reason: cause of the backoff.
-        failures: consecutive failed calls.
-        logged_reason: the reason that was logged last.
     """
 
     head: BlockHead | None = None
@@ -139,7 +133,8 @@ class Health:
         if head.chain_id != chain_id:
             return f"is on chain {head.chain_id}, expected {chain_id}"
         if head.height < self.max_height - MAX_HEIGHT_DROP:
-            return f"height decreased from {self.max_height} to {head.height}"
+            drop = f"height decreased from {self.max_height} to {head.height}"
+            return f"{drop}: if the chain was reset, restart the helper"
         if self.is_syncing:
             return "node is syncing"
         backoff = self.backoff_reason if monotonic < self.backoff_until else None

@@ -22,69 +22,50 @@ import anyio.to_thread
 import httpx
 
 from helper.errors import ChainUnavailable, ConfigError, InvalidResponse
-from helper.runtime.http_client import create_async_client, create_transport
+from helper.runtime.network_clients import create_async_client, create_transport
 
 T = TypeVar("T")
 
 DEFAULT_LIMIT_BYTES = 1 << 20
 """Size limit of ordinary responses, in bytes."""
-
 PAGE_LIMIT_BYTES = 8 << 20
 """Size limit of lists and of pages of leaves or transactions, in bytes."""
-
 BLOCK_LIMIT_BYTES = 16 << 20
 """Size limit of a block and of its results, in bytes. A node's JSON contains a block twice, in base64."""
-
 STREAM_LIMIT_BYTES = 64 << 20
 """Size limit of streamed responses, in bytes. Streamed responses are never buffered in full."""
-
 SHORT_BODY_BYTES = 4 << 10
 """Maximum length of a streamed response, in bytes, that is read before it is streamed."""
-
 CHUNKS_PER_CHECKPOINT = 64
 """Response chunks to read before yielding to the event loop."""
-
 MAX_SMALL_CHUNKS = 4096
 """Number of chunks of a response that may have any size."""
-
 MIN_MEAN_CHUNK_BYTES = 256
 """Minimum mean chunk size, in bytes, of a response with more than `MAX_SMALL_CHUNKS` chunks. Each chunk costs about 20
 µs, regardless of its size; regular nodes send chunks of 1,400 bytes or more.
 """
-
 THREAD_PARSE_BYTES = 1 << 16
 """Size, in bytes, above which a response is parsed in a thread."""
-
 DEFAULT_TIMEOUT_SECONDS = 10.0
 """Default total timeout of a call, in seconds."""
-
 SEND_TIMEOUT_SECONDS = 75.0
 """Minimum total timeout of a send, in seconds.
-
 A node tries three times to reach its consensus engine, 10 s each, and looks the transaction up for 5 s after each try.
 """
-
 RESPONSE_WAIT_SECONDS = 3.0
 """Maximum seconds until a send without a response counts as unanswered. Its call continues."""
-
 SLOW_CALL_SECONDS = 1.0
 """Seconds after which a call in progress makes a node slow. Other nodes are then called before it."""
-
 MIN_LIMIT_SECONDS = 1.0
 """Minimum time limit in seconds. A retransmitted packet or a loaded disk can delay a response almost this long."""
-
 LIMIT_FACTOR = 4
 """The time limit is this multiple of the longest recent time."""
-
 MIN_RESPONSES = 8
 """Number of recent responses from which the limit is derived; with fewer, the maximum applies."""
-
 MAX_RESPONSES = 64
 """Number of most recent responses that count."""
-
 MAX_CONNECTIONS = 64
 """Maximum number of connections to one node."""
-
 _CONNECT_TIMEOUT_SECONDS = 3.0
 _CACHED_REQUESTS = 16
 _IDENTIFIER_PATTERN = re.compile(r"/(?:\d+|[0-9A-Fa-f]{64})(?=/|$)")

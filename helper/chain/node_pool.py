@@ -25,11 +25,9 @@ from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
-
-__all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -89,7 +87,6 @@ class NodePool:
     Attributes:
         chain_id: the chain's id; None until it is configured, restored, or reported.
         is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes; otherwise it may change.
-        nodes: every node, in the configured order.
         needed: nodes that must report a fact alike.
         last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
@@ -191,19 +188,31 @@ class NodePool:
         return agreed_height(ours, self.needed)
 
     @property
+    def in_sync_heads(self) -> dict[str, BlockHead]:
+        """The newest blocks of the nodes in sync, by node."""
+        return {node.name: node.health.head for node in self.in_sync_nodes if node.health.head is not None}
+
+    @property
     def head(self) -> BlockHead | None:
         """The newest block that nodes in sync agree on; None while no node is usable.
 
         Its height and time are the greatest that enough of them have reached, so one false head moves nothing. If fewer
-        are in sync, one is enough: to read, prove or send again is harmless.
+        are in sync, one is enough: to read, prove or send again is harmless. Nodes rarely report equal heads, so the
+        time may be that of a later block; what needs both of one block uses `agreed_height_at`.
         """
-        heads = {node.name: node.health.head for node in self.in_sync_nodes if node.health.head is not None}
+        heads = self.in_sync_heads
         needed = min(self.needed, len(heads))
         height = agreed_height({name: head.height for name, head in heads.items()}, needed) if heads else None
         time = agreed_height({name: head.time for name, head in heads.items()}, needed) if heads else None
         if height is None or time is None or self.chain_id is None or not self.has_usable_node:
             return None
         return BlockHead(self.chain_id, height, time)
+
+    @property
+    def reported_heights(self) -> list[int]:
+        """Heights of the nodes of this chain that responded to their last probe."""
+        healths = [node.health for node in self.nodes if node.health.error is None]
+        return [each.head.height for each in healths if each.head is not None and each.head.chain_id == self.chain_id]
 
     @property
     def greatest_height(self) -> int:
@@ -498,9 +507,6 @@ class ReadOnlyNodePool:
     Visitors of the status page can cause requests about staking, rounds and tallies at any rate, and the archive reads
     every reveal of the chain. Therefore, errors of these requests do not put nodes into backoff, slow ones do not make
     a node count as slow, and they use a small number of separate connections.
-
-    Attributes:
-        node_pool: the node pool, whose health decides which nodes are called.
     """
 
     def __init__(

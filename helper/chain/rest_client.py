@@ -15,22 +15,20 @@ import anyio
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict, classify_response, sanitize_text
 from helper.chain.chain_data import (
     MAX_LEAVES,
+    Anchor,
     Block,
     BlockHead,
     BlockIds,
     LeafBlock,
-    ListedRound,
     NodeInfo,
     OptionTotal,
     Round,
     RoundList,
-    TreeState,
     TxResult,
     parse_block,
     parse_block_ids,
     parse_head,
     parse_leaves,
-    parse_listing,
     parse_node_info,
     parse_round,
     parse_rounds,
@@ -129,10 +127,6 @@ class ChainClient(NodeHttp):
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/round/{round_id.hex()}"), parse)
 
-    async def listed_rounds(self) -> list[ListedRound]:
-        """All rounds with titles and labels, for display."""
-        return await self._get(f"{_VOTE_PREFIX}/rounds", parse_listing, limit=PAGE_LIMIT_BYTES)
-
     async def totals(self, round_id: bytes) -> list[OptionTotal]:
         """The result of a finalized round."""
         return await self._get(f"{_VOTE_PREFIX}/tally-results/{round_id.hex()}", parse_totals)
@@ -147,14 +141,14 @@ class ChainClient(NodeHttp):
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/{path}", limit=PAGE_LIMIT_BYTES), parse)
 
-    async def tree_latest(self, round_id: bytes) -> TreeState | None:
+    async def tree_latest(self, round_id: bytes) -> Anchor | None:
         """The newest root of a round's tree, None while it has no leaves or the round is unknown."""
         return await self._get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/latest", parse_tree)
 
-    async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+    async def tree_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root of a round's tree at a height, None if none was stored there."""
 
-        def parse(response: NodeResponse) -> TreeState | None:
+        def parse(response: NodeResponse) -> Anchor | None:
             if _has_error_text(response, "no commitment root at height"):
                 return None
             return parse_tree_at(_parse_body(response, "tree"), height)

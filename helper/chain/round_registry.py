@@ -12,9 +12,9 @@ validity depends on the difference wait.
 A round is *frozen* while enough nodes omit it or list it with data that cannot be right: none of its shares is
 accepted, revealed or purged. Other rounds are not affected.
 
-A round is closed only by the chain: a block at or after its end was processed, and enough nodes list it as being
-tallied or finalized, or no longer list it or list it with a status that this version does not know. Otherwise it would
-keep its witnesses for good (docs/decisions/0040-agreement-of-nodes.md).
+A round is closed only by the chain: every block from its creation through its end was read, and enough nodes list it as
+being tallied or finalized, or no longer list it or list it with a status that this version does not know. Otherwise it
+would keep its witnesses for good (docs/decisions/0040-agreement-of-nodes.md).
 
 A round that had ended when it was first agreed has no shares here. It is held in memory so that its shares are rejected
 as posted to an inactive round, but it is never stored, closed, reported or purged.
@@ -28,12 +28,13 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from helper.chain.agreement import RoundFacts, Said, agreed, agreed_round
-from helper.chain.chain_data import ENDED_STATUSES, Proposal, Round, RoundStatus
+from helper.chain.agreement import RoundFacts, Said, agreed, agreed_height, agreed_height_at, agreed_round
+from helper.chain.chain_data import ENDED_STATUSES, BlockHead, Proposal, Round, RoundStatus
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState
-from helper.errors import ChainResponseError, WrongChain
+from helper.errors import WrongChain
+from helper.store.ledger import Ledger, is_read
 from helper.store.models import StoredRound
 from helper.store.store import Store
 
@@ -76,15 +77,11 @@ class _Statement(NamedTuple):
     Attributes:
         sync: the number of the sync that requested it.
         height: the node's newest height before the request.
-        time: the time of that block.
-        rounds: the valid rounds.
-        invalid: why a listed round is invalid.
         unknown: why a listed round has a status that this version does not know.
     """
 
     sync: int
     height: int
-    time: float
     rounds: Mapping[bytes, Round]
     invalid: Mapping[bytes, str]
     unknown: Mapping[bytes, str]
@@ -110,14 +107,11 @@ class _Record:
     """A round that nodes list or the store contains.
 
     Attributes:
-        round_id: 32 bytes.
-        facts: what is agreed.
+        end_height: an agreed height at or after the round's end, the lowest that is known; None before the end.
         agreed: the round as agreed; None until every field is agreed, and after the purge.
         known: the agreed round, or while it is not agreed, what any node lists; None if none does.
         listed_ends: the ends that nodes list while the round is not agreed.
         is_past: whether it had ended when it was first agreed; it is held in memory only.
-        is_closed: whether the chain has closed it.
-        is_purged: whether its data was deleted here.
         is_in_store: whether the store contained it when it was last read again.
         frozen: why none of its shares may be accepted, revealed or purged, None if they may.
         frozen_shares: number of its unconfirmed shares, 0 while it is not frozen.
@@ -128,6 +122,7 @@ class _Record:
 
     round_id: bytes
     facts: RoundFacts = _NOTHING_AGREED
+    end_height: int | None = None
     agreed: Round | None = None
     known: Round | None = None
     listed_ends: tuple[int, ...] = ()
@@ -167,13 +162,15 @@ class _Record:
         return self.is_open and self.agreed is None and listed.status not in ENDED_STATUSES
 
     def has_ended(self, chain_time: float | None) -> bool:
-        """Whether the round is agreed, not closed, and a block at or after its end was processed."""
+        """Whether the round is agreed, not closed, and the chain has reached its end."""
         if self.agreed is None or self.is_past or self.is_closed or chain_time is None:
             return False
         return self.agreed.vote_end_time <= chain_time
 
     def set_facts(self, facts: RoundFacts) -> None:
         """Record what is agreed."""
+        if facts.vote_end_time != self.facts.vote_end_time:
+            self.end_height = None
         self.facts, self.agreed = facts, _create_round(self.round_id, facts)
         if self.agreed is not None:
             self.known, self.listed_ends = self.agreed, ()
@@ -195,7 +192,7 @@ class RoundRegistry:
 
     Attributes:
         is_synced: whether enough nodes to agree have listed their rounds since the start.
-        revision: increases with every event after which a round may be closed or purged: a processed block while a
+        revision: increases with every event after which a round may be closed or purged: a new or read block while a
             round has ended and is not closed, and a round that is new, changed, frozen, unfrozen or closed by another
             host.
     """
@@ -211,8 +208,8 @@ class RoundRegistry:
         self._stored: list[_Record] = []  # the stored rounds, oldest first
         self._held: list[_Record] = []  # the rounds that are not agreed
         self._chain_time: float | None = None
-        self._complete_from = 0
-        self._chain_time_at = 0.0  # monotonic time at which that block was processed
+        self._ledger: Ledger | None = None
+        self._chain_time_at = 0.0  # monotonic time at which that block was reported
         self._chain_id_stored = False
         self.is_synced = False
         self.revision = 0
@@ -344,7 +341,7 @@ class RoundRegistry:
     def chain_now(self) -> float | None:
         """The chain's time in Unix seconds, None before the first block.
 
-        It is the time of the newest processed block plus the monotonic time since then; the wall clock is not used.
+        It is the time of the newest agreed block plus the monotonic time since then; the wall clock is not used.
         """
         if self._chain_time is None:
             return None
@@ -363,22 +360,27 @@ class RoundRegistry:
         self._records[round_id] = _Record(round_id, is_closed=record.is_closed, is_purged=True)
         self._sort()
 
-    def record_block(self, block_time: float | None, *, complete_from: int = 0) -> None:
-        """Record that the block follower has reached a block.
+    def record_blocks(self, heads: Mapping[str, BlockHead], ledger: Ledger) -> None:
+        """Record the newest blocks of the nodes in sync, and which blocks are read."""
+        needed = self._node_pool.needed
+        time = agreed_height({name: head.time for name, head in heads.items()}, needed)
+        if time is None or (time, ledger) == (self._chain_time, self._ledger):
+            return
+        if time != self._chain_time:
+            self._chain_time, self._chain_time_at = time, self._clock.monotonic()
+        self._ledger = ledger
+        open_records = [record for record in self._stored if record.is_open]
+        for record in open_records:
+            height = agreed_height_at(heads.values(), needed, record.facts.vote_end_time or 0)
+            if height is not None and record.end_height is not None:
+                height = min(height, record.end_height)
+            record.end_height = height
+        self.revision += any(record.end_height is not None for record in open_records)
 
-        Args:
-            block_time: the block's time in Unix seconds, None if it is not known.
-            complete_from: the lowest height from which every block up to this one was processed. Earlier blocks may be
-                unread, so rounds that were created before it are not closed.
-        """
-        is_new = block_time is not None and block_time != self._chain_time
-        if is_new:
-            self._chain_time = block_time
-            self._chain_time_at = self._clock.monotonic()
-        if is_new or complete_from != self._complete_from:
-            self._complete_from = complete_from
-            if any(record.has_ended(self._chain_time) for record in self._stored):
-                self.revision += 1
+    def note_reset(self, height: int) -> None:
+        """Have statements from this height on count again, because the chain was reset to it."""
+        for record in self._records.values():
+            record.facts = record.facts._replace(height=min(height, record.facts.height))
 
     async def is_closed(self, round_id: bytes) -> bool:
         """Whether the chain has closed the round. False while it is frozen.
@@ -394,9 +396,11 @@ class RoundRegistry:
         return record.is_closed
 
     def _may_close(self, record: _Record) -> bool:
-        """Whether a block at or after the round's end, and every one since its creation, was processed."""
-        created = record.facts.created_at_height
-        return record.has_ended(self._chain_time) and created is not None and created >= self._complete_from - 1
+        """Whether every block from the round's creation through its end was read. Later blocks have no reveal of it."""
+        created, end = record.facts.created_at_height, record.end_height
+        if self._ledger is None or not record.is_open or created is None or end is None:
+            return False
+        return is_read(self._ledger, created + 1, end)
 
     async def _close(self, record: _Record, reason: str) -> None:
         await self._store.mark_closed(record.round_id, self.chain_now() or self._clock.now())
@@ -408,12 +412,11 @@ class RoundRegistry:
     async def _close_unlisted(self) -> None:
         """Close ended rounds that enough nodes omit or list with the same unknown status."""
         for record in [record for record in self._stored if not record.unconfirmed and self._may_close(record)]:
-            end = record.facts.vote_end_time or 0
             reasons = {
                 name: statement.unknown.get(record.round_id)
                 or ("" if record.round_id in statement.rounds or record.round_id in statement.invalid else _OMITTED)
                 for name, statement in self._said.items()
-                if statement.time >= end
+                if statement.height >= (record.end_height or 0)
             }
             if reason := agreed(reasons, self._node_pool.needed):
                 await self._close(record, reason)
@@ -442,7 +445,6 @@ class RoundRegistry:
                 said.setdefault(listed.round_id, {})[name] = Said(statement.height, listed)
         await self._agree(said)
         self._hold(said)
-        self._report_contradictions()
         await self._freeze()
         for record in self._stored:
             self._note_unconfirmed(record, said.get(record.round_id, {}))
@@ -457,7 +459,6 @@ class RoundRegistry:
         statement = self._said[node.name] = _Statement(
             self._syncs,
             0 if head is None else head.height,
-            0.0 if head is None else head.time,
             {each.round_id: each for each in listed.rounds},
             listed.invalid,
             listed.unknown_status,
@@ -540,21 +541,6 @@ class RoundRegistry:
         self._held = held
         for record in (*self._stored, *held):
             record.show([fact for _, fact in said.get(record.round_id, {}).values()])
-
-    def _report_contradictions(self) -> None:
-        """Put a node into backoff if enough others list a round correctly that it lists with impossible data."""
-        current = {name: statement for name, statement in self._said.items() if statement.sync == self._syncs}
-        for node in self._node_pool.nodes:
-            statement = current.get(node.name)
-            for record in self._stored if statement is not None else ():
-                problem = statement.problem(record) if statement is not None else None
-                if problem in {None, _OMITTED}:
-                    continue
-                correct = [s for s in current.values() if record.round_id in s.rounds and s.problem(record) is None]
-                if len(correct) >= self._node_pool.needed:
-                    error = ChainResponseError(f"rounds: round {record.round_id.hex()[:8]}: {problem}")
-                    self._node_pool.record_error(node, error)
-                    break
 
     async def _freeze(self) -> None:
         """Freeze the rounds that enough nodes omit or list with impossible data, and unfreeze all others."""

@@ -5,25 +5,21 @@ One request per block covers all shares. The RPC encodes all integers as strings
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 from helper.chain.broadcast_outcome import sanitize_text
-from helper.chain.chain_data import MAX_INT, BlockHead, TxResult, create_head
+from helper.chain.chain_data import MAX_INT, BlockHead, create_head
 from helper.chain.json_fields import Fields, loads
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
-    PAGE_LIMIT_BYTES,
     NodeHttp,
     NodeResponse,
     parse_response,
 )
 from helper.chain.rest_client import refusal_of_height
 from helper.errors import ChainUnavailable, InvalidResponse
-
-TXS_PER_PAGE = 100
-"""Transactions per page of a search."""
 
 _NOT_YET_MESSAGES = ("less than or equal to the current", "not find results")
 
@@ -70,31 +66,6 @@ class RpcClient(NodeHttp):
             return [value for tx in result.children("txs_results") for value in parse(tx)]
 
         return await self._call("/block_results", {"height": str(height)}, parse_all, limit=BLOCK_LIMIT_BYTES)
-
-    async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[TxResult, bytes]]:
-        """Iterate over all indexed reveals of a round, oldest first.
-
-        Yields the result and the bytes of each; the index is read page by page.
-        """
-        query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
-        count, page, total = 0, 1, 1
-        while count < total:
-            try:
-                txs, total = await self._call(
-                    "/tx_search",
-                    {"query": query, "per_page": str(TXS_PER_PAGE), "page": str(page), "order_by": '"asc"'},
-                    _parse_search,
-                    limit=PAGE_LIMIT_BYTES,
-                )
-            except _RpcError as refusal:
-                if page > 1 and "page should be within" in refusal.data:
-                    return
-                raise
-            for tx in txs:
-                yield tx
-            count, page = count + len(txs), page + 1
-            if not txs:
-                return
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         """Whether a nullifier is spent. Only for nullifiers that are public, or for a trusted node."""
@@ -153,20 +124,6 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
         sync.timestamp("latest_block_time"),
     )
     return head, sync.boolean("catching_up")
-
-
-def _parse_search(result: Fields) -> tuple[list[tuple[TxResult, bytes]], int]:
-    """The transactions of a page of a search, and the total of all pages."""
-    txs = result.children("txs")
-    if len(txs) > TXS_PER_PAGE:
-        raise InvalidResponse(f"tx_search: {len(txs)} transactions on a page of {TXS_PER_PAGE}")
-    return [_indexed(tx) for tx in txs], result.uint("total_count")
-
-
-def _indexed(tx: Fields) -> tuple[TxResult, bytes]:
-    fields = tx.child("tx_result")
-    result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=MAX_INT), fields.text("log"))
-    return result, tx.decode("tx", tx.text("tx"), None)
 
 
 def _parse_reveals(tx: Fields) -> list[CountedNullifier]:

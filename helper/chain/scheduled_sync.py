@@ -28,7 +28,11 @@ UNAGREED_INTERVALS: Final = 2
 
 
 class ChainSync:
-    """Probes the nodes and synchronizes rounds and trees. Run it once, in a task group."""
+    """Probes the nodes and synchronizes rounds and trees. Run it once, in a task group.
+
+    Attributes:
+        synced_height: the newest block when rounds and trees were last synchronized, 0 before the first sync.
+    """
 
     def __init__(
         self, *, node_pool: NodePool, rounds: RoundRegistry, trees: CommitmentTreeSync, interval: float = 1.0
@@ -38,7 +42,7 @@ class ChainSync:
         self._trees = trees
         self._interval = interval
         self._log = structlog.get_logger("helper.chain")
-        self._synced_height = self._synced_greatest = 0
+        self.synced_height = self._synced_greatest = 0
         self._synced_at = 0.0
         self._unagreed_since: float | None = None  # monotonic time since when a node reports a newer block
         self._is_settled = False
@@ -75,9 +79,7 @@ class ChainSync:
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Wake the loop after a probe, unless there is nothing to do."""
-        if head is not None and self._is_settled and not self._has_new_block(head):
-            self._trees.record_synced_height(head.height)
-        else:
+        if head is None or not self._is_settled or self._has_new_block(head):
             self._wake.set()
 
     def _has_new_block(self, head: BlockHead) -> bool:
@@ -88,7 +90,7 @@ class ChainSync:
             self._unagreed_since = self._node_pool.clock.monotonic()
         since, now = self._unagreed_since, self._node_pool.clock.monotonic()
         is_reported = since is not None and now - since >= UNAGREED_INTERVALS * self._interval
-        return is_reported or head.height != self._synced_height
+        return is_reported or head.height != self.synced_height
 
     async def sync_once(self) -> bool:
         """Synchronize if there is a new block. Returns False after an error; the next tick tries again."""
@@ -105,7 +107,7 @@ class ChainSync:
         if has_synced:
             self._has_failed = False
         if has_synced and self._problem.clear():
-            self._log.info("chain_sync_recovered", height=self._synced_height)
+            self._log.info("chain_sync_recovered", height=self.synced_height)
         return True
 
     async def _sync(self) -> bool:
@@ -116,7 +118,6 @@ class ChainSync:
         now = self._node_pool.clock.monotonic()
         is_new, greatest = self._has_new_block(head), self._node_pool.greatest_height
         if not is_new and (self._is_settled or now - self._synced_at < self._interval):
-            self._trees.record_synced_height(head.height)
             return False
         self._is_settled = False
         await self._run_due("rounds", self._rounds.sync(head.height))
@@ -124,7 +125,7 @@ class ChainSync:
             await self._run_due("tree", self._trees.sync(head.height))
         finally:
             self._ready.set()  # a round whose tree is missing blocks no other, even if there is none
-        self._synced_height, self._synced_greatest, self._unagreed_since = head.height, greatest, None
+        self.synced_height, self._synced_greatest, self._unagreed_since = head.height, greatest, None
         self._synced_at, self._is_settled = now, not is_new
         return True
 

@@ -11,16 +11,14 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from admin import adr036
-from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
+from admin import account_keys
+from admin.account_keys import KeyArmorError, PassphraseError, open_key_armor
 from admin.registration_request import RegistrationError, RegistrationRequest, parse_registration
-from helper.cli.options import JsonOption
-from helper.cli.output import ExitCode, emit_json, emit_table, fail, print_message
+from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, print_message
+from helper.cli.terminal import emit_table
 from helper.clock import SystemClock
-from helper.core.time_text import format_time
-from helper.runtime.http_client import create_client
-
-app = typer.Typer(help="Register as a validator without a browser, and list pending registrations.")
+from helper.core.text_forms import format_time
+from helper.runtime.network_clients import create_client
 
 TIMEOUT_SECONDS = 30.0
 """Request timeout in seconds."""
@@ -29,12 +27,6 @@ _ARMOR_PREFIX = b"-----BEGIN"
 ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
 
 
-@app.callback()
-def admin() -> None:
-    """Register as a validator without a browser, and list pending registrations."""
-
-
-@app.command()
 def register(
     key_file: Annotated[
         Path,
@@ -53,9 +45,9 @@ def register(
     key = _read_key(key_file)
     now = SystemClock().now()
     try:
-        signer, pub_key, _ = adr036.sign_data(b"", key)
+        signer, pub_key, _ = account_keys.sign_data(b"", key)
         registration = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(now))
-        _, _, signature = adr036.sign_data(registration.signed_text(), key)
+        _, _, signature = account_keys.sign_data(registration.signed_text(), key)
         body = _registration_body(registration, pub_key, signature)
         parse_registration(jsonlib.dumps(body).encode(), now=now, production=False)
     except UnicodeEncodeError:
@@ -74,7 +66,6 @@ def register(
         typer.echo(f"{signer} is pending until {format_time(result['expires_at'])} UTC")
 
 
-@app.command()
 def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) -> None:
     """List pending registrations."""
     registrations = _fetch_pending(f"{to.rstrip('/')}/api/pending-validators")

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import AsyncIterator, Iterator, Set
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import anyio
 import typer
 
-from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
-from helper.cli.passphrase import map_file_errors_to_exit_codes
+from audit.archive_source import ArchiveSource, open_archived_round
+from audit.auditor import Audit, audit_round
+from audit.check_results import CHECKS, CheckResult, Verdict, summarize
+from audit.evidence import EvidenceSource, RecordingSource
+from audit.html_report import create_report
+from audit.live_round import BlockCache, RoundFollower
+from audit.node_source import NodeSource
+from audit.source import AuditSource, DataMissing
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool
+from helper.circuits.known_circuits import circuit_infos
+from helper.cli.chain import open_node_pool
+from helper.cli.command_inputs import read_settings
+from helper.cli.conventions import (
+    ConfigOption,
+    ExitCode,
+    JsonOption,
+    emit,
+    fail,
+    map_errors_to_exit_codes,
+    print_message,
+)
+from helper.cli.terminal import emit_table, progress_bar
+from helper.clock import SystemClock
 from helper.errors import ConfigError, NotFound
-from helper.runtime.privileges import acting_as_owner
-
-if TYPE_CHECKING:
-    from audit.auditor import Audit, Progress
-    from audit.live_round import BlockCache
-    from audit.source import AuditSource
-    from helper.chain.node_pool import NodePool, ReadOnlyNodePool
-    from helper.object_store.bucket import Bucket
-
-app = typer.Typer()
+from helper.object_store.bucket import Bucket
+from helper.operations.archive_reader import open_archive_bucket, read_finished_round
+from helper.operations.archived_objects import parse_round_directory
+from helper.runtime.process_security import acting_as_owner
+from helper.server.operator_parameters import parse_hex32
 
 PROBE_SECONDS: Final = 5.0
 """Seconds between two checks of the nodes."""
@@ -64,7 +79,7 @@ class _Opened:
     valid_proofs: set[bytes] | None = None
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def audit(
     round_text: Annotated[
         str,
@@ -117,15 +132,13 @@ def audit(
 
     No request concerns a single share. Needs no database and does not disturb a running helper.
     """
-    with map_errors_to_exit_codes():
-        key = _parse_key(ea_pk)
-        if evidence_in is None and not round_text:
-            raise ValueError("ROUND is required without --from")
-        if (evidence_in is not None) + archive + bool(cache or follow) > 1:
-            raise ValueError("--from, --archive, and --cache or --follow exclude each other")
-        request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive)
-        with map_file_errors_to_exit_codes():
-            result = anyio.run(_run, config, request)
+    key = _parse_key(ea_pk)
+    if evidence_in is None and not round_text:
+        raise ValueError("ROUND is required without --from")
+    if (evidence_in is not None) + archive + bool(cache or follow) > 1:
+        raise ValueError("--from, --archive, and --cache or --follow exclude each other")
+    request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive)
+    result = anyio.run(_run, config, request)
     emit(result, _print_result, json=json)
     code = _EXIT_CODES[result["verdict"]]
     if code is not ExitCode.OK:
@@ -133,30 +146,26 @@ def audit(
 
 
 def _parse_key(text: str) -> bytes | None:
-    from helper.server.operator_parameters import parse_hex32  # noqa: PLC0415
-
     return parse_hex32("--ea-pk", text) if text else None
 
 
 async def _run(config: Path | None, request: _Request) -> dict[str, object]:
     """Make the audit and write the files."""
-    from audit.auditor import audit_round  # noqa: PLC0415
-    from audit.evidence import RecordingSource  # noqa: PLC0415
-    from audit.html_report import create_report  # noqa: PLC0415
-
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
         async with _open_source(config, request) as opened:
             is_recorded = evidence is not None or report is not None  # hashing takes time too
             with (
                 closing(RecordingSource(opened.source, opened.round_id, evidence)) as recording,
-                _progress() as on_progress,
+                progress_bar("block {task.fields[shown]}") as update,
             ):
                 completed = await audit_round(
                     recording if is_recorded else opened.source,
                     opened.round_id,
                     signed_ea_pk=request.signed_ea_pk,
                     valid_proofs=opened.valid_proofs,
-                    on_progress=on_progress,
+                    on_progress=lambda done: update(
+                        total=done.expected or None, completed=done.reveals, shown=done.height
+                    ),
                 )
                 recording.finish()
         if report is not None:
@@ -166,11 +175,6 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[_Opened]:
-    from audit.evidence import EvidenceSource  # noqa: PLC0415
-    from audit.live_round import BlockCache  # noqa: PLC0415
-    from audit.node_source import NodeSource  # noqa: PLC0415
-    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
-
     if request.evidence_in is not None:
         if not request.evidence_in.exists():
             raise FileNotFoundError(2, "no such file", str(request.evidence_in))
@@ -202,13 +206,6 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
 @asynccontextmanager
 async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[_Opened]:
     """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
-    from audit.archive_source import ArchiveSource, open_archived_round  # noqa: PLC0415
-    from audit.node_source import NodeSource  # noqa: PLC0415
-    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
-    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
-    from helper.operations.archive.object_names import parse_round_directory  # noqa: PLC0415
-    from helper.operations.archive.reader import read_finished_round  # noqa: PLC0415
-
     bucket = _open_archive(config)
     folders = await bucket.list_folders() if len(text) < _ID_CHARS else []
     round_id = _match_round(text, {folder for folder in folders if parse_round_directory(folder) is not None})
@@ -222,13 +219,7 @@ async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[
 
 
 def _open_archive(config: Path | None) -> Bucket:
-    import os  # noqa: PLC0415
-
-    from helper.cli.settings import read_settings  # noqa: PLC0415
-    from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.operations.archive import factory  # noqa: PLC0415
-
-    bucket = factory.open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
+    bucket = open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
     if bucket is None:
         raise ConfigError("[archive] place is not set")
     return bucket
@@ -237,8 +228,6 @@ def _open_archive(config: Path | None) -> Bucket:
 @asynccontextmanager
 async def _monitored(nodes: NodePool) -> AsyncIterator[ReadOnlyNodePool]:
     """Probe the nodes in the background: a node whose newest block is old is not used. Yields their readers."""
-    from helper.chain.node_pool import ReadOnlyNodePool  # noqa: PLC0415
-
     readers = ReadOnlyNodePool(nodes)
     monitoring = asyncio.create_task(nodes.monitor(PROBE_SECONDS))
     try:
@@ -261,8 +250,6 @@ async def _find_round(nodes: NodePool, text: str) -> bytes:
 
 def _match_round(text: str, ids: Set[str]) -> bytes:
     """The round with this id, or the only one of `ids` with this prefix."""
-    from helper.server.operator_parameters import parse_hex32  # noqa: PLC0415
-
     if len(text) == _ID_CHARS:
         return parse_hex32("ROUND", text)
     if len(text) < _MIN_PREFIX:
@@ -286,10 +273,6 @@ def _cache_file(path: Path | None) -> Iterator[Path]:
 
 async def _follow(nodes: ReadOnlyNodePool, cache: BlockCache, round_id: bytes) -> set[bytes]:
     """Read blocks into the cache until the round is finalized. Returns the ids of the proofs found to be valid."""
-    from audit.live_round import RoundFollower  # noqa: PLC0415
-    from audit.node_source import NodeSource  # noqa: PLC0415
-    from audit.source import DataMissing  # noqa: PLC0415
-
     follower = RoundFollower(cache, lambda: NodeSource(nodes, round_id), round_id, print_message)
     try:
         await follower.run()
@@ -317,26 +300,6 @@ def _new_file(path: Path | None) -> Iterator[IO[bytes] | None]:
             raise
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """Show a progress bar on a terminal; print nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-    from rich.progress import Progress as Bar  # noqa: PLC0415
-
-    columns = (TextColumn("block {task.fields[height]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reveals", total=None, height=0)
-
-        def show(progress: Progress) -> None:
-            bar.update(task, total=progress.expected or None, completed=progress.reveals, height=progress.height)
-
-        yield show
-
-
 def _command(request: _Request, completed: Audit) -> str:
     """The command that repeats the audit."""
     source = f"--from {request.evidence.name}" if request.evidence is not None else completed.result.round_id.hex()
@@ -344,8 +307,6 @@ def _command(request: _Request, completed: Audit) -> str:
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    from audit.check_results import CHECKS, CheckResult, Verdict, summarize  # noqa: PLC0415
-
     rows = [
         (check["id"], check["verdict"].replace("_", " "), check["count"], check["why"] or CHECKS[check["id"]])
         for check in result["checks"]

@@ -1,29 +1,64 @@
-"""`svote-helper chain`: controls what the helper reads from the chain."""
+"""`svote-helper chain` and `tx`: blocks to read again, and public transactions of the chain."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, Final
 
+import anyio
 import typer
 
+from helper.chain.block_reader import ChainLookups, IncludedTx
+from helper.chain.broadcast_outcome import sanitize_text
+from helper.chain.node_pool import NodePool, create_node_pool
+from helper.chain.reveal_transaction import parse_reveal
+from helper.cli.command_inputs import read_settings
+from helper.cli.conventions import (
+    ConfigOption,
+    DbOption,
+    ExitCode,
+    JsonOption,
+    emit,
+    fail,
+    map_errors_to_exit_codes,
+    print_message,
+)
 from helper.cli.operator_api import OperatorApi
-from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import ExitCode, emit, fail, map_errors_to_exit_codes, print_message
+from helper.cli.terminal import emit_fields
+from helper.clock import SystemClock
+from helper.errors import ChainUnavailable
+from helper.observability import log_config
+from helper.server.operator_parameters import parse_hex32
 
-app = typer.Typer(help="Control what the helper reads from the chain.")
+
+@asynccontextmanager
+async def open_node_pool(config: Path | None) -> AsyncIterator[NodePool]:
+    """Create the node pool and check it once.
+
+    Raises:
+        ChainUnavailable: no node is usable; the message has the reasons.
+    """
+    log_config.configure("warning")
+    settings = read_settings(config).config
+    nodes = create_node_pool(settings, SystemClock())
+    try:
+        await nodes.probe_all()
+        if not nodes.has_usable_node:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in nodes.unusable_reasons().items())
+            raise ChainUnavailable(f"no node is usable ({reasons})")
+        yield nodes
+    finally:
+        await nodes.aclose()
+
 
 POLL_SECONDS: Final = 1.0
 """Interval of queries for the progress."""
 
 
-@app.callback()
-def chain() -> None:
-    """Control what the helper reads from the chain."""
-
-
-@app.command()
+@map_errors_to_exit_codes()
 def rescan(
     *,
     first: Annotated[
@@ -46,10 +81,9 @@ def rescan(
     blocks could not be read, because every node has pruned them.
     """
     api = OperatorApi.of(config, db)
-    with map_errors_to_exit_codes():
-        response = api.get("/chain/rescan") if first is None else api.post("/chain/rescan", {"from": first})
-        if response["source"] == "daemon" and not no_wait:
-            response = _follow(api, response)
+    response = api.get("/chain/rescan") if first is None else api.post("/chain/rescan", {"from": first})
+    if response["source"] == "daemon" and not no_wait:
+        response = _follow(api, response)
     emit(response, _print_result, json=json)
     if response["pruned"]:
         raise typer.Exit(ExitCode.DEGRADED)
@@ -100,3 +134,55 @@ def _print_result(response: Mapping[str, Any]) -> None:
             f"{response['pruned']} blocks could not be read, because every node has pruned them: {ranges}\n"
             "Add a node that has them to [chain] endpoints, restart the helper and repeat this command."
         )
+
+
+@map_errors_to_exit_codes()
+def lookup(
+    tx_hash: Annotated[str, typer.Argument(metavar="HASH", help="Transaction hash (64 hex characters).")],
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a transaction: block, result code and, if it is a reveal, its fields.
+
+    Sends the hash to the nodes in [chain] endpoints, which can therefore see that someone looked it up.
+    """
+    transaction = anyio.run(_look_up, config, parse_hex32("HASH", tx_hash))
+    if transaction is None:
+        fail("no node has this transaction in a block", ExitCode.NOT_FOUND)
+    emit(transaction, _print_transaction, json=json)
+
+
+def _print_transaction(transaction: dict[str, Any]) -> None:
+    fields = {name: value for name, value in transaction.items() if name != "reveal"}
+    emit_fields({**fields, **(transaction["reveal"] or {})})
+
+
+async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:
+    async with open_node_pool(config) as nodes:
+        transaction = await ChainLookups(nodes).find_transaction(tx_hash)
+        return None if transaction is None else _transaction_json(transaction, tx_hash, nodes.chain_id)
+
+
+def _transaction_json(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
+    message = None if transaction.raw is None else parse_reveal(transaction.raw)
+    reveal = None
+    if message is not None:
+        reveal = {
+            "round": message.round_id.hex(),
+            "nullifier": message.nullifier.hex(),
+            "proposal_id": message.proposal_id,
+            "vote_decision": message.vote_decision,
+            "anchor_height": message.anchor_height,
+            "proof_bytes": len(message.proof),
+        }
+    kind = "reveal" if reveal else "other"
+    return {
+        "hash": tx_hash.hex().upper(),
+        "chain_id": chain_id,
+        "height": transaction.height,
+        "code": transaction.code,
+        "log": sanitize_text(transaction.log),
+        "kind": None if transaction.raw is None else kind,
+        "bytes": None if transaction.raw is None else len(transaction.raw),
+        "reveal": reveal,
+    }

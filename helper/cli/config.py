@@ -12,18 +12,17 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, fail, print_message
-from helper.cli.settings import read_settings
-from helper.config import Config, Loaded, Problem, SettingsError, load
-from helper.config.discovery import DEFAULT_DATABASE
-from helper.config.example import render_example
-from helper.config.value_text import SECTIONS, to_display_value, to_toml
+from helper.cli.command_inputs import read_settings
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail, print_message
+from helper.clock import SystemClock
+from helper.config.loader import Loaded, Problem, SettingsError, load
+from helper.config.sections import Config
+from helper.config.settings_file import DEFAULT_DATABASE
+from helper.config.settings_text import SECTIONS, render_example, to_display_value, to_toml
+from helper.doctor import chain
 from helper.doctor.result import CheckResult, all_ok
 from helper.errors import ConfigError
-from helper.runtime.privileges import acting_as_owner
-
-app = typer.Typer(help="Create, show and validate settings.")
+from helper.runtime.process_security import acting_as_owner
 
 TOKEN_BYTES: Final = 32
 """Random bytes in a new token."""
@@ -32,7 +31,6 @@ _SECTION_LINE: Final = re.compile(rf"^\s*\[({'|'.join(SECTIONS)})\b".encode(), r
 """Also in a settings file with errors, but in no database, key file or export."""
 
 
-@app.command()
 def init(
     *,
     output: Annotated[Path, typer.Option("--output", help="File to write.")] = Path("helper.toml"),
@@ -93,7 +91,6 @@ def _write_settings(path: Path, content: bytes, *, replace: bool) -> None:
         file.truncate()
 
 
-@app.command()
 def show(
     config: ConfigOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show the source of each value.")] = False,
@@ -112,7 +109,6 @@ def show(
         typer.echo("")
 
 
-@app.command()
 def validate(
     file: Annotated[Path | None, typer.Argument(readable=False, help="File to check.", show_default=False)] = None,
     config: ConfigOption = None,
@@ -159,10 +155,6 @@ def validate(
 
 async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
     """Query the nodes; returns the results and the exit code."""
-    # imported here, so that other commands do not load the HTTP client
-    from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.doctor import chain  # noqa: PLC0415
-
     clock, limits = SystemClock(), config.chain
     nodes = await chain.query_nodes(config.chain_nodes, clock)
     now = clock.now()

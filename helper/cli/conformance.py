@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import anyio
 import typer
 
-from helper.cli.options import JsonOption
-from helper.cli.output import ExitCode, emit, emit_table, fail, map_errors_to_exit_codes, print_message
-from helper.cli.passphrase import map_file_errors_to_exit_codes
-
-if TYPE_CHECKING:
-    from conformance.checks import CheckResult
-
-app = typer.Typer()
+from conformance.check_failures import CheckFailed
+from conformance.checks import CheckResult
+from conformance.dev_chain import DevChain
+from conformance.http_requests import HelperClient, parse_address
+from conformance.runner import is_conformant, run_checks, select_checks, to_json, to_junit
+from conformance.session import Session
+from conformance.status_checks import STATUS_PATH
+from helper.cli.conventions import ExitCode, JsonOption, emit, fail, map_errors_to_exit_codes, print_message
+from helper.cli.terminal import emit_table, progress_bar
+from helper.clock import SystemClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Request:
     only: list[str]
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def conformance(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="Base URL of the helper, as wallets use it.", show_default=False)
@@ -84,14 +84,11 @@ def conformance(
 
     Exit code 0: no must check failed, 1: at least one failed, 6: the helper or the dev chain does not respond.
     """
-    from conformance.runner import is_conformant, to_json, to_junit  # noqa: PLC0415
-
-    with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
-        if devnet is not None and shares is not None:
-            raise ValueError("--devnet and --shares are mutually exclusive")
-        results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
-        if junit is not None:
-            junit.write_bytes(to_junit(url, results))
+    if devnet is not None and shares is not None:
+        raise ValueError("--devnet and --shares are mutually exclusive")
+    results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
+    if junit is not None:
+        junit.write_bytes(to_junit(url, results))
     emit(to_json(results), lambda _: _print_results(results), json=json)
     if not is_conformant(results):
         raise typer.Exit(ExitCode.FAILURE)
@@ -99,14 +96,6 @@ def conformance(
 
 async def _run(request: _Request) -> list[CheckResult]:
     """Run the selected checks."""
-    from conformance.check_failures import CheckFailed  # noqa: PLC0415
-    from conformance.dev_chain import DevChain  # noqa: PLC0415
-    from conformance.http_requests import HelperClient, parse_address  # noqa: PLC0415
-    from conformance.runner import run_checks, select_checks  # noqa: PLC0415
-    from conformance.session import Session  # noqa: PLC0415
-    from conformance.status_checks import STATUS_PATH  # noqa: PLC0415
-    from helper.clock import SystemClock  # noqa: PLC0415
-
     checks, clock = select_checks(request.only), SystemClock()
     client = HelperClient(parse_address(request.url), request.token, clock)
     chain = DevChain(request.devnet) if request.devnet is not None else None
@@ -124,31 +113,12 @@ async def _run(request: _Request) -> list[CheckResult]:
             await client.get(STATUS_PATH)
         except CheckFailed as failure:
             fail(f"the helper does not respond: {failure}", ExitCode.UNREACHABLE)
-        with _progress(len(checks)) as on_result:
-            return await run_checks(session, checks, on_result)
+        with progress_bar("{task.fields[shown]}", len(checks)) as update:
+            return await run_checks(session, checks, lambda result: update(advance=1, shown=result.check.id))
     finally:
         await client.aclose()
         if chain is not None:
             await chain.aclose()
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[Any], None]]:
-    """Show a progress bar on a terminal; print nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("checks", total=total)
-
-        def show(result: CheckResult) -> None:
-            bar.update(task, advance=1, description=result.check.id)
-
-        yield show
 
 
 def _print_results(results: list[CheckResult]) -> None:

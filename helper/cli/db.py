@@ -1,35 +1,61 @@
-"""`svote-helper db`: back up, restore, check, migrate, encrypt and copy the queue database."""
+"""`svote-helper db`: back up, restore, check, upgrade, encrypt and copy the queue database."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from shlex import quote
+from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.confirm import YesOption, confirm_or_exit, require_confirmation
-from helper.cli.db_copy import copy
-from helper.cli.db_encrypt import decrypt, encrypt
-from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, fail, print_message
-from helper.cli.passphrase import (
+from helper.cli.command_inputs import (
     PassphraseOption,
-    map_file_errors_to_exit_codes,
-    read_new_passphrase,
+    database_file,
     read_passphrase,
+    read_settings,
 )
-from helper.cli.settings import database_encryption, database_file
+from helper.cli.conventions import (
+    ConfigOption,
+    DbOption,
+    DryRunOption,
+    ExitCode,
+    JsonOption,
+    YesOption,
+    confirm_or_exit,
+    emit,
+    fail,
+    map_errors_to_exit_codes,
+    print_message,
+    require_confirmation,
+)
 from helper.clock import SystemClock
-from helper.runtime.hardening import harden_process
-from helper.runtime.privileges import acting_as_owner
-
-if TYPE_CHECKING:
-    from helper.store.sqlite.snapshot import Contents
-
-app = typer.Typer(help="Back up, restore, check, migrate, encrypt and copy the queue database.")
+from helper.config.sections import Config
+from helper.errors import HelperError, StoreKeyError
+from helper.runtime.process_security import acting_as_owner, harden_process
+from helper.store.backup import (
+    DATABASE_HEADER,
+    MIN_PASSPHRASE_CHARS,
+    decrypt_backup,
+    encrypt_backup,
+    needs_passphrase,
+    require_backup_header,
+    restore_database,
+    write_backup,
+)
+from helper.store.db_copy.endpoint import CopyEndpoint
+from helper.store.db_copy.factory import create_endpoints, create_source_endpoint
+from helper.store.db_copy.file_encryption import rewrite_file
+from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source, read_moved_mark, undo_copy
+from helper.store.factory import read_file_encryption
+from helper.store.row_encryption import RowEncryption
+from helper.store.sqlite.file_lock import refuse_locked
+from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.schema import latest_version
+from helper.store.sqlite.snapshot import Contents, check_image, take_snapshot
 
 _IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
 
@@ -39,7 +65,7 @@ IdentityOption = Annotated[
 ]
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def backup(
     *,
     output: Annotated[Path, typer.Option(help="File to write; must not exist, unless --force is used.")],
@@ -61,20 +87,15 @@ def backup(
     if recipient and passphrase_file is not None:
         fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
     passphrase = "" if recipient else read_new_passphrase(passphrase_file)
-    # imported here, so that the help loads no native code
-    from helper.store.backup import encrypt_backup, write_backup  # noqa: PLC0415
-    from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
-
-    with map_file_errors_to_exit_codes():
-        encryption = database_encryption(config)
-        with acting_as_owner(database):
-            snapshot = take_snapshot(database, SystemClock(), encryption)
-        # key derivation takes about one second of CPU; only this thread gets a lower priority
-        with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
-            sealed = executor.submit(
-                encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
-            ).result()
-        write_backup(output, sealed, replace=force, passphrase=passphrase)
+    encryption = database_encryption(config)
+    with acting_as_owner(database):
+        snapshot = take_snapshot(database, SystemClock(), encryption)
+    # key derivation takes about one second of CPU; only this thread gets a lower priority
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
+        sealed = executor.submit(
+            encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
+        ).result()
+    write_backup(output, sealed, replace=force, passphrase=passphrase)
     result = {
         "output": str(output),
         "bytes": len(sealed),
@@ -84,13 +105,10 @@ def backup(
     }
     if snapshot.contents.damaged:
         print_message(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
-    if json:
-        emit_json(result)
-    else:
-        typer.echo(f"{output}: {_summarize(snapshot.contents)}, {len(sealed)} bytes")
+    emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {len(sealed)} bytes", json=json)
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def restore(
     *,
     file: Annotated[Path, typer.Argument(readable=False, help="Backup file.")],
@@ -104,14 +122,10 @@ def restore(
     """Restore a backup; the helper must not be running."""
     harden_process()
     database = database_file(config, db, must_exist=False)
-    from helper.store import backup as backups  # noqa: PLC0415
-    from helper.store.sqlite.snapshot import check_image  # noqa: PLC0415
-
-    with map_file_errors_to_exit_codes():
-        encryption = database_encryption(config)
-        image = _open_backup(file, identity, passphrase_file)
-        contents = check_image(image, str(file), encryption)
-        aside = backups.restore_database(image, database, set_aside=force)
+    encryption = database_encryption(config)
+    image = _open_backup(file, identity, passphrase_file)
+    contents = check_image(image, str(file), encryption)
+    aside = restore_database(image, database, set_aside=force)
     if encryption is not None and not contents.encrypted:
         print_message(
             "the restored database is not encrypted: run `svote-helper db encrypt` before you start the helper"
@@ -121,18 +135,16 @@ def restore(
             f"{contents.moved} shares were moved to another machine before this backup, so this helper does not reveal "
             "them. If that machine no longer has them, run `svote-helper queue retry --stage moved`"
         )
-    if json:
-        set_aside = None if aside is None else str(aside)
-        emit_json({"database": str(database), "set_aside": set_aside, **asdict(contents)})
-        return
-    typer.echo(f"{database}: {_summarize(contents)}")
-    if aside is not None:
+    set_aside = None if aside is None else str(aside)
+    result = {"database": str(database), "set_aside": set_aside, **asdict(contents)}
+    emit(result, f"{database}: {_summarize_contents(contents)}", json=json)
+    if aside is not None and not json:
         print_message(
             f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed"
         )
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def check(
     *,
     backup_file: Annotated[
@@ -146,28 +158,23 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Check the complete database, or a backup without restoring it. The helper may be running."""
-    from helper.store.sqlite.snapshot import check_image, take_snapshot  # noqa: PLC0415
-
     harden_process()
-    with map_file_errors_to_exit_codes():
-        encryption = database_encryption(config)
-        if backup_file is None:
-            path = database_file(config, db)
-            with acting_as_owner(path):
-                contents = take_snapshot(path, SystemClock(), encryption).contents
-        else:
-            path = backup_file
-            contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
-    if json:
-        emit_json({"file": str(path), "ok": not contents.damaged, **asdict(contents)})
+    encryption = database_encryption(config)
+    if backup_file is None:
+        path = database_file(config, db)
+        with acting_as_owner(path):
+            contents = take_snapshot(path, SystemClock(), encryption).contents
     else:
-        typer.echo(f"{path}: {_summarize(contents)}, {contents.damaged} damaged")
+        path = backup_file
+        contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
+    result = {"file": str(path), "ok": not contents.damaged, **asdict(contents)}
+    emit(result, f"{path}: {_summarize_contents(contents)}, {contents.damaged} damaged", json=json)
     if contents.damaged:
         print_message("the helper quarantines damaged rows and continues with the others")
         raise typer.Exit(ExitCode.DEGRADED)
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def migrate(
     *,
     backup: Annotated[
@@ -179,7 +186,7 @@ def migrate(
     ] = None,
     passphrase_file: PassphraseOption = None,
     no_backup: Annotated[
-        bool, typer.Option("--no-backup", help="Make no backup; the migration cannot be undone.")
+        bool, typer.Option("--no-backup", help="Make no backup; the schema upgrade cannot be undone.")
     ] = False,
     yes: YesOption = False,
     config: ConfigOption = None,
@@ -188,85 +195,348 @@ def migrate(
 ) -> None:
     """Upgrade the schema of an older database. The helper must not be running.
 
-    The next start of the helper does the same, without a backup. The migration is one transaction: if it fails,
-    nothing has changed.
+    The next start of the helper does the same, without a backup. The schema upgrade is one transaction: if it
+    fails, nothing has changed.
     """
     if (backup is None) != no_backup:
         fail("use --backup FILE or --no-backup", ExitCode.USAGE)
     require_confirmation(yes=yes)
     harden_process()
     database = database_file(config, db)
-    # imported here, so that the help loads no native code
-    from helper.store.sqlite.file_lock import refuse_locked  # noqa: PLC0415
-    from helper.store.sqlite.opening import open_database  # noqa: PLC0415
-    from helper.store.sqlite.schema import latest_version  # noqa: PLC0415
-    from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
-
-    with map_file_errors_to_exit_codes():
-        encryption = database_encryption(config)
+    encryption = database_encryption(config)
+    with acting_as_owner(database):
+        snapshot = take_snapshot(database, SystemClock(), encryption)  # refuses another program's file first
+        refuse_locked(database)
+    before, target = snapshot.contents, latest_version()
+    is_needed = before.schema < target
+    result: dict[str, Any] = {
+        "database": str(database),
+        "schema": before.schema,
+        "target": target,
+        "live": before.live,
+        "confirmed": before.confirmed,
+        "damaged": before.damaged,
+        "backup": None,
+        "migrated": False,
+    }
+    if is_needed:
+        confirm_or_exit(f"Upgrade {database} from schema {before.schema} to {target}?", yes=yes)
+        if backup is not None:
+            _back_up(snapshot.image, backup, recipient or [], passphrase_file)
+            result["backup"] = str(backup)
         with acting_as_owner(database):
-            snapshot = take_snapshot(database, SystemClock(), encryption)  # refuses another program's file first
-            refuse_locked(database)
-        before, target = snapshot.contents, latest_version()
-        is_needed = before.schema < target
-        result: dict[str, Any] = {
-            "database": str(database),
-            "schema": before.schema,
-            "target": target,
-            "live": before.live,
-            "confirmed": before.confirmed,
-            "damaged": before.damaged,
-            "backup": None,
-            "migrated": False,
-        }
-        if is_needed:
-            confirm_or_exit(f"Migrate {database} from schema {before.schema} to {target}?", yes=yes)
-            if backup is not None:
-                _back_up(snapshot.image, backup, recipient or [], passphrase_file)
-                result["backup"] = str(backup)
-            with acting_as_owner(database):
-                open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
-            result["migrated"] = True
-    if json:
-        emit_json(result)
-    else:
-        counts = f"{before.live} live shares, {before.confirmed} confirmed"
-        change = f"migrated from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
-        typer.echo(f"{database}: {change}, {counts}")
+            open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
+        result["migrated"] = True
+    change = f"upgraded from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
+    emit(result, f"{database}: {change}, {before.live} live shares, {before.confirmed} confirmed", json=json)
 
 
-app.command()(encrypt)
-app.command()(decrypt)
-app.command()(copy)
-
-
-def _summarize(contents: Contents) -> str:
+def _summarize_contents(contents: Contents) -> str:
     moved = f" ({contents.moved} of them moved to another machine)" if contents.moved else ""
     return f"{contents.live} live shares{moved}, {contents.confirmed} confirmed"
 
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
-    from helper.store import backup as backups  # noqa: PLC0415
-
     sealed = file.read_bytes()
-    backups.require_backup_header(sealed, str(file))
-    if backups.needs_passphrase(sealed):
-        image = backups.decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
+    require_backup_header(sealed, str(file))
+    if needs_passphrase(sealed):
+        image = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     else:
         if identity is None:
             fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
         lines = identity.read_text("utf-8").splitlines()
         identities = [line for line in lines if line.startswith(_IDENTITY_PREFIX)]
-        image = backups.decrypt_backup(sealed, identities=identities)
-    if not image.startswith(backups.DATABASE_HEADER):
+        image = decrypt_backup(sealed, identities=identities)
+    if not image.startswith(DATABASE_HEADER):
         fail(f"{file} is not a backup: import an export of a queue with `svote-helper queue import`")
     return image
 
 
 def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
-    from helper.store.backup import encrypt_backup, write_backup  # noqa: PLC0415
-
     passphrase = "" if recipients else read_new_passphrase(passphrase_file)
     write_backup(output, encrypt_backup(image, passphrase=passphrase, recipients=recipients))
     print_message(f"backed up to {output}")
+
+
+def database_encryption(config: Path | None) -> RowEncryption | None:
+    """Return the encryption with the keys in [store] key_file, None if it is not set.
+
+    Raises:
+        StoreError: the key file cannot be used.
+    """
+    return read_file_encryption(read_settings(config).config.store.key_file)
+
+
+def read_new_passphrase(file: Path | None) -> str:
+    """Read a passphrase to encrypt with, prompting twice. Ends the command if it is too short."""
+    passphrase = read_passphrase(file, confirm=True)
+    if len(passphrase) < MIN_PASSPHRASE_CHARS:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
+    return passphrase
+
+
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--key-file", readable=False, help="Key file (default: [store] key_file).", show_default=False),
+]
+
+
+@map_errors_to_exit_codes()
+def encrypt(
+    *,
+    key_file: KeyFileOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Encrypt witnesses and messages in the database with the first key of the key file.
+
+    The helper must not be running. The previous rows are erased from the file. An encrypted database is encrypted
+    again: afterwards, it no longer needs the other keys of the key file. Needs free space of three times the size
+    of the database.
+    """
+    _rewrite(key_file, config, db, encrypt=True, dry_run=dry_run, yes=yes, json=json)
+
+
+@map_errors_to_exit_codes()
+def decrypt(
+    *,
+    key_file: KeyFileOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Decrypt the database, so that it can be used without a key file. The helper must not be running."""
+    _rewrite(key_file, config, db, encrypt=False, dry_run=dry_run, yes=yes, json=json)
+
+
+def _rewrite(
+    key_file: Path | None, config: Path | None, db: Path | None, *, encrypt: bool, dry_run: bool, yes: bool, json: bool
+) -> None:
+    require_confirmation(yes=yes, dry_run=dry_run)
+    harden_process()
+    database = database_file(config, db)
+    keys = str(key_file) if key_file else read_settings(config).config.store.key_file
+    if not keys:
+        fail("no key file: use --key-file or set [store] key_file", ExitCode.USAGE)
+    encryption = read_file_encryption(keys)
+    assert encryption is not None
+    with acting_as_owner(database):
+        before = take_snapshot(database, SystemClock(), encryption).contents  # refuses another program's file first
+        if not dry_run:
+            refuse_locked(database)
+    if not encrypt and not before.encrypted:
+        raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")
+    result: dict[str, Any] = {
+        "database": str(database),
+        "was_encrypted": before.encrypted,
+        "encrypted": before.encrypted,
+        "live": before.live,
+        "confirmed": before.confirmed,
+        "damaged": before.damaged,
+        "erased": False,
+    }
+    if not dry_run:
+        verb = "Decrypt" if not encrypt else "Encrypt again" if before.encrypted else "Encrypt"
+        lost = f" At least {before.damaged} damaged rows will be deleted." if before.damaged else ""
+        confirm_or_exit(f"{verb} {database}?{lost}", yes=yes)
+        with acting_as_owner(database):
+            done = rewrite_file(database, SystemClock(), encryption, encrypt=encrypt)
+        result |= {"encrypted": encrypt, "live": done.live, "damaged": len(done.damaged), "erased": done.is_erased}
+    _report_rewrite(result, encrypt=encrypt, dry_run=dry_run, json=json)
+
+
+def _report_rewrite(result: dict[str, Any], *, encrypt: bool, dry_run: bool, json: bool) -> None:
+    change = ("would be " if dry_run else "") + ("encrypted" if encrypt else "decrypted")
+    text = f"{result['database']}: {change}, {result['live']} live shares, {result['confirmed']} confirmed"
+    emit(result, text, json=json)
+    if dry_run:
+        return
+    if result["damaged"]:
+        print_message(f"{result['damaged']} damaged rows were deleted; the helper would not have used them")
+    if not result["erased"]:
+        print_message(
+            "another process reads the file, or its disk failed, so the previous rows are not erased yet: "
+            "the next start of the helper erases them"
+        )
+    if result["damaged"] or not result["erased"]:
+        raise typer.Exit(ExitCode.DEGRADED)
+
+
+MAX_DAMAGED_LISTED: Final = 20
+"""Maximum number of damaged rows listed."""
+
+
+@map_errors_to_exit_codes()
+def copy(
+    *,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="Destination: postgresql://…, a file, or `postgresql` or `sqlite` for [store] url or [helper] "
+            "db_path.",
+            show_default=False,
+        ),
+    ] = "",
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="Source of the queue (default: the one in the settings).",
+            show_default=False,
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file",
+            readable=False,
+            help="Key file that encrypts witnesses (default: [store] key_file).",
+            show_default=False,
+        ),
+    ] = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Use the source again; changes made since the move are lost.")
+    ] = False,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Delete the remaining data from the source after a move.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Move the queue to a shared database, or back to a file.
+
+    Stop the helper first, on every host. The command copies and compares every row, and marks the source, which
+    helpers then refuse to use. An interrupted command can be repeated.
+    """
+    if [bool(to), undo, erase].count(True) != 1:
+        fail("use exactly one of --to, --undo and --erase", ExitCode.USAGE)
+    require_confirmation(yes=yes, dry_run=dry_run)
+    harden_process()
+    settings = read_settings(config, {"store.key_file": str(key_file) if key_file else None}).config
+    if to:
+        result, code = _move(settings, origin, to, dry_run=dry_run, yes=yes)
+    else:
+        result, code = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes), ExitCode.OK
+    emit(result, _summarize_copy(result, "undo" if undo else "erase" if erase else ""), json=json)
+    if code:
+        raise typer.Exit(code)
+
+
+# ---------------------------------------------------------------------- moving
+
+
+def _move(
+    settings: Config, origin: str | None, to: str, *, dry_run: bool, yes: bool
+) -> tuple[dict[str, Any], ExitCode]:
+    """Move the queue, or show the effect with --dry-run. Returns the result and the exit code."""
+    clock = SystemClock()
+    source, target = create_endpoints(origin, to, settings, clock)
+    with closing(source), closing(target):
+        queue_copy = QueueCopy(source, target, clock=clock, on_progress=print_message)
+        if dry_run:
+            return _copy_json("planned", source, target.label, queue_copy.estimate()), ExitCode.OK
+        confirm_or_exit(f"Move the queue of {source.label} to {target.label}?", yes=yes)
+        try:
+            result = queue_copy.run()
+        except (HelperError, KeyboardInterrupt):
+            if queue_copy.has_begun:
+                print_message("the move is not finished: run the same command again")
+            raise
+    _print_moved(result, source, target)
+    return _copy_json("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
+
+
+def _print_moved(result: CopyResult, source: CopyEndpoint, target: CopyEndpoint) -> None:
+    for share in result.damaged[:MAX_DAMAGED_LISTED]:
+        print_message(
+            f"not moved because the row is damaged: {share.ref or '(no reference)'}, "
+            f"round {share.round_id.hex()[:6] or '(none)'}"
+        )
+    if len(result.damaged) > MAX_DAMAGED_LISTED:
+        print_message(f"… and {len(result.damaged) - MAX_DAMAGED_LISTED} more")
+    if result.uncounted:
+        print_message(
+            f"the share counters of the source were off by {result.uncounted:+d}; they were recomputed for the target"
+        )
+    print_message(
+        f"the queue was locked for {result.locked_seconds:.1f} s. Next:\n"
+        f"  1. settings: {target.config_text}\n"
+        "  2. start the helper, and run `svote-helper doctor`\n"
+        f"  3. {source.label} still contains all witnesses, and helpers refuse to use it. When the target works:\n"
+        f"     svote-helper db copy --erase --from {quote(source.cli_value)}\n"
+        "To move back at any time: "
+        f"svote-helper db copy --from {quote(target.cli_value)} --to {quote(source.cli_value)}"
+    )
+
+
+# ---------------------------------------------------------------------- after a move
+
+
+def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> dict[str, Any]:
+    """Undo a move, or erase the data that remains in its source."""
+    with closing(create_source_endpoint(origin, settings, SystemClock())) as source:
+        mark = read_moved_mark(source)
+        if dry_run:
+            return _copy_json("planned", source, mark.other, CopyResult())
+        if is_undo:
+            confirm_or_exit(
+                f"The queue of {source.label} was moved to {mark.other}. Changes made there are missing here: new "
+                "shares are lost, and revealed shares would be retried. Use the old queue anyway?",
+                yes=yes,
+            )
+            undo_copy(source)
+        else:
+            confirm_or_exit(
+                f"Delete the data remaining in {source.label} of the queue that was moved to {mark.other}?", yes=yes
+            )
+            erase_source(source)
+        return _copy_json("undone" if is_undo else "erased", source, mark.other, CopyResult())
+
+
+# ---------------------------------------------------------------------- output
+
+
+def _copy_json(state: str, source: CopyEndpoint, target: str, result: CopyResult) -> dict[str, Any]:
+    return {
+        "state": state,
+        "source": source.label,
+        "target": target,
+        "live": result.live,
+        "confirmed": result.confirmed,
+        "written": result.written,
+        "damaged": [share.ref for share in result.damaged],
+        "uncounted": result.uncounted,
+        "held_seconds": round(result.locked_seconds, 3),
+    }
+
+
+_SUMMARIES: Final = {
+    "planned": "{source}: {live} live shares, {confirmed} confirmed would be moved to {target}",
+    "moved": "{target}: {live} live shares, {confirmed} confirmed, compared row by row; the move is finished",
+    "undone": "{source}: in use again, as it was when moved to {target}",
+    "erased": "{source}: all data of the queue moved to {target} was deleted",
+}
+
+
+_PLANS: Final = {
+    "undo": "{source}: would be used again, as it was when moved to {target}",
+    "erase": "{source}: the remaining data of the queue moved to {target} would be deleted",
+}
+"""Summaries of --dry-run for --undo and --erase."""
+
+
+def _summarize_copy(result: dict[str, Any], cleanup: str) -> str:
+    """Return the result in one line. `cleanup` is `undo`, `erase`, or empty for a move."""
+    summary = _PLANS[cleanup] if cleanup and result["state"] == "planned" else _SUMMARIES[result["state"]]
+    return summary.format_map(result)

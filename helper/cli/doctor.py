@@ -13,11 +13,12 @@ from typing import Annotated, Final
 
 import typer
 
-from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, format_one_line, print_message, supports_colours, terminal_width
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, format_one_line, print_message
+from helper.cli.terminal import supports_colours, terminal_width
+from helper.clock import SystemClock
 from helper.doctor.result import CheckResult, Level, all_ok
-
-app = typer.Typer()
+from helper.doctor.run import run_doctor
+from helper.observability import log_config
 
 _SUBJECT_WIDTH: Final = 16
 _INDENT: Final = " " * 6
@@ -56,7 +57,6 @@ class DoctorReport:
     findings: Sequence[CheckResult]
 
 
-@app.command()
 def doctor(
     config: ConfigOption = None,
     skip_proof: Annotated[
@@ -68,12 +68,7 @@ def doctor(
 
     Exits with 0 if all checks pass, otherwise with 3.
     """
-    # imported here, so that the help loads no native code
-    from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.doctor.run import run_doctor  # noqa: PLC0415
-    from helper.observability.log_config import configure  # noqa: PLC0415
-
-    configure("error", "auto")
+    log_config.configure("error", "auto")
     report = asyncio.run(run_doctor(config, os.environ, SystemClock(), skip_proof=skip_proof))
     levels = Counter(finding.level for finding in report.findings)
     counts = LevelCounts(levels[Level.OK], levels[Level.WARN], levels[Level.FAIL])

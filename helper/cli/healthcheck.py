@@ -12,10 +12,16 @@ from urllib.parse import urlsplit
 
 import typer
 
-from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, print_message
-from helper.config import find_file, is_missing
-from helper.config.discovery import DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME, variable_name
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, print_message
+from helper.config.settings_file import (
+    DEFAULT_DATABASE,
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    SOCKET_NAME,
+    find_file,
+    is_missing,
+    variable_name,
+)
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
@@ -23,8 +29,6 @@ from helper.server.control_client import (
     request_control_socket,
     request_tcp,
 )
-
-app = typer.Typer()
 
 Status = Literal["ready", "degraded", "unreachable"]
 
@@ -54,7 +58,6 @@ class HealthReport:
     problems: Sequence[str]
 
 
-@app.command()
 def healthcheck(
     config: ConfigOption = None,
     url: Annotated[str, typer.Option(help="Base URL of the helper (default: the one on this machine).")] = "",

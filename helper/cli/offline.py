@@ -10,27 +10,27 @@ import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import httpx
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import proofs
 from helper.clock import SystemClock
 from helper.core.round_authentication import RoundAuthentication
 from helper.observability import log_config
-from helper.runtime.http_client import create_async_client
-from helper.runtime.privileges import acting_as_owner
-from helper.server.peer_credentials import PEER_KEY, Peer
-from helper.server.routes.operator import create_operator_app, rounds_route, stored_round_states
+from helper.operations.operator_actions import OperatorActions
+from helper.runtime.network_clients import create_async_client
+from helper.runtime.process_security import acting_as_owner
+from helper.server.connection_io import PEER_KEY, Peer
+from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route, stored_round_states
 from helper.store.factory import read_file_encryption
 from helper.store.queue_reader import QueueReader
+from helper.store.row_encryption import RowEncryption
 from helper.store.sqlite.reader import open_queue_file
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
-    from helper.store.store import Store
+from helper.store.sqlite.store import SqliteStore
+from helper.store.store import Store
 
 
 def request_file(
@@ -76,17 +76,11 @@ async def _open_for_query(database: Path, encryption: RowEncryption | None) -> A
 
 @asynccontextmanager
 async def _open_for_action(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
-    # Imported here because they load native code, which queries do not need, and before `acting_as_owner`.
-    import proofs  # noqa: PLC0415
-    from helper.operations.actions import Operations  # noqa: PLC0415
-    from helper.server.routes.operator_actions import operator_action_routes  # noqa: PLC0415
-    from helper.store.sqlite.store import SqliteStore  # noqa: PLC0415
-
     with acting_as_owner(database):
         store = SqliteStore(database, encryption=encryption)
         await store.open()
         try:
-            operations = Operations(
+            operations = OperatorActions(
                 store=store,
                 round_authority=StoredRoundAuthority(store),
                 share_checks=proofs,

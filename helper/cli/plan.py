@@ -11,23 +11,28 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.filters import UNIT_SECONDS
-from helper.cli.options import JsonOption
-from helper.cli.output import ExitCode, emit_fields, emit_json, fail, print_message
-from helper.core.drain import MAX_BLOCK_SECONDS, ProofRate
-from helper.core.round_plan import REFERENCE_PROOF_SECONDS, RoundSize, make_plan
-from helper.core.time_text import format_duration
-from helper.core.wallet_schedule import CLOSING_SECONDS, Distribution
+from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, print_message
+from helper.cli.operator_api import UNIT_SECONDS
+from helper.cli.terminal import emit_fields
+from helper.config.sections import Config
+from helper.core.load_forecast import (
+    CLOSING_SECONDS,
+    MAX_BLOCK_SECONDS,
+    REFERENCE_PROOF_SECONDS,
+    Distribution,
+    ProofRate,
+    RoundSize,
+    make_plan,
+)
+from helper.core.text_forms import format_duration
+from helper.doctor.proving import measure_proof_seconds
 from helper.errors import ProverError
-
-app = typer.Typer()
 
 MIN_ROUND_SECONDS: Final = 60
 MAX_ROUND_SECONDS: Final = 366 * 86_400
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|min|m|h|d)?")
 
 
-@app.command()
 def plan(
     voters: Annotated[int, typer.Option(min=1, max=100_000_000, help="Number of voters.")],
     proposals: Annotated[int, typer.Option(min=1, max=50, help="Number of proposals; each voter votes on all.")],
@@ -106,10 +111,6 @@ def get_proof_seconds(circuit: str, cores: int, *, measure: bool) -> float:
             known = ", ".join(REFERENCE_PROOF_SECONDS)
             fail(f"the time of a proof is known for {known} only: use --measure", ExitCode.USAGE)
         return REFERENCE_PROOF_SECONDS[circuit]
-    # imported here, so that the help loads no native code
-    from helper.config import Config  # noqa: PLC0415
-    from helper.doctor.proving import measure_proof_seconds  # noqa: PLC0415
-
     if cores > len(os.sched_getaffinity(0)):
         fail("--measure needs a core for each prover: this machine has fewer than --cores", ExitCode.USAGE)
     print_message(f"measuring {circuit} with a prover per core, {cores} in total")

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import anyio
 import typer
 
-from helper.cli.filters import resolve_round
-from helper.cli.operator_api import OperatorApi
-from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import emit, emit_fields, fail, map_errors_to_exit_codes, print_message
-from helper.cli.passphrase import map_file_errors_to_exit_codes
+from helper.chain.block_reader import ChainLookups
+from helper.circuits.known_circuits import circuit_infos, verify_proof
+from helper.cli.chain import open_node_pool
+from helper.cli.command_inputs import read_settings
+from helper.cli.conventions import (
+    ConfigOption,
+    DbOption,
+    JsonOption,
+    emit,
+    fail,
+    map_errors_to_exit_codes,
+    print_message,
+)
+from helper.cli.operator_api import OperatorApi, resolve_round
+from helper.cli.terminal import emit_fields
+from helper.clock import SystemClock
 from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError
-from helper.runtime.privileges import acting_as_owner
-
-if TYPE_CHECKING:
-    from helper.operations.proof_bundle import ProofBundle
-
-app = typer.Typer(help="Export and verify proof bundles of confirmed reveals.")
+from helper.operations.archive_reader import find_bundle, open_archive_bucket
+from helper.operations.proof_bundle import (
+    ProofBundle,
+    find_circuit,
+    pack_bundle,
+    read_bundle_file,
+    unpack_bundle,
+    verify_bundle,
+)
+from helper.runtime.process_security import acting_as_owner
+from helper.server.operator_parameters import parse_hex32, parse_round
 
 FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""
@@ -42,7 +59,7 @@ class Search:
     Attributes:
         nullifier: 32 bytes.
         round_ids: rounds to search, empty for all.
-        heights: blocks to search, None for the reveals of the rounds.
+        heights: blocks to search, None for all since the rounds were created.
         source: where to search.
     """
 
@@ -52,7 +69,7 @@ class Search:
     source: SearchSource
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def export(
     *,
     nullifier: Annotated[str, typer.Argument(help="Public nullifier of a confirmed reveal (64 hex characters).")],
@@ -77,24 +94,19 @@ def export(
 ) -> None:
     """Write a bundle for a confirmed reveal: transaction, proof, public inputs and their hashes.
 
-    No request to a node contains the nullifier: the command reads all reveals of its round (from a node with an
-    index), or complete blocks. It rejects a nullifier that is not on the chain. A bundle contains only public data,
-    and does not show who sent the reveal.
+    No request to a node contains the nullifier: the command reads complete blocks, the newest first. It rejects a
+    nullifier that is not on the chain. A bundle contains only public data, and does not show who sent the reveal.
 
     If [archive] place is set, the archive is searched first; the bundle's hash and proof are verified. Only `proof
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
     with --from chain, no one can.
     """
     search = _create_search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
-    with map_errors_to_exit_codes():
-        proof_bundle, source = anyio.run(_find, config, search)
-        from helper.circuits.registry import verify_proof  # noqa: PLC0415
-        from helper.operations.proof_bundle import pack_bundle, verify_bundle  # noqa: PLC0415
-
-        verify_bundle(proof_bundle, verify_proof)
-        bundle = pack_bundle(proof_bundle)
+    proof_bundle, source = anyio.run(_find, config, search)
+    verify_bundle(proof_bundle, verify_proof)
+    bundle = pack_bundle(proof_bundle)
     path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
-    with map_file_errors_to_exit_codes(), acting_as_owner(path) as real:
+    with acting_as_owner(path) as real:
         try:
             with real.open("xb") as file:
                 file.write(bundle)
@@ -105,7 +117,7 @@ def export(
     emit(result, emit_fields, json=json)
 
 
-@app.command()
+@map_errors_to_exit_codes()
 def verify(
     bundle: Annotated[Path, typer.Argument(readable=False, help="Bundle written by `proof export`.")],
     online: Annotated[
@@ -123,19 +135,14 @@ def verify(
     transaction contains exactly these inputs. It does not show that the chain confirmed the transaction or that the
     root is the chain's. --online asks the nodes in [chain] endpoints for both, and trusts their responses.
     """
-    from helper.circuits.registry import circuit_infos, verify_proof  # noqa: PLC0415
-    from helper.operations import proof_bundle as bundles  # noqa: PLC0415
-
-    with map_file_errors_to_exit_codes():
-        content = bundles.read_bundle_file(bundle)
+    content = read_bundle_file(bundle)
     result: dict[str, Any] = {"bundle": str(bundle), "ok": False, "online": None}
     try:
-        proof_bundle = bundles.unpack_bundle(content, circuit_infos())
-        bundles.verify_bundle(proof_bundle, verify_proof)
+        proof_bundle = unpack_bundle(content, circuit_infos())
+        verify_bundle(proof_bundle, verify_proof)
         result |= {"ok": True, "reason": None, **_bundle_fields(proof_bundle)}
         if online:
-            with map_errors_to_exit_codes():
-                anyio.run(_verify_online, config, proof_bundle)
+            anyio.run(_verify_online, config, proof_bundle)
             result["online"] = True
     except ProofBundleError as error:
         result |= {"ok": False, "reason": str(error)}
@@ -148,21 +155,18 @@ def _create_search(
     api: OperatorApi, nullifier: str, round_id: str, first: int, last: int, source: SearchSource
 ) -> Search:
     """Create search parameters. Without a round, use the helper's known nullifiers to find it."""
-    from helper.server.operator_parameters import parse_hex32, parse_round  # noqa: PLC0415
-
-    with map_errors_to_exit_codes():
-        nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
-        round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
-        if (first or last) and not 1 <= first <= last:
-            raise ValueError("--from-height and --to-height must be given together, in ascending order")
-        if first and source is SearchSource.ARCHIVE:
-            raise ValueError("--from-height searches the chain and cannot be used with --from archive")
-        if not round_ids:
-            try:
-                known_rounds = api.get(f"/spent/{nullifier_bytes.hex()}")["rounds"]
-            except (HelperError, PermissionError):
-                known_rounds = []  # without a helper, search all rounds of the chain
-            round_ids = [bytes.fromhex(round_hex) for round_hex in known_rounds]
+    nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
+    round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
+    if (first or last) and not 1 <= first <= last:
+        raise ValueError("--from-height and --to-height must be given together, in ascending order")
+    if first and source is SearchSource.ARCHIVE:
+        raise ValueError("--from-height searches the chain and cannot be used with --from archive")
+    if not round_ids:
+        try:
+            known_rounds = api.get(f"/spent/{nullifier_bytes.hex()}")["rounds"]
+        except (HelperError, PermissionError):
+            known_rounds = []  # without a helper, search all rounds of the chain
+        round_ids = [bytes.fromhex(round_hex) for round_hex in known_rounds]
     return Search(nullifier_bytes, round_ids, range(first, last + 1) if first else None, source)
 
 
@@ -185,14 +189,6 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 
     If the chain can be searched instead, an archive error is only printed.
     """
-    import os  # noqa: PLC0415
-
-    from helper.circuits.registry import circuit_infos, verify_proof  # noqa: PLC0415
-    from helper.cli.settings import read_settings  # noqa: PLC0415
-    from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.operations.archive.factory import open_archive_bucket  # noqa: PLC0415
-    from helper.operations.archive.reader import find_bundle  # noqa: PLC0415
-    from helper.operations.proof_bundle import verify_bundle  # noqa: PLC0415
 
     required = search.source is SearchSource.ARCHIVE
     try:
@@ -214,13 +210,8 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
     """Search the chain."""
-    from helper.chain.block_reader import ChainLookups  # noqa: PLC0415
-    from helper.circuits.registry import circuit_infos  # noqa: PLC0415
-    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
-    from helper.operations.proof_bundle import ProofBundle, find_circuit  # noqa: PLC0415
-
     async with open_node_pool(config) as nodes:
-        chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched up to block {height}"))
+        chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched to block {height}"))
         round_ids = search.round_ids or await chain.round_ids()
         counted = await chain.find_reveal(round_ids, search.nullifier, search.heights)
         if counted is None:
@@ -243,9 +234,6 @@ async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
 
 async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None:
     """Raise ProofBundleError unless the chain's nodes confirm the bundle."""
-    from helper.chain.block_reader import ChainLookups  # noqa: PLC0415
-    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
-
     async with open_node_pool(config) as nodes:
         chain, message = ChainLookups(nodes), proof_bundle.message
         if nodes.chain_id != proof_bundle.chain_id:

@@ -3,44 +3,164 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli import queue_output, svoted_transfer
-from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
-from helper.cli.filters import (
+from helper.cli.command_inputs import (
+    PassphraseOption,
+    database_file,
+    read_passphrase,
+)
+from helper.cli.conventions import (
+    ConfigOption,
+    DbOption,
+    DryRunOption,
+    ExitCode,
+    JsonOption,
+    YesOption,
+    confirm_or_exit,
+    emit,
+    fail,
+    map_errors_to_exit_codes,
+    print_message,
+    require_confirmation,
+)
+from helper.cli.db import database_encryption, read_new_passphrase
+from helper.cli.operator_api import (
     DueBeforeOption,
+    OperatorApi,
     RefsArgument,
     RoundOption,
     StageOption,
     StateOption,
     build_filter_query,
 )
-from helper.cli.operator_api import OperatorApi
-from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import ExitCode, emit, fail, map_errors_to_exit_codes, print_message
-from helper.cli.passphrase import (
-    PassphraseOption,
-    map_file_errors_to_exit_codes,
-    read_new_passphrase,
-    read_passphrase,
-)
-from helper.cli.settings import database_encryption, database_file
-from helper.cli.svoted_transfer import DeleteFileOption, ForSvotedOption, FromSvotedOption, encode_for_svoted
+from helper.cli.queue import MOVED_TEXT, ROUND_CHARS
 from helper.clock import SystemClock
-from helper.runtime.hardening import harden_process
-from helper.runtime.privileges import acting_as_owner
+from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
+from helper.operations.svoted_format import MAX_FILE_BYTES, SvotedExport, encode_svoted_export, read_svoted_export
+from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.server import operator_parameters
+from helper.server.operator_routes import MARK_STRUCT
+from helper.store.backup import (
+    DATABASE_HEADER,
+    create_file,
+    decrypt_backup,
+    encrypt_backup,
+    needs_passphrase,
+    require_backup_header,
+)
+from helper.store.row_encryption import RowEncryption
+from helper.store.sqlite.export import ExportSelection, select_for_export
+from helper.store.sqlite.snapshot import take_snapshot
 
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
-    from helper.store.sqlite.export import ExportSelection
+STDIN: Final = Path("-")
+
+FromSvotedOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from-svoted",
+        readable=False,
+        help="Import this file of `svoted helper export-queue` instead (- for standard input). It is not encrypted, so "
+        "its mode must be 600.",
+        show_default=False,
+    ),
+]
+DeleteFileOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--delete-file/--keep-file",
+        help="Whether the file of --from-svoted is deleted once all its shares are here or revealed (default: ask on a "
+        "terminal, otherwise keep it).",
+        show_default=False,
+    ),
+]
+ForSvotedOption = Annotated[
+    bool,
+    typer.Option(
+        "--for-svoted",
+        help="Write a file for `svoted helper import-queue`, of one round. It is not encrypted; its mode is 600.",
+    ),
+]
 
 
+def read_svoted_file(file: Path) -> SvotedExport:
+    """Read and convert a file. Ends the command if other users can read it."""
+    if file == STDIN:
+        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    else:
+        with file.open("rb") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            if mode & 0o077:
+                fail(
+                    f"other users can access {file} (mode {mode:o}), which contains the witnesses of shares\n"
+                    f"Run `chmod 600 {file}`, and find out who could have read it.",
+                    ExitCode.NOT_AUTHORISED,
+                )
+            data = opened.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        fail(f"{file} is larger than {MAX_FILE_BYTES} bytes")
+    return read_svoted_export(data)
+
+
+def number_rows(response: dict[str, Any], export: SvotedExport) -> dict[str, Any]:
+    """Return the result of an import with the positions of the file's rows, and the rows that were not sent."""
+    left = [{**row, "number": export.numbers[row["number"] - 1]} for row in response["left"]]
+    return {**response, "left": left, "submitted": export.submitted}
+
+
+def delete_imported(file: Path, response: Mapping[str, Any], *, requested: bool | None, yes: bool) -> bool:
+    """Delete an imported file if that was requested and no share depends on it. Returns whether it was deleted."""
+    if file == STDIN or response["dry_run"]:
+        return False
+    if any(response[reason] for reason in ("failed", "damaged", "conflict", "closed", "unknown", "invalid")):
+        print_message(f"{file} is kept: not all of its shares were imported. It contains witnesses: protect it.")
+        return False
+    if requested is None and not yes:
+        requested = typer.confirm(f"All shares of {file} are here or revealed. Delete it?", err=True)
+    if not requested:
+        print_message(f"{file} is kept. It contains witnesses: delete it as soon as possible.")
+        return False
+    with acting_as_owner(file) as real:
+        real.unlink()
+    return True
+
+
+def encode_for_svoted(selection: ExportSelection) -> bytes:
+    """Encode a selection. Ends the command unless all its shares belong to one round whose end is known."""
+    rounds = {exported.share.round_id for exported in selection.shares}
+    if len(rounds) > 1:
+        fail(
+            "the shares belong to several rounds, but a file for svoted contains only one: use --round", ExitCode.USAGE
+        )
+    (round_id,) = rounds
+    end = selection.round_ends.get(round_id)
+    if end is None:
+        fail("the end of the round is not known yet: wait until the helper has read the chain")
+    return encode_svoted_export(selection.shares, vote_end_time=end, exported_at=int(SystemClock().now()))
+
+
+_NOT_EXPORTED_REASONS = {"damaged": "rows damaged", "closed": "round closed", "moved": MOVED_TEXT}
+_NOT_IMPORTED_REASONS = {
+    "queued": "already queued here",
+    "failed": "failed here (`queue retry` retries them)",
+    "damaged": "rows damaged here",
+    "conflict": "queued here with other content",
+    "spent": "confirmed on the chain",
+    "closed": "round closed",
+    "unknown": "round unknown here: wait until the helper has read the chain, then import again",
+    "invalid": "invalid",
+}
+_MAX_SKIPPED_LISTED = 20
+
+
+@map_errors_to_exit_codes()
 def export(
     *,
     shares: RefsArgument = None,
@@ -73,16 +193,15 @@ def export(
     database_file(config, db, must_exist=False)  # ends the command for a shared database, which cannot be exported
     api, refs = OperatorApi.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
-    with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
-        api.require_database()
-        filter_query = build_filter_query(api, round_id, state, due_before, stage)
-        selection = _select(api.database, filter_query, refs, database_encryption(config))
+    api.require_database()
+    filter_query = build_filter_query(api, round_id, state, due_before, stage)
+    selection = _select(api.database, filter_query, refs, database_encryption(config))
     number = len(selection.shares)
     skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
     result = {"output": str(output), "shares": number, "left": skipped, "move": move, "dry_run": dry_run}
     _warn_of_partial_files(output.parent)
     if not number:
-        queue_output.print_not_exported(skipped)
+        print_not_exported(skipped)
         fail("no matching share to export", ExitCode.NOT_FOUND)
     if not dry_run:
         if move:
@@ -92,19 +211,14 @@ def export(
         else:
             sealed = _encrypt_selection(selection, read_new_passphrase(passphrase_file))
         body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
-        with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
-            result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
-    emit(result, queue_output.print_exported, json=json)
+        result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
+    emit(result, print_exported, json=json)
 
 
 def _select(
     database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption | None
 ) -> ExportSelection:
     """Select shares from a snapshot of the database."""
-    # imported here, so that the help loads no native code
-    from helper.store.sqlite.export import select_for_export  # noqa: PLC0415
-    from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
-
     conditions = operator_parameters.parse_filter(*options.values())
     for ref in refs:
         operator_parameters.parse_ref(ref)
@@ -114,9 +228,6 @@ def _select(
 
 
 def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
-    from helper.operations.export_format import ExportHeader, encode_header, encode_share_line  # noqa: PLC0415
-    from helper.store.backup import encrypt_backup  # noqa: PLC0415
-
     # key derivation takes about one second of CPU; a running helper has priority
     os.nice(10)
     made_at = int(SystemClock().now())
@@ -130,8 +241,6 @@ def _write_and_record(
     api: OperatorApi, output: Path, sealed: bytes, body: Mapping[str, Any], *, move: bool
 ) -> dict[str, Any]:
     """Record the export, and mark moved shares, after writing the file and before renaming it to `output`."""
-    from helper.store.backup import create_file  # noqa: PLC0415
-
     with create_file(output, sealed) as export_file:
         try:
             return api.post("/queue/export", body)
@@ -154,12 +263,11 @@ def _warn_of_partial_files(directory: Path) -> None:
 
 def _marks(selection: ExportSelection) -> dict[str, str]:
     """Return the selected rows as `marks` of the request."""
-    from helper.server.routes.operator_actions import MARK_STRUCT  # noqa: PLC0415
-
     marks = b"".join(MARK_STRUCT.pack(number, check) for number, check in selection.versions)
     return {"marks": b64encode(marks).decode()}
 
 
+@map_errors_to_exit_codes()
 def import_(
     *,
     file: Annotated[Path | None, typer.Argument(readable=False, help="File written by `queue export`.")] = None,
@@ -184,12 +292,12 @@ def import_(
         fail("specify either a file of `queue export` or --from-svoted FILE", ExitCode.USAGE)
     if from_svoted is None and delete_file is not None:
         fail("--delete-file and --keep-file require --from-svoted", ExitCode.USAGE)
-    if from_svoted == svoted_transfer.STDIN and not yes and not dry_run:
+    if from_svoted == STDIN and not yes and not dry_run:
         fail("standard input has the shares, so it cannot confirm: use --yes, or --dry-run", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(config, db)
     harden_process()
-    svoted = None if from_svoted is None else svoted_transfer.read_svoted_file(from_svoted)
+    svoted = None if from_svoted is None else read_svoted_file(from_svoted)
     if svoted is not None:
         lines: Sequence[bytes] = svoted.lines
     else:
@@ -198,16 +306,15 @@ def import_(
 
     def perform(*, preview: bool) -> dict[str, Any]:
         response = api.post("/queue/import", lines, {"dry_run": "1"} if preview else {})
-        return response if svoted is None else svoted_transfer.number_rows(response, svoted)
+        return response if svoted is None else number_rows(response, svoted)
 
-    with map_errors_to_exit_codes():
-        if not yes and not dry_run:
-            queue_output.print_imported(perform(preview=True))
-            confirm_or_exit("Import these shares?", yes=yes)
-        response = perform(preview=dry_run)
+    if not yes and not dry_run:
+        print_imported(perform(preview=True))
+        confirm_or_exit("Import these shares?", yes=yes)
+    response = perform(preview=dry_run)
     if from_svoted is not None:
-        response["deleted"] = svoted_transfer.delete_file(from_svoted, response, requested=delete_file, yes=yes)
-    emit(response, queue_output.print_imported, json=json)
+        response["deleted"] = delete_imported(from_svoted, response, requested=delete_file, yes=yes)
+    emit(response, print_imported, json=json)
     if response["conflict"]:
         raise typer.Exit(ExitCode.FAILURE)
     if response["left"]:
@@ -216,19 +323,48 @@ def import_(
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
     """Decrypt an export; returns its lines, with their line ends."""
-    from helper.store.backup import (  # noqa: PLC0415
-        DATABASE_HEADER,
-        decrypt_backup,
-        needs_passphrase,
-        require_backup_header,
-    )
-
-    with map_file_errors_to_exit_codes():
-        sealed = file.read_bytes()
-        require_backup_header(sealed, str(file))
-        if not needs_passphrase(sealed):
-            fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
-        content = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
+    sealed = file.read_bytes()
+    require_backup_header(sealed, str(file))
+    if not needs_passphrase(sealed):
+        fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
+    content = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     if content.startswith(DATABASE_HEADER):
         fail(f"{file} is a backup, not an export of a queue: restore it with `svote-helper db restore`")
     return [line + b"\n" for line in content.splitlines()]
+
+
+def print_exported(response: Mapping[str, Any]) -> None:
+    """Print the result of `queue export`."""
+    would = "would be written" if response["dry_run"] else "written"
+    typer.echo(f"{response['output']}: {response['shares']} shares {would}")
+    if "moved" in response:
+        typer.echo(f"{response['moved']} are no longer processed here")
+        if response["stayed"]:
+            print_message(f"{response['stayed']} are in the file but not moved: being processed, or changed meanwhile")
+    print_not_exported(response["left"])
+
+
+def print_not_exported(left: Mapping[str, int]) -> None:
+    """Print how many shares were not exported, by reason."""
+    for reason, number in left.items():
+        if number:
+            print_message(f"{number} not exported: {_NOT_EXPORTED_REASONS[reason]}")
+
+
+def print_imported(response: Mapping[str, Any]) -> None:
+    """Print the result of `queue import`."""
+    would = "would be" if response["dry_run"] else "are"
+    typer.echo(f"{response['taken']} shares {would} imported")
+    if response["revived"]:
+        typer.echo(f"{response['revived']} of them had been moved from here and {would} reactivated")
+    if response.get("submitted"):
+        typer.echo(f"already revealed, without a witness in the file: {response['submitted']}")
+    for reason, text in _NOT_IMPORTED_REASONS.items():
+        if response[reason]:
+            print_message(f"{response[reason]} not imported: {text}")
+    for row in response["left"][:_MAX_SKIPPED_LISTED]:
+        share = f"share {row['ref']}" if row["ref"] else "share"
+        round_ = f" of round {row['round'][:ROUND_CHARS]}" if row["round"] else ""
+        print_message(f"  {share}{round_} (number {row['number']} in the file): {row['reason']}")
+    if len(response["left"]) > _MAX_SKIPPED_LISTED:
+        print_message(f"  … --json lists all {len(response['left'])}")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
-import os
-import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from helper.cli.options import ConfigOption
-from helper.cli.output import print_message
+from helper.cli.command_inputs import read_settings
+from helper.cli.conventions import ConfigOption, print_message
+from helper.store.factory import refuse_host_in_use, refuse_unsuitable_disk
 
-app = typer.Typer()
 
-
-@contextlib.contextmanager
+@contextmanager
 def _defer_garbage_collection() -> Iterator[None]:
     """Collect no garbage in the block, and exempt its objects afterwards.
 
@@ -33,7 +29,6 @@ def _defer_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-@app.command()
 def serve(
     config: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Listen address (default: [helper] host).")] = None,
@@ -47,69 +42,22 @@ def serve(
     ] = None,
 ) -> None:
     """Accept shares from wallets and reveal each at its due time."""
+    flags = {
+        "helper.host": host,
+        "helper.port": port,
+        "helper.db_path": None if db is None else str(db),
+        "helper.role": role,
+    }
+    settings = read_settings(config, flags).config
+    other_services = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
+    if settings.helper.disable and not any(other_services):
+        print_message("the helper is disabled ([helper] disable = true), and no other service is enabled")
+        return
+    settings.require_nodes()
+    if not settings.helper.disable:
+        refuse_unsuitable_disk(settings)
+        refuse_host_in_use(settings)
     with _defer_garbage_collection():
-        # imported here, so that the help loads nothing else
-        from helper.cli.settings import read_settings  # noqa: PLC0415
-
-        flags = {
-            "helper.host": host,
-            "helper.port": port,
-            "helper.db_path": None if db is None else str(db),
-            "helper.role": role,
-        }
-        settings = read_settings(config, flags).config
-        other_services = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
-        if settings.helper.disable and not any(other_services):
-            print_message("the helper is disabled ([helper] disable = true), and no other service is enabled")
-            return
-        settings.require_nodes()
-        # imported after the settings were validated, so that errors in them are reported without loading native code
-        from helper.store.factory import refuse_host_in_use, refuse_unsuitable_disk  # noqa: PLC0415
-
-        if not settings.helper.disable:
-            refuse_unsuitable_disk(settings)
-            refuse_host_in_use(settings)
-
-        import uvloop  # noqa: PLC0415
-
-        from helper.app.service import Service  # noqa: PLC0415
-        from helper.app.startup import create_service, run_service  # noqa: PLC0415
-        from helper.clock import SystemClock  # noqa: PLC0415
-        from helper.observability.log_config import configure  # noqa: PLC0415
-        from helper.observability.sentry import create_reporter  # noqa: PLC0415
-        from helper.runtime.systemd import (  # noqa: PLC0415
-            ServiceManager,
-            adopt_inherited_listener,
-            is_journal,
-            priority_prefix,
-        )
-
-    clock = SystemClock()
-    reporter = create_reporter(settings.helper.sentry_dsn, clock) if settings.helper.sentry_dsn else None
-    configure(
-        settings.log.level,
-        settings.log.format,
-        report=reporter.report if reporter is not None else None,
-        prefix=priority_prefix if is_journal(os.environ, sys.stderr) else None,
-    )
-
-    service = create_service(settings)
-
-    def on_started(url: str) -> None:
-        if isinstance(service, Service) and service.new_database:
-            print_message(f"created a new, empty queue: {service.new_database}")
-        print_message(f"listening on {url}")
-        if ready_file is not None:
-            partial = ready_file.with_suffix(".partial")
-            partial.unlink(missing_ok=True)
-            with partial.open("x", encoding="utf-8") as file:  # never through an existing link
-                file.write(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
-            partial.replace(ready_file)
-
-    manager = ServiceManager(os.environ, os.getpid(), clock)
-    listener = adopt_inherited_listener(os.environ, os.getpid())
-    try:
-        uvloop.run(run_service(service, on_started=on_started, wallet_socket=listener, service_manager=manager))
-    finally:
-        if reporter is not None:
-            reporter.close()
+        # Imported after these checks, which a second service on the same database fails within a second.
+        from helper.app.startup import serve_until_signal  # noqa: PLC0415
+    serve_until_signal(settings, announce=print_message, ready_file=ready_file)

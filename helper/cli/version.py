@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sqlite3
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -10,16 +11,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, fail
-
-app = typer.Typer()
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail
+from helper.runtime.release_files import compare_installed, packages_directory, read_release
 
 SHOWN_FILES: Final = 10
 """Maximum number of files of each kind that the text output lists."""
 
 
-@app.command()
 def version(
     *,
     verify: Annotated[
@@ -70,12 +68,10 @@ def version(
 
 def collect_versions(*, with_native_code: bool = True) -> dict[str, Any]:
     """Collect the versions as plain JSON values. Without native code, `circuits` is empty."""
-    # imported here, so that the help loads no native code
-    from helper.store import sqlite_version  # noqa: PLC0415
-
     circuits: dict[str, Any] = {}
     if with_native_code:
-        from helper.circuits.registry import circuit_infos  # noqa: PLC0415
+        # Imported here, because a changed file must not run before it is reported.
+        from helper.circuits.known_circuits import circuit_infos  # noqa: PLC0415
 
         circuits = {
             name: {
@@ -90,7 +86,7 @@ def collect_versions(*, with_native_code: bool = True) -> dict[str, Any]:
         "version": package_version(),
         "circuits": circuits,
         "python": platform.python_version(),
-        "sqlite": sqlite_version(),
+        "sqlite": sqlite3.sqlite_version,
     }
 
 
@@ -108,10 +104,9 @@ def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | 
     Raises:
         ReleaseError: the list of files could not be verified.
     """
-    from helper.runtime.release_files import compare_installed, packages_directory, read_release  # noqa: PLC0415
-
     if manifest is None or allowed_signers is None:
-        from helper.cli.settings import read_settings  # noqa: PLC0415
+        # Imported here, because the settings take as long to load as all the rest of this command.
+        from helper.cli.command_inputs import read_settings  # noqa: PLC0415
 
         settings = read_settings(config, {}).config.prover
         manifest = manifest or (Path(settings.release_manifest) if settings.release_manifest else None)

@@ -1,6 +1,4 @@
-"""Send loop of the lease holder.
-
-Sends the messages that other hosts prepared and handles closed rounds.
+"""Send loop of the lease holder: sends the messages that other hosts prepared.
 
 On a single host, the dispatcher passes each prepared share to the sender. With a shared queue, any host can
 prepare messages. This loop finds them when it is notified, and polls once per second in case a notification was lost.
@@ -15,10 +13,9 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
-from helper.core.pause import PauseReason
+from helper.core.refusals import PauseReason
 from helper.observability.error_log import RecurringErrorLog
 from helper.observability.stats import Stats
-from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 
 log = structlog.get_logger("helper.cluster")
@@ -32,7 +29,6 @@ class SendLoop:
 
     Args:
         sender: sends messages; idle while another host holds the lease.
-        closing: purges closed rounds; idle while another host holds the lease.
         get_pause_reason: why nothing may be sent now, or None.
         clock: for the waits.
         stats: records failed attempts.
@@ -42,13 +38,11 @@ class SendLoop:
         self,
         *,
         sender: Sender,
-        closing: RoundClosing,
         get_pause_reason: Callable[[], PauseReason | None],
         clock: Clock,
         stats: Stats,
     ) -> None:
         self._sender = sender
-        self._closing = closing
         self._get_pause_reason = get_pause_reason
         self._clock = clock
         self._stats = stats
@@ -61,24 +55,14 @@ class SendLoop:
 
     async def run(self) -> None:
         """Send until cancelled."""
-        try:
-            while True:
-                self._wake_event.clear()
-                await self._run_once()
-                await self._clock.wait(self._wake_event, self._clock.now() + POLL_SECONDS)
-        finally:
-            await self._closing.stop()
-
-    async def _run_once(self) -> None:
-        last_error: Exception | None = None
-        for step in (self._closing.run_due, self._send):
+        while True:
+            self._wake_event.clear()
+            error: Exception | None = None
             try:
-                await step()
-            except Exception as error:  # any error: the other step and the next iteration must still run
-                last_error = error
-        self._stats.note_attempt("sending prepared shares", last_error, self._clock.monotonic())
-        self._errors.note(last_error)
-
-    async def _send(self) -> None:
-        if self._get_pause_reason() is None:
-            await self._sender.send_new()
+                if self._get_pause_reason() is None:
+                    await self._sender.send_new()
+            except Exception as failure:  # the next iteration may succeed
+                error = failure
+            self._stats.note_attempt("sending prepared shares", error, self._clock.monotonic())
+            self._errors.note(error)
+            await self._clock.wait(self._wake_event, self._clock.now() + POLL_SECONDS)

@@ -11,12 +11,20 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from helper.config import toml_lines
-from helper.config.discovery import CREDENTIALS, ENV_PREFIX, FILE_CREDENTIALS, NON_SETTING_VARIABLES, variable_name
-from helper.config.model import Config, find_contradictions
-from helper.config.value_text import SECTIONS, describe_validation_error, parse_value
+from helper.config.sections import Config, find_contradictions
+from helper.config.settings_file import (
+    CREDENTIALS,
+    ENV_PREFIX,
+    FILE_CREDENTIALS,
+    NON_SETTING_VARIABLES,
+    find_key_lines,
+    find_line,
+    parse_syntax_error,
+    variable_name,
+)
+from helper.config.settings_text import SECTIONS, describe_validation_error, parse_value
 from helper.errors import ConfigError
-from helper.object_store.credentials import CREDENTIALS_DIRECTORY
+from helper.object_store.bucket import CREDENTIALS_DIRECTORY
 
 Key = tuple[str, str]
 """Section and key."""
@@ -158,14 +166,14 @@ class _SettingsReader:
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            line, message = toml_lines.parse_syntax_error(str(error), text)
+            line, message = parse_syntax_error(str(error), text)
             self.problems.append(Problem(source, line, "", f"not valid TOML: {message}"))
             return
-        self._add_document(source, document, toml_lines.find_key_lines(text))
+        self._add_document(source, document, find_key_lines(text))
 
     def _add_document(self, source: str, document: Mapping[str, Any], lines: dict[tuple[str, ...], int]) -> None:
         for section, table in document.items():
-            line = toml_lines.find_line(lines, (section,))
+            line = find_line(lines, (section,))
             if section not in SECTIONS:
                 message = "unknown section" if isinstance(table, dict) else "must be inside a section"
                 self.problems.append(Problem(source, line, section, message, _suggest_section(section)))
@@ -174,7 +182,7 @@ class _SettingsReader:
                 self.problems.append(Problem(source, line, section, f"must be a section, [{section}]"))
                 continue
             for key, value in table.items():
-                line = toml_lines.find_line(lines, (section, key))
+                line = find_line(lines, (section, key))
                 if key not in SECTIONS[section]:
                     nearest = _suggest_key(section, key)
                     self.problems.append(Problem(source, line, f"{section}.{key}", "unknown key", nearest))

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from helper.core.addresses import is_loopback
-from helper.core.pinned_url import PinnedUrl
+from helper.core.text_forms import PinnedUrl, is_loopback
 from helper.object_store.bucket import BucketLocation
 
 MAX_SOCKET_PATH_BYTES: Final = 107

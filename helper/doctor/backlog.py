@@ -1,4 +1,4 @@
-"""Checks whether waiting shares can be revealed before their rounds end, by `helper.core.drain`. Pure.
+"""Checks whether waiting shares can be revealed before their rounds end, by `helper.core.load_forecast`. Pure.
 
 Shares that wait for a retry are work, but not late: the time of each retry is chosen, and the last one is near the end
 of the round.
@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from helper.core.drain import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
-from helper.core.time_text import format_duration
+from helper.core.load_forecast import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
+from helper.core.text_forms import format_duration
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.observability.queue_snapshot import QueueSnapshot, RetryingShares, RoundSnapshot
 

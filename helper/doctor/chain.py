@@ -77,7 +77,8 @@ async def _query_keys(rest: str) -> dict[bytes, bytes]:
     except ConfigError:
         return {}
     try:
-        return {known.round_id: known.authority_key for known in await client.listed_rounds() if known.authority_key}
+        listed = await client.rounds()
+        return {known.round_id: known.authority_key for known in listed.rounds if known.authority_key}
     except ChainError:
         return {}
     finally:

@@ -18,16 +18,18 @@ from helper.server.control_client import (
     DaemonUnresponsiveError,
     request_control_socket,
 )
+from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 
 _TARGET: Final = "/snapshot"
 _HELPER_SNAPSHOT: Final = TypeAdapter(HelperSnapshot)
 
 ADVICE_BY_CHECK: Final = {
-    "store": "If the database was moved or replaced, move the helper's own file back to its path (see the log), "
-    "and do not stop the helper before that. Otherwise free space on its disk, and check the kernel log for disk "
-    "errors. The helper recovers automatically.",
-    "shared store": "Check whether PostgreSQL is running and whether this host can connect to it, see the check of the "
-    "database and the log. The helper reconnects automatically.",
+    "store": "Free space on the disk of the database, and check the kernel log for disk errors; the helper's log has "
+    "the error. The helper recovers automatically.",
+    "moved store": "Move the helper's own file back to its path (see the log), and do not stop the helper before that. "
+    "The helper recovers automatically.",
+    "shared store": "Check whether PostgreSQL is running, accepts connections of this host, and lets its role write: "
+    "see the check of the database and the log. The helper reconnects automatically.",
     "chain": "Fix a node, or add another to [chain] endpoints; see the node checks. The helper recovers automatically.",
     "clock": "Correct this machine's clock and run an NTP service. The helper recovers automatically.",
     "blocks": "Wait while the blocks are read. If no node has them, or two do not return them alike, add one with more "
@@ -44,7 +46,7 @@ ADVICE_BY_CHECK: Final = {
     "shared sender": "Start a host with that role, or one with the role all. If one runs, check its log.",
     "shared provers": "Start a host with that role, or one with the role all. If one runs, check its log.",
 }
-"""Advice for each of the helper's own health checks, by name; `shared …` is a check of a queue in PostgreSQL."""
+"""Advice for each of the helper's own health checks, by name; with a prefix that tells what a failure is about."""
 _ADVICE_BY_NOTE: Final = {
     "store": "Check the disk for errors, and restart the helper. If its log has `database_damaged` again, restore the "
     "newest backup.",
@@ -133,7 +135,7 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
     service = daemon.service
     problems = {check.name: check.problem for check in service.checks if check.problem}
     results = [
-        fail(f"helper: {name}", problem, ADVICE_BY_CHECK.get(_advice_name(name, service), "See its log."))
+        fail(f"helper: {name}", problem, ADVICE_BY_CHECK.get(_advice_name(name, problem, service), "See its log."))
         for name, problem in problems.items()
     ]
     results += [
@@ -151,7 +153,9 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
     return [ok("helper", f"running (pid {pid}), ready at height {service.height}", **reported)]
 
 
-def _advice_name(check: str, service: ServiceState) -> str:
+def _advice_name(check: str, problem: str, service: ServiceState) -> str:
+    if problem in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
+        return "moved store"
     if check == "provers" and service.role != "api" and not sum(service.provers.deaths.values()):
         return "starting provers"
     shared = {"store", "sender", "provers"} if service.role == "api" else {"store", "sender"}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.config import Config
-from helper.core.time_text import format_time
+from helper.config.sections import Config
+from helper.core.text_forms import format_time
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import QueueSnapshot, read_snapshot

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from helper.core.round_plan import PROVER_BYTES
+from helper.core.load_forecast import PROVER_BYTES
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.runtime.hardening import ProcessLimits
+from helper.runtime.process_security import ProcessLimits
 
 DATABASE_SUFFIXES: Final = ("", "-wal", "-shm", ".lock")
 """Suffixes of the files of a database."""
@@ -118,7 +118,7 @@ def evaluate_cores(limits: ProcessLimits, core_pattern: str | None, *, process_n
     """Check that witnesses cannot get into a core file.
 
     Args:
-        limits: `helper.runtime.hardening.get_process_limits`.
+        limits: `helper.runtime.process_security.get_process_limits`.
         core_pattern: where the kernel writes core files; None if unknown.
         process_name: the process, for the message.
     """

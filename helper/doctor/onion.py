@@ -9,7 +9,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.runtime.socks import SocksError, open_socks_stream
+from helper.runtime.network_clients import SocksError, open_socks_stream
 
 ONION_SECONDS: Final = 12.0
 """Time limit in seconds. Tor fetches the descriptor and builds two circuits, which takes up to 10 s."""

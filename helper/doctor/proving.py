@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from helper.circuits.registry import circuit_for_version, default_circuit
-from helper.circuits.versions import LATEST_KNOWN_VERSION, format_version, is_newer_than_known
+from helper.circuits.generation import LATEST_KNOWN_VERSION, format_version, is_newer_than_known
+from helper.circuits.known_circuits import circuit_for_version, default_circuit
 from helper.clock import Clock
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout

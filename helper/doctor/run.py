@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from admin.config_fetch import ConfigFetcher
+from admin.config_refresh import ConfigFetcher
 from helper.app.listeners import BUILT_PAGE_DIR
-from helper.circuits.registry import default_circuit
+from helper.circuits.known_circuits import default_circuit
 from helper.clock import Clock
-from helper.config import Config, is_missing
-from helper.core.drain import ProofRate
+from helper.config.sections import Config
+from helper.config.settings_file import is_missing
+from helper.core.load_forecast import ProofRate
 from helper.doctor import backlog, chain, database, disk, machine, onion, page, proving
 from helper.doctor import daemon as daemons
 from helper.doctor import settings as configuration
@@ -30,7 +31,7 @@ from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.doctor.voting_config import DOCUMENT_SECONDS, check_voting_config
 from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot
-from helper.runtime.hardening import get_process_limits, harden_process
+from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version

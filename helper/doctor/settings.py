@@ -13,8 +13,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from helper.app.listeners import published_addresses
-from helper.config import Config, Problem, find_file, load_valid_settings
-from helper.config.value_text import SECRET_SETTINGS
+from helper.config.loader import Problem, load_valid_settings
+from helper.config.sections import Config
+from helper.config.settings_file import find_file
+from helper.config.settings_text import SECRET_SETTINGS
 from helper.doctor.result import CheckResult, fail, ok, warn
 
 MIN_ENTROPY_BITS: Final = 64.0

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from admin.config_documents import InvalidConfigError, PublishedConfig
-from admin.config_fetch import ConfigFetcher
+from admin.config_refresh import ConfigFetcher
+from admin.published_config import InvalidConfigError, PublishedConfig
 from helper.core.round_authentication import RoundAuthentication
 from helper.doctor.result import CheckResult, ok, warn
 

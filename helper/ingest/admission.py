@@ -32,8 +32,7 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
-from helper.core.pause import PauseCause, PauseReason
-from helper.core.refusals import Situation, TemporaryRefusal
+from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal
 from helper.core.share import InvalidChoice, Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator

@@ -25,8 +25,7 @@ import structlog
 
 from helper.core.share import Share
 from helper.errors import ClientLeft, ShareRefused
-from helper.ingest.payload import SMALL_BODY_BYTES, invalid_share
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import SMALL_BODY_BYTES, PayloadError, invalid_share
 from proofs import InvalidShare, ProofsError, ReadShare
 
 log = structlog.get_logger("helper.ingest")
@@ -43,7 +42,7 @@ More calls would also make the batches smaller, and each costs the event loop tw
 
 
 class Checks(Protocol):
-    """The validation of bodies; implemented by `helper.circuits.registry`, and by simulations with cheaper hashes."""
+    """Validates bodies; implemented by `helper.circuits.known_circuits`, and by simulations with cheaper hashes."""
 
     def read_shares(self, bodies: Sequence[bytes]) -> Sequence[Result]:
         """Parse and validate bodies."""
@@ -110,7 +109,7 @@ class ShareValidator:
     """Parses and validates posted shares.
 
     Args:
-        checks: the validation; `helper.circuits.registry`.
+        checks: the validation; `helper.circuits.known_circuits`.
     """
 
     def __init__(self, checks: Checks) -> None:

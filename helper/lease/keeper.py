@@ -1,16 +1,20 @@
-"""Acquires and renews the sender lease, and reports when another host holds it."""
+"""Creates the configured sender lease, acquires and renews it, and reports when another host holds it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, cast
 
 import structlog
 
 from helper.clock import Clock
+from helper.config.sections import ROLES, Config
 from helper.core.log_limits import LoggedProblem
 from helper.errors import LeaseError, LeaseHeld
-from helper.lease import Lease
+from helper.lease.s3_lease import create_s3_lease
+from helper.lease.sender_lease import DatabaseLease, Lease, SenderLeaseStore
+from helper.store.factory import get_host_name
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.lease")
 
@@ -147,3 +151,37 @@ class LeaseKeeper:
         """Log a reason only when it changes."""
         if self._problem.note(reason):
             log.warning(event, reason=reason, advice=advice)
+
+
+def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str, str]) -> Lease | None:
+    """Create the sender lease of this store's queue.
+
+    Args:
+        config: the configuration.
+        store: the queue.
+        clock: the source of time.
+        env: the environment, for the credentials of an object store.
+
+    Returns:
+        None if no other host can use the queue.
+
+    Raises:
+        ConfigError: a required library is not installed, or the credentials file is invalid.
+    """
+    outer = _create_s3_lease(config, clock, env)
+    if not store.is_shared:
+        return outer
+    return DatabaseLease(cast(SenderLeaseStore, store), clock=clock, outer=outer)
+
+
+def _create_s3_lease(config: Config, clock: Clock, env: Mapping[str, str]) -> Lease | None:
+    if config.sender.lease_location is None or not ROLES[config.helper.role].can_send:
+        return None
+    return create_s3_lease(
+        config.s3.to_settings(),
+        config.sender.lease_location,
+        host=get_host_name(config),
+        clock=clock,
+        env=env,
+        seconds=config.store.lease_seconds,
+    )

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from helper.core.text import clean_text
+from helper.core.text_forms import clean_text
 from helper.errors import HelperError
 
 ALLOWED_FIELDS: Final = frozenset(

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from helper.chain.chain_data import RoundStatus
 from helper.clock import Clock
-from helper.core.drain import ProofRate
+from helper.core.load_forecast import ProofRate
 from helper.observability.log_config import count_dropped_fields
 from helper.observability.metric_definitions import COUNTERS, LABELLED_STATUSES
 from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, forecast_rounds, measured_rate

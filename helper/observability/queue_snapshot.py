@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from helper.chain.chain_data import ENDED_STATUSES, Round
-from helper.core.drain import DrainResult, ProofRate, forecast_work, simulate_drain
+from helper.core.load_forecast import DrainResult, ProofRate, forecast_work, simulate_drain
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState, TimingSummary, fact
 from helper.store.models import MINUTES_AHEAD, DueForecast, FailureGroup, QueueFilter, StoredRound
@@ -330,8 +330,8 @@ class FailureOverview:
 class RoundOverview:
     """State of a round.
 
-    `seconds_needed` is the time to the end of the round minus the slack of `helper.core.drain`: above the time that is
-    left if the shares cannot be proven before the end. None while the time of a proof is not known.
+    `seconds_needed` is the time to the end of the round minus the slack of `helper.core.load_forecast`: above the time
+    that is left if the shares cannot be proven before the end. None while the time of a proof is not known.
     """
 
     round_id: str = fact("Round id, hex.")

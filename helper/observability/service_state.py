@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from helper.observability.readiness_text import Check
-from helper.runtime.hardening import ProcessLimits
+from helper.runtime.process_security import ProcessLimits
 
 
 def fact(description: str, *, metric: str = "", **default: Any) -> Any:

@@ -13,10 +13,10 @@ import orjson
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.registry import GENERATIONS, generation_of_kind
+from helper.circuits.known_circuits import GENERATIONS, generation_of_kind
 from helper.core.share import Share, ShareState
 from helper.errors import ChainResponseError, ExportFileError
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import PayloadError
 from helper.ingest.validator import Checks, checked_share
 from helper.store.action_models import ExportedReveal, ExportedShare, ValidatedShare
 from helper.store.models import HistoryEntry, PreparedReveal

@@ -23,7 +23,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.registry import get_generation
+from helper.circuits.known_circuits import get_generation
 from helper.errors import ChainResponseError, ProofBundleError
 from proofs import CircuitInfo, EncodingError
 

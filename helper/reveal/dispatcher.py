@@ -1,4 +1,4 @@
-"""Dispatch loop: closes rounds, dispatches due shares, sleeps until the next deadline.
+"""Dispatch loop: dispatches due shares, sleeps until the next deadline.
 
 No error ends the loop. A failed step is logged once and retried after a second. If revealing a share raises an
 unexpected error, the share stays claimed until the loop releases the claim after a delay.
@@ -16,14 +16,20 @@ from typing import Final
 import structlog
 
 from helper.clock import RECHECK_SECONDS, Clock
-from helper.core.dispatch_order import BacklogLimits, DueShare, RoundQueue, RoundTurns, is_backlog, is_overdue
-from helper.core.pause import PauseCause, PauseReason
-from helper.core.schedule import retry_delay
+from helper.core.dispatch_order import (
+    BacklogLimits,
+    DueShare,
+    RoundQueue,
+    RoundTurns,
+    is_backlog,
+    is_overdue,
+    retry_delay,
+)
+from helper.core.refusals import PauseCause, PauseReason
 from helper.observability.error_log import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS
 from helper.reveal.revealer import ProofTimes, Revealer
-from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.store.models import QueuedShare
 from helper.store.store import Store
@@ -173,7 +179,6 @@ class DispatchGate:
     Attributes:
         round_ids: ids of the rounds whose shares may be proven: active, with a verified root.
         max_due_time: Unix time; shares due later are not dispatched, even if the local clock has passed their due time.
-        pause_reason: why dispatch is paused, or None.
         is_one_at_a_time: whether each share waits up to `TRIAL_WAIT_SECONDS` for the node's response to the previous
             one. True until the chain has accepted the circuit, because otherwise all proofs could be wasted.
         ends: ends of these rounds, in Unix seconds.
@@ -193,12 +198,7 @@ class Dispatcher:
 
     Args:
         sender: sends each prepared share; None if another host sends.
-        closing: handles closed rounds before each dispatch; None if the send loop does this.
-        backlog: claims shares in a backlog.
         max_sleep: maximum sleep in seconds. Other hosts may enqueue or release shares without waking this one.
-
-    Attributes:
-        claimed_count: number of shares that are claimed for the provers.
     """
 
     def __init__(
@@ -207,7 +207,6 @@ class Dispatcher:
         store: Store,
         revealer: Revealer,
         sender: Sender | None,
-        closing: RoundClosing | None,
         get_gate: Callable[[], DispatchGate],
         backlog: Backlog,
         slots: int,
@@ -218,7 +217,6 @@ class Dispatcher:
         self._store = store
         self._revealer = revealer
         self._sender = sender
-        self._closing = closing
         self._max_sleep = max_sleep
         self._get_gate = get_gate
         self._backlog = backlog
@@ -263,14 +261,12 @@ class Dispatcher:
         finally:
             for task in self._tasks:
                 task.cancel()
-            if self._closing is not None:
-                await self._closing.stop()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run_steps(self) -> float:
         """Run one iteration; return the wall time of the next one."""
         deadline, last_error = math.inf, None
-        for step in (self._release_delayed, self._close_rounds, self._dispatch):
+        for step in (self._release_delayed, self._dispatch):
             error: Exception | None = None
             try:
                 next_run = await step()
@@ -282,11 +278,6 @@ class Dispatcher:
             deadline = min(deadline, next_run)
         self._errors.note(last_error)
         return min(deadline, self._clock.now() + self._max_sleep)
-
-    async def _close_rounds(self) -> float:
-        if self._closing is not None:
-            await self._closing.run_due()
-        return math.inf
 
     # ---------------------------------------------------------------- dispatch
 

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
-from helper.circuits.registry import get_generation
+from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import HelperError, ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
@@ -48,14 +48,6 @@ TIMEOUT_FACTOR = 50
 RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover_worker")
-
-
-class WorkerSpawner(Protocol):
-    """Starts a worker (`WorkerProcess.spawn`)."""
-
-    async def __call__(self, command: WorkerCommand, *, threads: int) -> WorkerProcess:
-        """Start a worker whose proofs use `threads` threads. Raises OSError."""
-        ...
 
 
 class WorkerProcess:
@@ -135,6 +127,10 @@ class WorkerProcess:
             raise
 
 
+WorkerSpawner = Callable[..., Awaitable[WorkerProcess]]
+"""Starts a worker, as `WorkerProcess.spawn` does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
     """A proof and the two public inputs that the prover computed."""
@@ -169,7 +165,6 @@ class ProverPool:
     """A fixed number of workers that share one job queue.
 
     Args:
-        workers: number of concurrent proofs.
         circuits: generations that workers use. A worker is ready with the keys of the first, which its self-test uses.
         nice: added to the niceness of a worker (0 to 19), so that the API has priority.
         timeout: seconds after which a proof is cancelled and its worker killed; 0 means
@@ -206,7 +201,6 @@ class ProverPool:
         self._ready_slots: set[int] = set()
         self._self_tests: dict[int, float] = {}
         self._first_ready = asyncio.Event()
-        self._fatal_error: asyncio.Future[None] | None = None
         self._load_lock = asyncio.Lock()
         self._pids: dict[int, int] = {}
         self.unexpected_exits: Counter[str] = Counter()
@@ -245,36 +239,24 @@ class ProverPool:
         return max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * slowest)
 
     async def wait_ready(self) -> None:
-        """Wait until a worker has loaded and checked its keys.
-
-        Raises:
-            ProverError: a circuit's keys do not match their fingerprint; the service must not start.
-        """
-        assert self._fatal_error is not None, "run() starts the workers"
-        ready = asyncio.ensure_future(self._first_ready.wait())
-        awaited: set[asyncio.Future[Any]] = {ready, self._fatal_error}
-        try:
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            if self._fatal_error.done():
-                self._fatal_error.result()
-        finally:
-            ready.cancel()
+        """Wait until a worker has loaded and checked its keys."""
+        await self._first_ready.wait()
 
     async def run(self) -> None:
         """Run the workers, and restart them when they exit, until cancelled; then kill them.
 
         Raises:
-            ProverError: a circuit's keys do not match their fingerprint.
+            ProverError: a circuit's keys do not match their fingerprint; the service must not start.
         """
-        self._fatal_error = asyncio.get_running_loop().create_future()
-        tasks = [asyncio.create_task(self._run_slot(slot)) for slot in range(self.workers)]
         try:
-            await self._fatal_error
+            async with asyncio.TaskGroup() as group:
+                for slot in range(self.workers):
+                    group.create_task(self._run_slot(slot))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         finally:
-            for task in tasks:
-                task.cancel()
-            await _wait_all(tasks)
-            self._cancel_queued()
+            while not self._queue.empty():
+                self._queue.get_nowait()[2].future.cancel()
 
     async def prove(
         self,
@@ -338,14 +320,13 @@ class ProverPool:
         return reply
 
     async def _run_slot(self, slot: int) -> None:
-        """Run one worker after another until a fatal error."""
-        assert self._fatal_error is not None
+        """Run one worker after another."""
         failures = 0
         if slot > 0:
             # Due shares wait for the keys of one worker only. It creates them with all cores.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._first_ready.wait(), FIRST_WORKER_SECONDS)
-        while not self._fatal_error.done():
+        while True:
             await self._clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
             was_ready = await self._run_worker(slot)
             failures = 0 if was_ready else failures + 1
@@ -365,9 +346,10 @@ class ProverPool:
             return is_ready
         self._pids[slot] = process.pid
         try:
-            is_ready = await self._start_worker(slot, process)
+            await self._start_worker(slot, process)
+            is_ready = True
             circuits = {self._circuits[0]}  # those whose keys this worker has
-            while is_ready:
+            while True:
                 missing = [circuit for circuit in self._circuits if circuit not in circuits]
                 queued = await self._next_task(process, LOAD_IDLE_SECONDS if missing else None)
                 if queued is None:
@@ -378,12 +360,14 @@ class ProverPool:
                     # The job waits in the queue, so that neither the time nor a failure of this counts for its share.
                     self._queue.put_nowait(queued)
                     is_ready = False  # a worker that fails here is restarted after a delay
-                    load: Frame = {"op": "load", "circuits": [task.circuit]}
-                    is_ready = await self._create_keys(process, load) is not None
+                    await self._create_keys(process, {"op": "load", "circuits": [task.circuit]})
+                    is_ready = True
                     circuits.add(task.circuit)
-        except ProverError as error:
+        except (ProverCrashed, ProverTimeout) as error:
             self.unexpected_exits["timeout" if isinstance(error, ProverTimeout) else "died"] += 1
             log.warning("prover_exited", slot=slot, reason=str(error))
+        except ProverError:  # no worker can create the keys
+            raise
         except Exception:
             log.exception("prover_failed", slot=slot)
         finally:
@@ -396,15 +380,12 @@ class ProverPool:
         """Threads of a proof: one, unless there are more cores than workers."""
         return max(1, (os.cpu_count() or 1) // self.workers)
 
-    async def _start_worker(self, slot: int, process: WorkerProcess) -> bool:
+    async def _start_worker(self, slot: int, process: WorkerProcess) -> None:
         reply = await self._create_keys(process, {"op": "start", "circuits": self._circuits[:1], "nice": self._nice})
-        if reply is None:
-            return False
         self._self_tests[slot] = float(reply["self_test_seconds"])
         self._ready_slots.add(slot)
         self._first_ready.set()
         log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
-        return True
 
     async def _load_when_idle(self, process: WorkerProcess, circuits: list[str]) -> list[str]:
         """Create the keys of these circuits in an idle worker. Returns the circuits whose keys it has then."""
@@ -414,19 +395,14 @@ class ProverPool:
             await self._create_keys(process, {"op": "load", "circuits": circuits})
         return circuits
 
-    async def _create_keys(self, process: WorkerProcess, request: Frame) -> Frame | None:
-        """Have a worker create keys. Returns None after a fatal error: keys do not match their fingerprint."""
+    async def _create_keys(self, process: WorkerProcess, request: Frame) -> Frame:
+        """Have a worker create keys. Raises a ProverError that is fatal if they do not match their fingerprint."""
         reply = await process.exchange(request, START_TIMEOUT_SECONDS)
         if reply.get("error") == "circuit":
-            assert self._fatal_error is not None
-            if not self._fatal_error.done():
-                self._fatal_error.set_exception(
-                    ProverError(
-                        str(reply["message"]),
-                        advice="The circuits of this build differ from the chain's; install a release build.",
-                    )
-                )
-            return None
+            raise ProverError(
+                str(reply["message"]),
+                advice="The circuits of this build differ from the chain's; install a release build.",
+            )
         if "error" in reply:
             raise ProverCrashed(f"could not create keys: {reply['message']}")
         return reply
@@ -471,19 +447,3 @@ class ProverPool:
         finally:
             getter.cancel()
             ended.cancel()
-
-    def _cancel_queued(self) -> None:
-        while not self._queue.empty():
-            self._queue.get_nowait()[2].future.cancel()
-
-
-async def _wait_all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for cancelled tasks, even if cancelled again, so that no worker process remains."""
-    was_cancelled = False
-    while not all(task.done() for task in tasks):
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            was_cancelled = True
-    if was_cancelled:
-        raise asyncio.CancelledError

@@ -22,8 +22,8 @@ from typing import IO, Any
 import orjson
 
 import proofs
-from helper.circuits.registry import get_generation
-from helper.runtime.hardening import harden_process
+from helper.circuits.known_circuits import get_generation
+from helper.runtime.process_security import harden_process
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 20

@@ -11,14 +11,14 @@ from typing import Final
 
 import structlog
 
-from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
+from helper.chain.chain_data import Anchor
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
-from helper.circuits.registry import get_generation
+from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
-from helper.core.dispatch_order import ProofPace, can_finish_proof
-from helper.core.schedule import last_attempt_time, rank_fraction, retry_time
+from helper.core.dispatch_order import ProofPace, can_finish_proof, last_attempt_time, rank_fraction, retry_time
 from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice

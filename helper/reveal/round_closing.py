@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 
@@ -12,7 +11,8 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.lease import Lease
-from helper.lease.local import LocalLease
+from helper.lease.sender_lease import LocalLease
+from helper.observability.error_log import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.store.models import StoredRound
 from helper.store.store import Store
@@ -21,9 +21,7 @@ log = structlog.get_logger("helper.reveal")
 
 UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
 CHECK_INTERVAL_SECONDS = 1.0
-"""Minimum interval between two checks of the rounds, in seconds."""
-RUN_PATIENCE = 0.05
-"""Seconds that dispatch waits for reports and purges; longer ones continue in the background."""
+"""Seconds between two checks of the rounds."""
 
 
 class RoundClosing:
@@ -32,7 +30,7 @@ class RoundClosing:
     Only the chain closes a round (`RoundRegistry.is_closed`). Its unconfirmed shares then fail and are logged. Their
     witnesses remain for `purge_after` seconds of the chain's time, so that an operator can inspect them, and are purged
     with the round. Frozen rounds are not changed. The rounds are read only after a change on the chain or when a purge
-    is due, at most once per second. In a cluster, only the lease holder does this.
+    is due. In a cluster, only the lease holder does this. A slow node or a large purge delays no reveal.
     """
 
     def __init__(
@@ -51,47 +49,29 @@ class RoundClosing:
         self._clock = clock
         self._stats = stats
         self._purge_after = purge_after
-        self._next_check = -CHECK_INTERVAL_SECONDS
         self._checked_revision: int | None = None  # at the last successful check
         self._next_purge = math.inf  # Unix seconds
-        self._task: asyncio.Task[None] | None = None
 
-    @property
-    def is_due(self) -> bool:
-        """Whether there may be anything to do."""
-        if not self._lease.is_held or self._clock.monotonic() < self._next_check:
-            return False
-        now = self._rounds.chain_now()
-        return self._rounds.revision != self._checked_revision or (now is not None and now >= self._next_purge)
-
-    async def run_due(self) -> None:
-        """Start a run in the background if one is due, and wait for it briefly.
-
-        A slow node or a large purge does not delay the caller. An error of the run is raised here, or by a later call.
-
-        Raises:
-            StoreError: the rounds cannot be read or changed.
-        """
-        if self._task is None and self.is_due:
-            self._task = asyncio.create_task(self.run_once())
-            await asyncio.wait({self._task}, timeout=RUN_PATIENCE)
-        if self._task is not None and self._task.done():
-            task, self._task = self._task, None
-            self._stats.note_attempt("closing rounds", task.exception(), self._clock.monotonic())
-            task.result()
-
-    async def stop(self) -> None:
-        """Cancel the run in the background."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def run(self) -> None:
+        """Check the rounds once per second until cancelled."""
+        errors = RecurringErrorLog(log, failed="round_closing_failed", recovered="round_closing_recovered")
+        while True:
+            error: Exception | None = None
+            try:
+                await self.run_once()
+            except Exception as failure:  # the next check may succeed
+                error = failure
+            errors.note(error)
+            self._stats.note_attempt("closing rounds", error, self._clock.monotonic())
+            await self._clock.sleep(CHECK_INTERVAL_SECONDS)
 
     async def run_once(self) -> None:
         """Close, report and purge the rounds that the chain has closed."""
-        if not self.is_due:
+        now = self._rounds.chain_now()
+        is_purge_due = now is not None and now >= self._next_purge
+        if not self._lease.is_held or (self._rounds.revision == self._checked_revision and not is_purge_due):
             return
         revision = self._rounds.revision
-        self._next_check = self._clock.monotonic() + CHECK_INTERVAL_SECONDS
         self._checked_revision = None
         purges = [
             await self._process_round(stored)

@@ -24,15 +24,16 @@ from helper.chain.broadcast_outcome import (
 )
 from helper.chain.chain_data import TxResult
 from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
-from helper.chain.node_pool import RESEND_SECONDS, Node, NodePool, gather_limited
+from helper.chain.node_pool import RESEND_SECONDS, NodePool, gather_limited
 from helper.chain.reveal_transaction import RevealMessage, shows_spent
-from helper.circuits.registry import get_generation
+from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
 from helper.lease import Lease
-from helper.lease.local import LocalLease
+from helper.lease.sender_lease import LocalLease
 from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy
@@ -399,7 +400,7 @@ class Sender:
             first=reveal.first_sent_height,
             last=reveal.last_sent_height,
             outcome=verdict.name,
-            is_spent=send_policy.is_spent_everywhere(self._node_facts(reveal, state)),
+            is_spent=send_policy.is_answer_of_all(self._node_facts(reveal, state), Verdict.SPENT),
         )
         await self._store.record_outcome(reveal.share_id, outcome=verdict.name, decide_height=height)
 

@@ -15,7 +15,7 @@ from typing import Final, TextIO
 import anyio
 
 from helper.clock import Clock
-from helper.core.text import clean_text
+from helper.core.text_forms import clean_text
 from helper.errors import HelperError
 
 WALLETS_SOCKET_NAME: Final = "wallets"

@@ -1,1 +1,1 @@
-"""HTTP servers: wallet API over TCP, operator API over an owner-only unix socket. `routes/` contains the routes."""
+"""HTTP servers: wallet API over TCP, operator API over an owner-only unix socket. `*_routes.py` contain the routes."""

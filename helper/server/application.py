@@ -1,7 +1,8 @@
-"""Assembles the wallet API application from routes and middleware."""
+"""Assembles the wallet API application from routes and middleware, with a fast path for `POST /shares`."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -11,14 +12,49 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.server.body_reader import BodyReader
-from helper.server.fast_path import FastPath
-from helper.server.middleware import CorsMiddleware, ErrorMiddleware, JsonResponse, json_application
+from helper.server.middleware import CORS_HEADERS, CorsMiddleware, ErrorMiddleware, JsonResponse, json_application
 from helper.server.openapi import ApiRoute, Operation, TokenHolder, generate_document
-from helper.server.request_ids import RequestIdMiddleware
-from helper.server.routes.wallet import ShareSubmission, WalletView, wallet_routes
+from helper.server.request_ids import REQUEST_ID_HEADER_BYTES, RequestIdMiddleware, generate_request_ids
+from helper.server.wallet_routes import SHARES_PATH, ShareSubmission, WalletView, accepted_response, wallet_routes
+from helper.store.models import EnqueueResult
+
+
+class FastPath:
+    """Accepts posted shares without routing and middleware; forwards all other requests to the application.
+
+    Almost all requests are shares that are accepted. They pass the same validation functions as in the regular route,
+    and their response is computed in advance. For a refused share the application raises the same exception without
+    reading or enqueuing anything a second time (`ShareSubmission`). It responds and logs as usual.
+
+    Args:
+        app: the regular application: the wallet routes with their middleware.
+        submission: accepts shares, as in the regular route.
+    """
+
+    def __init__(self, app: ASGIApp, submission: ShareSubmission) -> None:
+        self._app = app
+        self._submission = submission
+        self._request_ids = generate_request_ids()
+        self._queued = accepted_response(EnqueueResult.QUEUED)
+        self._duplicate = accepted_response(EnqueueResult.DUPLICATE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        outcome: EnqueueResult | None = None
+        if scope["type"] == "http" and scope["path"] == SHARES_PATH and scope["method"] == "POST":
+            with contextlib.suppress(Exception):  # the application raises it again and responds
+                outcome = await self._submission(scope, receive)
+        if outcome is None:
+            await self._app(scope, receive, send)
+            return
+        response = self._duplicate if outcome is EnqueueResult.DUPLICATE else self._queued
+        headers = [*response.raw_headers, *CORS_HEADERS, (REQUEST_ID_HEADER_BYTES, next(self._request_ids).encode())]
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body})
+
 
 DOCUMENT: Final = Operation("OpenAPI document of this API.", dict[str, Any])
 

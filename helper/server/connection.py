@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 
 from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
 from helper.ingest.payload import SMALL_BODY_BYTES, error_body
-from helper.server import peer_credentials
 from helper.server.body_reader import (
     CLOSE_AFTER_BODY_KEY,
     COMPLETE_BODY_KEY,
@@ -30,9 +29,16 @@ from helper.server.body_reader import (
     DRAIN_SECONDS,
     HAS_LEFT_KEY,
 )
-from helper.server.client_address import Network, is_trusted_proxy
-from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
-from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
+from helper.server.client_limits import Network, is_trusted_proxy
+from helper.server.connection_io import (
+    PEER_KEY,
+    Deadline,
+    SmallReads,
+    StallTimer,
+    ends_at_most_one_head,
+    piece_end,
+    read_peer,
+)
 from helper.server.connection_limits import (
     LINGER_SECONDS,
     MAX_BODY_PIECES,
@@ -40,11 +46,12 @@ from helper.server.connection_limits import (
     MAX_UNSENT_BYTES,
     MIN_PIECE_BYTES,
     SEND_BUFFER_BYTES,
+    ConnectionEvictor,
     ConnectionLimits,
+    ConnectionProgress,
+    RequestTurns,
 )
-from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import CORS_HEADERS, CorsMiddleware, refusal_response
-from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
 ABORT_KEY: Final = "abort connection"
@@ -123,7 +130,7 @@ class BoundedProtocol(HttpConnection):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.add_state(
             {
-                peer_credentials.PEER_KEY: peer_credentials.read_peer(transport),
+                PEER_KEY: read_peer(transport),
                 ABORT_KEY: self.transport.abort,
                 HAS_LEFT_KEY: self.transport.is_closing,
                 # weak, so that a closed connection is freed without the garbage collector

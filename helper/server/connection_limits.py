@@ -1,9 +1,20 @@
-"""Limits of a listener's connections. Fast to import, because commands do."""
+"""Limits of a listener's connections, which of them are closed above the limits, and turns of their requests.
+
+A connection is judged by what its client does, never by its address: many wallets share the address of a Tor exit or of
+a mobile network. The slowest connection is the one that has received the fewest bytes of its request per second since
+the request, or the wait for it, began. A wallet over Tor may send nothing for about two seconds and then sends a share
+at 20 kB/s or more, so no connection is closed in its first seconds.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+import structlog
 
 MAX_PIPELINED: Final = 1
 """Maximum parsed requests of a connection that wait for an earlier response.
@@ -62,3 +73,203 @@ class ConnectionLimits:
     max_headers: int = 100
     max_connections: int = 4096
     eviction_seconds: float = 4.0
+
+
+IDLE_SECONDS: Final = 1.0
+"""Seconds from which an idle connection may be closed: a wallet that posts several shares sends the next one sooner."""
+MAX_CLOSING: Final = 128
+"""Connections above the limit while others are being closed, which may take a second: half of the reserved files."""
+MAX_PENDING_BYTES: Final = 16 << 20
+"""Maximum bytes of all incomplete requests, without the first `UNCOUNTED_BYTES` of each.
+
+Less than `BodyReader` permits, so that slow bodies do not exhaust that.
+"""
+UNCOUNTED_BYTES: Final = 16 << 10
+"""Bytes of each request that do not count, so that no share is closed to free memory. Connections limit their sum."""
+_FREED_FRACTION: Final = 1 / 16
+"""Fraction of `MAX_PENDING_BYTES` that is freed at once."""
+_MAX_SCAN_AGE_SECONDS: Final = 0.5
+"""Seconds until the result of a scan is discarded."""
+_SCAN_SECONDS: Final = 0.05
+"""Minimum seconds between two scans of all connections, each of which takes a few milliseconds."""
+
+
+class ConnectionProgress:
+    """Progress of the client of one connection.
+
+    Args:
+        is_evictable: returns whether the connection may be closed if it is slow.
+        evict: closes the connection.
+
+    Attributes:
+        started_at: time of the connection, of the start of the request, or of the latest response; event loop time.
+        pending_bytes: received bytes of a request that is incomplete; 0 if it arrived in one piece.
+        is_idle: whether the client has received a response and has sent nothing since.
+        is_kept_idle: whether the connection is not closed while it is idle, because it is a proxy's: a request that it
+            sends at that moment would be lost.
+    """
+
+    __slots__ = ("evict", "is_evictable", "is_idle", "is_kept_idle", "pending_bytes", "started_at")
+
+    def __init__(self, is_evictable: Callable[[], bool], evict: Callable[[], None]) -> None:
+        self.is_evictable = is_evictable
+        self.evict = evict
+        self.started_at = 0.0
+        self.pending_bytes = 0
+        self.is_idle = False
+        self.is_kept_idle = False
+
+
+class ConnectionEvictor:
+    """The connections of a listener that may be closed under pressure.
+
+    Args:
+        grace_seconds: a connection whose request, or the wait for it, began more recently is not closed to make room.
+        max_pending_bytes: maximum bytes of all incomplete requests.
+    """
+
+    def __init__(self, grace_seconds: float, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._grace_seconds = grace_seconds
+        self._max_pending_bytes = max_pending_bytes
+        self._members: set[ConnectionProgress] = set()
+        self._closing: dict[ConnectionProgress, None] = {}  # in order
+        self._victims: deque[tuple[ConnectionProgress, float]] = deque()  # of the latest scan, the slowest first
+        self._pending_bytes = 0
+        self._scanned_at = self._next_scan_at = 0.0
+        self._next_memory_scan_at = 0.0
+
+    def add(self, progress: ConnectionProgress, now: float) -> None:
+        """Add a new connection."""
+        progress.started_at = now
+        self._members.add(progress)
+
+    def discard(self, progress: ConnectionProgress) -> None:
+        """Remove a closed connection, and drop the references to it."""
+        self._members.discard(progress)
+        self._closing.pop(progress, None)
+        self.clear_pending(progress)
+        progress.is_evictable, progress.evict = _return_false, _do_nothing
+
+    def add_pending(self, progress: ConnectionProgress, size: int, now: float) -> None:
+        """Count bytes of a request that is still incomplete; close the largest ones if all are too large."""
+        if progress in self._members:
+            before = _counted_bytes(progress)
+            progress.pending_bytes += size
+            self._pending_bytes += _counted_bytes(progress) - before
+            if self._pending_bytes > self._max_pending_bytes and now >= self._next_memory_scan_at:
+                self._free_memory(now)
+
+    def clear_pending(self, progress: ConnectionProgress) -> None:
+        """Stop counting the bytes of a request: it is complete, or it was dropped."""
+        self._pending_bytes -= _counted_bytes(progress)
+        progress.pending_bytes = 0
+
+    def make_room(self, excess: int, now: float) -> bool:
+        """Close the slowest connections, idle ones first, as many as necessary.
+
+        Args:
+            excess: number of open connections above the limit, the new one included.
+            now: event loop time.
+
+        Returns:
+            Whether there is room for the new connection.
+        """
+        if excess > MAX_CLOSING:
+            if self._closing:
+                next(iter(self._closing)).evict()  # again: it has had time for its response, and is aborted now
+            return False
+        if now - self._scanned_at > _MAX_SCAN_AGE_SECONDS:
+            self._victims.clear()
+        while excess > len(self._closing):  # a connection ends only some time after its close
+            if not self._victims:
+                if now < self._next_scan_at:
+                    return False
+                self._scanned_at, self._next_scan_at = now, now + _SCAN_SECONDS
+                self._find_victims(now)
+                if not self._victims:
+                    return False
+            progress, started_at = self._victims.popleft()
+            if progress.started_at == started_at and self._is_slow(progress, now):
+                self._close(progress)
+        return True
+
+    def _find_victims(self, now: float) -> None:
+        def slowness(progress: ConnectionProgress) -> tuple[bool, float, float]:
+            seconds = now - progress.started_at
+            return not progress.is_idle, progress.pending_bytes / seconds if seconds else 0.0, progress.started_at
+
+        slow = sorted((each for each in self._members if self._is_slow(each, now)), key=slowness)
+        self._victims = deque((each, each.started_at) for each in slow)
+
+    def _is_slow(self, progress: ConnectionProgress, now: float) -> bool:
+        if progress in self._closing or (progress.is_idle and progress.is_kept_idle):
+            return False
+        limit = min(IDLE_SECONDS, self._grace_seconds) if progress.is_idle else self._grace_seconds
+        return now - progress.started_at >= limit and progress.is_evictable()
+
+    def _free_memory(self, now: float) -> None:
+        """Close connections, the one that holds the most first, until a part of the memory is free."""
+        wanted = self._max_pending_bytes * (1 - _FREED_FRACTION)
+        holders = [
+            each for each in self._members if _counted_bytes(each) and each not in self._closing and each.is_evictable()
+        ]
+        for progress in sorted(holders, key=lambda each: each.pending_bytes, reverse=True):
+            if self._pending_bytes <= wanted:
+                return
+            self.clear_pending(progress)
+            self._close(progress)
+        self._next_memory_scan_at = now + _SCAN_SECONDS
+
+    def _close(self, progress: ConnectionProgress) -> None:
+        self._closing[progress] = None
+        progress.evict()
+
+
+def _counted_bytes(progress: ConnectionProgress) -> int:
+    return max(0, progress.pending_bytes - UNCOUNTED_BYTES)
+
+
+def _return_false() -> bool:
+    return False
+
+
+def _do_nothing() -> None:
+    pass
+
+
+log = structlog.get_logger("helper.server")
+
+STARTS_PER_ITERATION: Final = 4
+"""Requests started in one iteration of the event loop. Starting one takes about 0.3 ms."""
+
+
+class RequestTurns:
+    """A queue of requests to start, shared by all connections of a listener.
+
+    Every request that starts makes the current iteration of the event loop longer, and a posted share needs several
+    iterations. Without a limit, a few hundred connections that always have a request ready delay each share by seconds.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_scheduled = False
+
+    def append(self, start: Callable[[], None]) -> None:
+        """Call `start` in its turn. It must tolerate that its connection is closed by then."""
+        self._waiting.append(start)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_next)
+
+    def _start_next(self) -> None:
+        self._is_scheduled = False
+        for _ in range(min(STARTS_PER_ITERATION, len(self._waiting))):
+            try:
+                self._waiting.popleft()()
+            except Exception:  # of one connection; the requests of the others still start
+                log.exception("request_start_failed")
+        if self._waiting:
+            self._schedule()

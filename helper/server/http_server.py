@@ -16,11 +16,9 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from helper.errors import HelperError
-from helper.server.client_address import Network
+from helper.server.client_limits import Network
 from helper.server.connection import BoundedProtocol
-from helper.server.connection_eviction import ConnectionEvictor
-from helper.server.connection_limits import ConnectionLimits
-from helper.server.request_turns import RequestTurns
+from helper.server.connection_limits import ConnectionEvictor, ConnectionLimits, RequestTurns
 from helper.server.uvicorn_adapter import Server, ServerTimes
 
 STOP_GRACE_SECONDS = 5

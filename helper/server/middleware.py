@@ -28,8 +28,7 @@ from helper.core.refusals import (
     retry_after_of,
 )
 from helper.errors import ClientLeft, ShareRefused
-from helper.ingest.payload import error_body, ingress_receipt, no_route_body
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import PayloadError, error_body, ingress_receipt, no_route_body
 from helper.server.request_ids import (
     REQUEST_ID_HEADER,
     WALLET_PREFIX,

@@ -24,7 +24,7 @@ import pyrage
 from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt as aead_encrypt
 
 from helper.errors import BackupError, BackupKeyError
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner
 from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
 from helper.store.sqlite.opening import refuse_other_file
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helper.clock import Clock
-from helper.config import Config
-from helper.core.roles import ROLES
+from helper.config.sections import ROLES, Config
 from helper.errors import StoreError, StoreLocked
 from helper.store.sqlite.file_lock import is_locked
 from helper.store.sqlite.file_system import MOUNTS_FILE, refuse_unsuitable_file_system

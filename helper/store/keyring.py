@@ -19,7 +19,7 @@ from nacl.bindings import crypto_secretbox, crypto_secretbox_NONCEBYTES, crypto_
 from nacl.exceptions import CryptoError
 
 from helper.errors import StoreCorrupt, StoreError, StoreKeyError
-from helper.object_store.credentials import CREDENTIALS_DIRECTORY
+from helper.object_store.bucket import CREDENTIALS_DIRECTORY
 
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16

@@ -53,11 +53,6 @@ class Ledger(NamedTuple):
     unread: tuple[BlockRange, ...] = ()
     rescan: Rescan | None = None
 
-    @property
-    def complete_from(self) -> int:
-        """The lowest height from which every height up to `top` is read."""
-        return self.unread[-1][1] + 1 if self.unread else self.first
-
 
 def start_ledger(first: int) -> Ledger:
     """A ledger in which every height from `first` on is unread."""

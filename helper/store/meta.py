@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from helper.core.time_text import format_time
+from helper.core.text_forms import format_time
 from helper.errors import StoreCorrupt, StoreMoved
 from helper.store.table_rows import Row, is_sound
 from proofs import row_check

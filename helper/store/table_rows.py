@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from helper.core.share import Share, ShareState
-from helper.core.text import clean_text
+from helper.core.text_forms import clean_text
 from helper.store.action_models import MOVED
 from helper.store.models import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks

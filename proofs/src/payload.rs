@@ -1,7 +1,7 @@
 //! Validation of posted shares: parses a JSON body, checks encodings and hashes, and derives the share's ids.
 //!
 //! The result is a valid share, or the first invalid field and the reason. `helper.ingest.payload` describes the fields,
-//! `helper.ingest.schema` has the texts of the reasons.
+//! `helper.ingest.payload` has the texts of the reasons.
 //!
 //! JSON and base64 leave some choices open; these are made here:
 //!

@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
-from admin import adr036
-from admin.registration_request import RegistrationRequest
+from admin import account_keys
+from admin.registration_request import RegistrationRequest, validator_address
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import DevChain
@@ -85,7 +85,7 @@ class BrowserEnvironment:
 
     async def bond_validator(self, account: str) -> None:
         await self.chain.post(
-            "/devnet/validators", {"operator_address": adr036.validator_address(account), "moniker": "bonded"}
+            "/devnet/validators", {"operator_address": validator_address(account), "moniker": "bonded"}
         )
 
 
@@ -146,9 +146,9 @@ async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClien
 def create_registration(number: int, moniker: str, url: str) -> dict[str, Any]:
     """Create a validator's registration with the current time. The key is derived from `number`."""
     key = bytes([number + 1]) * 32
-    signer, pub_key, _ = adr036.sign_data(b"", key)
+    signer, pub_key, _ = account_keys.sign_data(b"", key)
     claim = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(time.time()))
-    _, _, signature = adr036.sign_data(claim.signed_text(), key)
+    _, _, signature = account_keys.sign_data(claim.signed_text(), key)
     return {
         "operator_address": signer,
         "url": url,
@@ -160,7 +160,7 @@ def create_registration(number: int, moniker: str, url: str) -> dict[str, Any]:
 
 
 def _publish_voting_config(helper: str, silent: str) -> dict[str, Any]:
-    operator, _, _ = adr036.sign_data(b"", bytes([1]) * 32)
+    operator, _, _ = account_keys.sign_data(b"", bytes([1]) * 32)
     return {
         "version": "7",
         "snapshot_height": 3_214_500,

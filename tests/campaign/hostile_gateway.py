@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from helper.server.connection_limits import SEND_BUFFER_BYTES
-from helper.server.routes.gateway import GatewayLimits
+from helper.server.gateway_routes import GatewayLimits
 from tests.campaign.attack_clients import (
     API_PREFIX,
     BUSY,

@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 import httpx
 from cosmpy.crypto.address import Address
 
-from admin import adr036
-from admin.registration_request import RegistrationRequest
+from admin import account_keys
+from admin.registration_request import ACCOUNT_PREFIX, RegistrationRequest
 from helper.observability.stats import percentile
 from tests.campaign.attack_clients import RawRequest, ReusedConnection, flood
 from tests.campaign.campaign import CampaignRun, Findings
@@ -88,7 +88,7 @@ def _fill_registrations(path: Path, rng: random.Random) -> None:
     rows = []
     for number in range(MAX_REGISTRATIONS):
         address, network = (
-            str(Address(rng.randbytes(20), adr036.ACCOUNT_PREFIX)),
+            str(Address(rng.randbytes(20), ACCOUNT_PREFIX)),
             (number % NETWORK_COUNT).to_bytes(8, "big"),
         )
         rows.append((address, f"https://attacker-{rng.random()}.example.org", now, now + 86_400, network))
@@ -102,9 +102,9 @@ def _fill_registrations(path: Path, rng: random.Random) -> None:
 
 
 def _signed_registration(key: bytes, moniker: str) -> bytes:
-    signer, pub_key, _ = adr036.sign_data(b"", key)
+    signer, pub_key, _ = account_keys.sign_data(b"", key)
     claim = RegistrationRequest(signer, "https://validator.example.org", moniker, int(time.time()))
-    _, _, signature = adr036.sign_data(claim.signed_text(), key)
+    _, _, signature = account_keys.sign_data(claim.signed_text(), key)
     fields: dict[str, Any] = json.loads(claim.signed_text())
     fields["signature"] = base64.b64encode(signature).decode()
     fields["pub_key"] = base64.b64encode(pub_key).decode()

@@ -5,7 +5,7 @@ shares are due a few seconds after the other half. In the meantime their bodies 
 operators read everything, and strace (or, without it, polling of /proc) records which files the service and its provers
 open for writing. At the end provers and service are aborted, where possible after their limit on core files was lifted
 from outside; an ordinary process leaves a core file then. The owner of their entries in /proc also shows that they are
-not dumpable, unless everything runs as root (tests/unit/runtime/test_hardening.py queries the kernel directly).
+not dumpable, unless everything runs as root (tests/unit/runtime/test_process_security.py queries the kernel directly).
 
 Requirements. Within 5 s of the confirmation of a share no data of it is in any database file: no part of the
 witness, no position, transaction, hash or proof, and its nullifier only once, among all spent ones. Outside the

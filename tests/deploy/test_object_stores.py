@@ -23,8 +23,7 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.errors import LeaseError
-from helper.lease.s3 import S3Lease
-from helper.lease.s3_record import LeaseRecord
+from helper.lease.s3_lease import LeaseRecord, S3Lease
 from helper.object_store.bucket import Bucket
 from tests.deploy.object_store_programs import install_s3rver, install_versitygw, versitygw_command
 from tests.deploy.prerequisites import skip_or_fail
@@ -44,7 +43,7 @@ from tests.support.s3 import (
     put_released_lease,
     run_object_store,
 )
-from tests.unit.object_store.test_s3 import (  # noqa: F401 - run here
+from tests.unit.object_store.test_s3_bucket import (  # noqa: F401 - run here
     _reset_faults,
     store,
     test_access_denied_is_reported,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helper.config import Config
+from helper.config.sections import Config
 from helper.observability.log_config import ALLOWED_FIELDS
 from tests.deploy.installation import API, SERVICE, SHARES_PER_VOTE, STATE, Installation
 from tests.deploy.machine import BootedMachine

@@ -22,8 +22,7 @@ from unittest.mock import patch
 
 from helper.chain import agreement
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
-from helper.chain.chain_data import Round, RoundStatus, TxResult
-from helper.chain.commitment_trees import Anchor
+from helper.chain.chain_data import Anchor, Round, RoundStatus, TxResult
 from helper.chain.node import NO_PENALTY
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError

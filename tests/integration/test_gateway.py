@@ -23,8 +23,8 @@ from helper.clock import SystemClock
 from helper.server.application import add_middleware
 from helper.server.body_reader import BodyReader
 from helper.server.connection_limits import ConnectionLimits
+from helper.server.gateway_routes import Gateway, GatewayLimits
 from helper.server.http_server import base_url, bind_tcp, create_server
-from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.fakes import wait_until
 from tests.support.servers import serve_connections
 

@@ -22,7 +22,7 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import CastVote, Wallet
 from helper.clock import SystemClock
-from helper.config import load
+from helper.config.loader import load
 from helper.store.factory import create_store
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in

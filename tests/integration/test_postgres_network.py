@@ -14,7 +14,7 @@ import pytest
 
 from devnet import ballot
 from helper.clock import SystemClock
-from helper.config import load
+from helper.config.loader import load
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.run import run_doctor
 from helper.errors import StoreUnreachable

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from devnet import ballot
-from helper.operations.archive.object_names import PART_BLOCKS
+from helper.operations.archived_objects import PART_BLOCKS
 from tests.support.command import run_in_process
 from tests.support.devnet import era_flags
 from tests.support.harness import HelperProcess, run_chain_and_helper

@@ -24,8 +24,8 @@ import pytest
 from helper.core.refusals import ATTEMPT_HEADER
 from helper.ingest.payload import ingress_receipt
 from helper.server.body_reader import BodyReader
+from helper.server.gateway_routes import BODY_SECONDS, GatewayLimits
 from helper.server.http_server import KEEP_ALIVE_SECONDS, bind_tcp, create_server
-from helper.server.routes.gateway import BODY_SECONDS, GatewayLimits
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.proxies import DEPLOY, FORWARDING_CADDY, PROXIES, UNVERIFIED_SSL, run_proxy
 from tests.support.servers import serve_connections

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from devnet import ballot
-from helper.operations.archive.object_names import PART_BLOCKS
+from helper.operations.archived_objects import PART_BLOCKS
 from tests.integration.test_proof_bundle import ARCHIVE_CONFIG, run_command_line
 from tests.support.harness import WARM_UP_TIMEOUT_SECONDS, cast_vote, run_chain_and_helper
 from tests.support.s3 import ObjectStoreProcess

@@ -7,14 +7,14 @@ from hashlib import sha256
 import pytest
 
 from helper.chain.block_reader import ChainLookups
-from helper.chain.chain_data import TreeState
+from helper.chain.chain_data import Anchor
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainUnavailable
 from tests.conftest import read_recorded_lines
 from tests.recorded.test_chain_data import ROUND_ID, create_client, message_from_request
 from tests.recorded.test_proof_bundle import RECORDED_ROOT
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import FakeNetwork, FakeNode, json_response, read_recorded
+from tests.unit.chain.fakes import FakeNetwork, FakeNode, json_response
 
 NOW = 1_795_268_010.0
 ROWS = read_recorded_lines("reveals.jsonl")
@@ -22,17 +22,13 @@ RECORDED_REVEALS = [(message_from_request(row["request"]), int(row["tx"]["height
 RESULTS = {reveal.nullifier: row["tx"] for (reveal, _), row in zip(RECORDED_REVEALS, ROWS, strict=True)}
 
 
-def create_recorded_node(*, index: bool = True) -> FakeNode:
-    """Create a node of the recorded chain, with or without a transaction index."""
+def create_recorded_node() -> FakeNode:
+    """Create a node of the recorded chain."""
     node = FakeNode(FakeClock(NOW), height=120)
-    node.faults["/round/"] = lambda _: json_response(200, read_recorded("round, status 3")["response"])
     for reveal, height in RECORDED_REVEALS:
         if height not in node.txs:
             node.add_transaction(height, b"\x04not protobuf", {"code": 0, "log": ""})
         node.add_transaction(height, reveal.to_tx(), RESULTS[reveal.nullifier])
-    if not index:
-        error = {"error": {"message": "Internal error", "data": "transaction indexing is disabled"}}
-        node.faults["tx_search"] = lambda _: json_response(500, error)
     return node
 
 
@@ -44,15 +40,10 @@ async def create_lookup_chain(node: FakeNode, *, rpc: bool) -> ChainLookups:
     return ChainLookups(endpoints)
 
 
-@pytest.fixture(params=["index", "no index", "no rpc"])
-async def lookup_chain(request: pytest.FixtureRequest) -> tuple[FakeNode, ChainLookups]:
-    """The same chain, read through a node's index or through whole blocks."""
-    node = create_recorded_node(index=request.param == "index")
-    return node, await create_lookup_chain(node, rpc=request.param != "no rpc")
-
-
-async def test_reveal_lookup_sends_no_nullifier(lookup_chain: tuple[FakeNode, ChainLookups]) -> None:
-    node, chain = lookup_chain
+@pytest.mark.parametrize("rpc", [True, False])
+async def test_reveal_lookup_sends_no_nullifier(*, rpc: bool) -> None:
+    node = create_recorded_node()
+    chain = await create_lookup_chain(node, rpc=rpc)
     for reveal, height in (RECORDED_REVEALS[0], RECORDED_REVEALS[-1]):
         result = await chain.find_reveal([ROUND_ID], reveal.nullifier)
         assert result is not None
@@ -71,14 +62,13 @@ async def test_reveal_lookup_searches_given_blocks_only() -> None:
     assert await chain.find_reveal([ROUND_ID], reveal.nullifier, range(height + 1, height + 5)) is None
     result = await chain.find_reveal([ROUND_ID], reveal.nullifier, range(height - 3, height + 1))
     assert result is not None
-    assert not any("tx_search" in url for url in node.requests)
     assert await chain.find_reveal([b"\x01" * 32], reveal.nullifier, range(height, height + 1)) is None
 
 
 async def test_reveal_lookup_ignores_failed_transaction() -> None:
     reveal, height = RECORDED_REVEALS[0]
     failed = reveal.to_tx() + b"\xf8\x01\x01"
-    node = create_recorded_node(index=False)
+    node = create_recorded_node()
     node.add_transaction(height, failed, {"code": 1, "log": "nullifier already spent: " + "ab" * 32})
     node.txs[height].insert(0, node.txs[height].pop())
     failure = json_response(422, node.results[sha256(failed).hexdigest().upper()])
@@ -111,5 +101,5 @@ async def test_transaction_lookup_returns_bytes_if_available() -> None:
 
 
 async def test_root_lookup_returns_root_at_height() -> None:
-    assert await create_client("tree at a height with a root").tree_at(ROUND_ID, 84) == TreeState(3, RECORDED_ROOT, 84)
+    assert await create_client("tree at a height with a root").tree_at(ROUND_ID, 84) == Anchor(84, 3, RECORDED_ROOT)
     assert await create_client("tree at a height without a root").tree_at(ROUND_ID, 85) is None

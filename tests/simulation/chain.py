@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 import proofs
-from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
+from helper.chain.chain_data import Anchor, BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimTree, is_valid_proof
@@ -56,13 +56,13 @@ class SimRound:
             )
         return self._served_rounds[status]
 
-    def tree_at(self, height: int) -> TreeState | None:
+    def tree_at(self, height: int) -> Anchor | None:
         """Return the newest root at a height."""
         index = bisect.bisect_right(self.tree_sizes, (height, 1 << 30))
         if not index:
             return None
         at, size = self.tree_sizes[index - 1]
-        return TreeState(size, self.tree.root(size), at)
+        return Anchor(at, size, self.tree.root(size))
 
     def root_at_anchor(self, anchor_height: int) -> bytes | None:
         """Return the root stored at exactly this height."""

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from helper.chain.chain_data import (
     MAX_LEAVES,
+    Anchor,
     Block,
     BlockHead,
     LeafBlock,
     NodeInfo,
     RoundList,
     RoundStatus,
-    TreeState,
     TxResult,
 )
 from helper.chain.node import Node
@@ -151,10 +151,10 @@ class SimClient(ChainClient):
             served_rounds = [replace(sim_round, status=RoundStatus.PENDING) for sim_round in served_rounds]
         return RoundList(node.liar.rounds(served_rounds), {})
 
-    async def tree_latest(self, round_id: bytes) -> TreeState | None:
+    async def tree_latest(self, round_id: bytes) -> Anchor | None:
         return await self._tree_at(round_id, 1 << 62)
 
-    async def _tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+    async def _tree_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The newest root up to a height."""
         node = await self._reach_node()
         if not node.has_round(round_id):
@@ -164,7 +164,7 @@ class SimClient(ChainClient):
             return replace(state, root=sha256(state.root).digest())
         return state
 
-    async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+    async def tree_at(self, round_id: bytes, height: int) -> Anchor | None:
         state = await self._tree_at(round_id, height)
         return state if state is not None and state.height == height else None
 

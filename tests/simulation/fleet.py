@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, replace
 
 from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
-from helper.core.drain import MAX_REVEALS_PER_BLOCK
+from helper.core.load_forecast import MAX_REVEALS_PER_BLOCK, choose_helpers
 from helper.core.refusals import TemporaryRefusal
 from helper.core.share import Share
-from helper.core.wallet_schedule import choose_helpers
 from helper.errors import ShareRefused
 from tests.simulation.chain import EPOCH, SimChain, SimRound
 from tests.simulation.event_log import EventLog

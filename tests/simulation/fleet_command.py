@@ -12,7 +12,7 @@ import json
 import sys
 from dataclasses import replace
 
-from helper.core.wallet_schedule import helpers_per_share
+from helper.core.load_forecast import helpers_per_share
 from tests.simulation.fleet import FleetResult, run_fleet
 from tests.simulation.fleet_plan import (
     BACKLOG_PROVES_FROM,

@@ -10,9 +10,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from helper.core.drain import MAX_REVEALS_PER_BLOCK
+from helper.core.load_forecast import (
+    MAX_REVEALS_PER_BLOCK,
+    Distribution,
+    choose_submit_at,
+    choose_vote_time,
+    last_moment_start,
+)
 from helper.core.share import SHARE_COUNT
-from helper.core.wallet_schedule import Distribution, choose_submit_at, choose_vote_time, last_moment_start
 
 BACKLOG_STARTS_AT = 10.0
 """Loop second at which the first share of a backlog is posted."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from helper.app.service import Service
 from helper.clock import RECHECK_SECONDS, Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.errors import HelperError
 from tests.simulation.chain import EPOCH
 from tests.simulation.clients import ServiceRun, create_node

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from helper.core import schedule
-from helper.core.wallet_schedule import last_moment_start
+from helper.core import dispatch_order
+from helper.core.load_forecast import last_moment_start
 from helper.store.operations import shares
 from tests.simulation.fleet import FleetResult, run_fleet
 from tests.simulation.fleet_command import add_arguments, create_plan, measure_marginal
@@ -165,7 +165,7 @@ def test_fleet_counts_lost_shares_of_a_round_that_is_too_short() -> None:
 
 
 def test_fleet_counts_reveals_before_their_due_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    due_ms = schedule.due_ms
+    due_ms = dispatch_order.due_ms
     monkeypatch.setattr(shares, "due_ms", lambda submit_at, now: due_ms(max(0, submit_at - 5), now))
     options = parse_options("--helpers 1 --voters 6 --deadline 0 --round-hours 0.1 --block-seconds 6")
     result, _ = run_fleet(1, create_plan(options))

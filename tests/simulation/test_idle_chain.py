@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
-from helper.config import Config
+from helper.config.sections import Config
 from tests.simulation.chain import EPOCH
 from tests.simulation.host import SimClock
 from tests.simulation.prover import SimProvers

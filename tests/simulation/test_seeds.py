@@ -14,7 +14,7 @@ import pytest
 
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.node import Node
-from helper.core import schedule
+from helper.core import dispatch_order
 from helper.reveal import send_policy
 from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, Step
 from helper.reveal.sender import Sender
@@ -85,7 +85,7 @@ def finds_violation(promise: str, first: int = 0) -> bool:
 
 
 def test_checker_early_reveal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    due_ms = schedule.due_ms
+    due_ms = dispatch_order.due_ms
     monkeypatch.setattr(shares, "due_ms", lambda submit_at, now: due_ms(max(0, submit_at - 2), now))
     assert finds_violation("revealed early")
 

@@ -25,8 +25,6 @@ TIMEOUT_SECONDS = 120.0
 HARDENED_MODULES = [
     "app.startup",
     "cli.db",
-    "cli.db_copy",
-    "cli.db_encrypt",
     "cli.queue",
     "cli.queue_transfer",
     "doctor.run",

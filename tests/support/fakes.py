@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 
-from helper.chain.chain_data import Round, RoundStatus
-from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
+from helper.chain.chain_data import Anchor, Round, RoundStatus
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
-from helper.circuits.sample_share import create_sample_job
-from helper.core.pause import PauseReason
+from helper.circuits.single_choice import create_sample_job
+from helper.core.refusals import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
 from helper.reveal.prover_pool import Proof, ProverPool
@@ -180,7 +180,6 @@ class FakeRounds(RoundRegistry):
     forgotten: list[bytes] = field(default_factory=list)
     freeze_reasons: dict[bytes, str] = field(default_factory=dict)
     revision: int = 0
-    closing_blocked: asyncio.Event | None = None
     clock: Callable[[], float] = lambda: float(START_TIME)
 
     def chain_now(self) -> float | None:
@@ -212,8 +211,6 @@ class FakeRounds(RoundRegistry):
         return RoundView(known, True, True, True, latest_end=0 if known is None else known.vote_end_time)
 
     async def is_closed(self, round_id: bytes) -> bool:
-        if self.closing_blocked is not None:
-            await self.closing_blocked.wait()
         return round_id in self.closed
 
     def forget(self, round_id: bytes) -> None:

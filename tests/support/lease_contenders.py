@@ -20,9 +20,9 @@ import structlog
 from helper.clock import SystemClock
 from helper.errors import BucketError
 from helper.lease.keeper import LeaseKeeper
-from helper.lease.s3 import create_s3_lease
+from helper.lease.s3_lease import create_s3_lease
 from helper.object_store.bucket import BucketLocation, S3Settings
-from helper.object_store.s3 import open_bucket
+from helper.object_store.s3_bucket import open_bucket
 from tests.support.s3 import BUCKET_NAME
 
 LEASE_OBJECT: Final = "contest/sender.json"

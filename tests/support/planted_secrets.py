@@ -6,8 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from helper.config.discovery import CREDENTIALS
-from helper.object_store.credentials import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
+from helper.config.settings_file import CREDENTIALS
+from helper.object_store.bucket import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 
 REPO_ROOT = Path(__file__).parents[2]
 SECRET = "planted-7f3a9c"

@@ -165,7 +165,6 @@ class Pipeline:
             store=self.store,
             revealer=self.revealer,
             sender=self.sender,
-            closing=self.closing,
             get_gate=self.gate,
             backlog=Backlog(
                 store=self.store,

@@ -9,8 +9,8 @@ from audit.archive_source import archive_documents
 from helper.chain.block_reader import HistoryBlock, RevealHistory
 from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.reveal_transaction import CountedReveal, parse_reveal
-from helper.operations.archive.object_names import PART_BLOCKS
-from helper.operations.archive.writer import ArchiveWriter
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.archived_objects import PART_BLOCKS
 from proofs import CIRCUITS
 from tests.support.audit_rounds import MemorySource
 from tests.support.bucket import MemoryBucket

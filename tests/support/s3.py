@@ -27,10 +27,9 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import httpx
 
 from helper.clock import SystemClock
-from helper.lease.s3 import NO_HOLDER
-from helper.lease.s3_record import LeaseRecord
+from helper.lease.s3_lease import NO_HOLDER, LeaseRecord
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
-from helper.object_store.s3 import S3Bucket, open_bucket
+from helper.object_store.s3_bucket import S3Bucket, open_bucket
 from tests.support.process import TIMEOUT_SECONDS, ChildProcess, find_free_port
 
 CREDENTIALS_ENV: Final = {

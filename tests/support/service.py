@@ -21,7 +21,7 @@ import uvloop
 from helper.app.service import Service
 from helper.app.startup import run_service
 from helper.chain.rest_client import ChainClient
-from helper.config import load
+from helper.config.loader import load
 from helper.observability.log_config import configure
 from helper.reveal.prover_pool import ProverPool
 from helper.store.sqlite.store import SqliteStore

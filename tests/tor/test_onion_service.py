@@ -25,8 +25,8 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from helper.config.example import render_example
-from helper.runtime.socks import open_socks_stream
+from helper.config.settings_text import render_example
+from helper.runtime.network_clients import open_socks_stream
 from tests.acceptance.document_commands import CommandBlock, DocumentShell, parse_blocks
 from tests.acceptance.test_operations import BIN, PAGE, ROOT, write_executable
 from tests.support.command import run_command

@@ -17,11 +17,11 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from helper.cli.command_line import COMMANDS
-from helper.config import Config, load
-from helper.config.discovery import CREDENTIALS, ENV_FILE, FILE_CREDENTIALS
-from helper.core.roles import ROLES
-from helper.object_store.credentials import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
+from helper.cli.main import COMMANDS
+from helper.config.loader import load
+from helper.config.sections import ROLES, Config
+from helper.config.settings_file import CREDENTIALS, ENV_FILE, FILE_CREDENTIALS
+from helper.object_store.bucket import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
 from helper.server.http_server import GROUP_MODE, STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.config import Config
+from helper.config.sections import Config
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.factory import get_host_name, read_file_encryption, require_postgres_packages

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from helper.clock import Clock
 from helper.errors import NotFound
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner
 from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, CopyEndpoint, load_copy_statements
 from helper.store.db_copy.tables import replace_nul_in_row
 from helper.store.sqlite.errors import translate, translate_opening

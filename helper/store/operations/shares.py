@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from helper.core.schedule import due_ms, rank
+from helper.core.dispatch_order import due_ms, rank
 from helper.core.share import Share, ShareState
 from helper.store.models import EnqueueResult, QueuedShare
 from helper.store.operations.actions import is_marked_closed

@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from helper.core.addresses import is_loopback
+from helper.core.text_forms import is_loopback
 from helper.errors import StoreError
 from helper.store.postgres.server_certificate import SYSTEM_AUTHORITIES, find_system_authorities
 

@@ -15,13 +15,14 @@ _RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
 """Conflicts with another host: serialization failure, deadlock, duplicate row, purged round, lock timeout."""
 _FULL: Final = frozenset({"53100", "53000"})
 PRIVILEGES_ADVICE: Final = (
-    "Grant the helper's role all privileges on the tables and sequences of its schema; some providers revoke them when "
-    "the disk or a limit of the plan is full. The helper reconnects automatically."
+    "Grant the helper's role USAGE on its schema, and all privileges on the tables and sequences in it; some providers "
+    "revoke them when the disk or a limit of the plan is full. The helper reconnects automatically."
 )
 _WRITES_REFUSED: Final = {
     "25006": "The server is a standby, or was made read-only; some providers do so when its disk is full. Free space, "
     "or promote a standby that is among the hosts of the database URL. The helper reconnects automatically.",
     "42501": PRIVILEGES_ADVICE,
+    "42P01": PRIVILEGES_ADVICE,  # a role without USAGE on the schema does not see its tables
 }
 """Advice by SQLSTATE of an error with which the server refuses to write at all: read-only, or no privilege."""
 _FAILED_ATTEMPT: Final = re.compile(

@@ -11,8 +11,8 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock, SystemClock
+from helper.core.dispatch_order import rank
 from helper.core.log_limits import LoggedProblem
-from helper.core.schedule import rank
 from helper.core.share import ShareKey
 from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring

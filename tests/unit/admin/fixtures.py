@@ -13,19 +13,18 @@ from typing import Any, TypeVar, cast
 import httpx
 from starlette.types import Message
 
-from admin import adr036
-from admin.api import AdminRoutes
-from admin.config_fetch import ConfigFetcher
+from admin import account_keys
+from admin.admin_database import AdminStore
+from admin.api_models import AuditResponse, ChainFacts, UiConfig
+from admin.config_refresh import ConfigFetcher, VotingConfig
+from admin.onboarding import AdminRoutes
+from admin.pending_registrations import RegistrationRegistry
 from admin.registration_request import RegistrationRequest
-from admin.registry import RegistrationRegistry
-from admin.rounds import RoundsView
-from admin.schemas import AuditResponse, ChainFacts, UiConfig
-from admin.store import AdminStore
-from admin.voting_config import VotingConfig
-from helper.chain.chain_data import ListedRound, OptionTotal, Round, parse_listing, parse_round, parse_totals
+from admin.round_totals import RoundsView
+from helper.chain.chain_data import OptionTotal, Round, RoundList, parse_round, parse_rounds, parse_totals
 from helper.chain.rest_client import ChainClient
 from helper.errors import ChainResponseError, ChainUnavailable
-from helper.server.client_address import Network
+from helper.server.client_limits import Network
 from tests.support.clock import FakeClock
 
 T = TypeVar("T")
@@ -35,11 +34,11 @@ KEY = bytes(range(1, 33))
 
 def sign_registration(key: bytes = KEY, *, url: str = "https://helper.example.org", **changed: Any) -> dict[str, Any]:
     """Sign a registration as a browser does; `changed` fields are replaced before signing."""
-    signer, _, _ = adr036.sign_data(b"", key)
+    signer, _, _ = account_keys.sign_data(b"", key)
     claim = RegistrationRequest(
         **{"operator_address": signer, "url": url, "moniker": "node", "timestamp": NOW, **changed}
     )
-    _, pub_key, signature = adr036.sign_data(claim.signed_text(), key)
+    _, pub_key, signature = account_keys.sign_data(claim.signed_text(), key)
     return {
         "operator_address": claim.operator_address,
         "url": claim.url,
@@ -57,7 +56,7 @@ class FakeNodes:
         self.validators: dict[str, str] = {}
         self.is_unreachable = False
         self.queried_addresses: list[str] = []
-        self.rounds: list[dict[str, Any]] = []
+        self.listed: list[dict[str, Any]] = []
         self.totals_by_round: dict[bytes, list[dict[str, Any]]] = {}
         self.lagging_rounds: set[bytes] = set()
         """Rounds listed as finalized by one node but not yet finalized on the next node queried."""
@@ -66,13 +65,13 @@ class FakeNodes:
         self.max_concurrent = 0
         self._concurrent = 0
 
-    async def listed_rounds(self) -> list[ListedRound]:
+    async def rounds(self) -> RoundList:
         self.listing_calls += 1
-        return parse_listing({"rounds": self.rounds})
+        return parse_rounds({"rounds": self.listed})
 
     async def round(self, round_id: bytes) -> Round | None:
         name = base64.b64encode(round_id).decode()
-        (known,) = [known for known in self.rounds if known["vote_round_id"] == name]
+        (known,) = [known for known in self.listed if known["vote_round_id"] == name]
         return parse_round({"round": {**known, "status": 2} if round_id in self.lagging_rounds else known})
 
     async def totals(self, round_id: bytes) -> list[OptionTotal]:

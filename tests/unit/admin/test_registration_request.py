@@ -8,7 +8,7 @@ from typing import Any, Never
 
 import pytest
 
-from admin.config_documents import parse_config
+from admin.published_config import parse_config
 from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, parse_registration
 from admin.url_policy import UrlNotAllowedError, check_url
 from tests.conftest import RECORDED

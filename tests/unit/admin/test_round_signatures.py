@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from admin.config_documents import parse_config, parse_static
-from admin.round_signatures import authenticate_rounds, encode_layout
+from admin.published_config import authenticate_rounds, encode_layout, parse_config, parse_static
 from helper.core.round_authentication import RoundAuthentication
 from tests.conftest import RECORDED
 

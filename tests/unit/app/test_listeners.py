@@ -12,14 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.store import AdminStore, ConfigDocuments
+from admin.admin_database import AdminStore, ConfigDocuments
 from helper.app.listeners import Listeners, published_addresses
 from helper.chain.node_pool import create_node_pool
-from helper.config import Config
+from helper.config.sections import Config
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
-from helper.operations.archive.object_names import audit_name
-from helper.operations.archive.round_data import StoredAudit, StoredCheck
+from helper.operations.archived_objects import StoredAudit, StoredCheck, audit_name
 from helper.server.http_server import bind_tcp
 from tests.conftest import RECORDED
 from tests.support.bucket import MemoryBucket
@@ -185,7 +184,7 @@ async def test_inherited_socket_that_contradicts_unix_socket_is_refused(tmp_path
 
 async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket, round_id, clock = MemoryBucket(), bytes(range(32)), FakeClock()
-    monkeypatch.setattr("helper.operations.archive.factory.open_archive_bucket", lambda *_: bucket)
+    monkeypatch.setattr("helper.app.listeners.open_archive_bucket", lambda *_: bucket)
     checks = [
         StoredCheck(id="A1", verdict="passed", why="", count=2),
         StoredCheck(id="B1", verdict="failed", why="x" * 400, count=1),

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 import proofs
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
-from helper.config import Config
-from helper.core.time_text import format_time
+from helper.config.sections import Config
+from helper.core.text_forms import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.application import create_app
@@ -37,12 +37,12 @@ STATUS_PATH = "/shielded-vote/v1/status"
 class ServiceHarness:
     """A service with one node; the service does not run, its store is open."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *others: str) -> None:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node)
         config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}})
-        nodes = create_nodes(["http://node:1317"], transport=self.network)
+        nodes = create_nodes([f"http://{name}:1317" for name in ("node", *others)], transport=self.network)
         self.service = Service(config, clock=self.clock, nodes=nodes, prover_command=("false",))
 
     async def poll(self, seconds: float = 1.0) -> None:
@@ -196,6 +196,38 @@ async def test_readiness_fails_while_dispatch_raises_errors(harness: ServiceHarn
     assert dispatch() == "dispatch fails, see the log: claiming due shares"
     stats.note_attempt("claiming due shares", None, clock.monotonic())
     assert dispatch() is None
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        (100, "no block above 100 since {} UTC (5 min): the chain has stopped"),
+        (50, "two nodes have not agreed on a block above 50 since {} UTC (5 min), but one reports 100"),
+        (None, None),  # it does not respond: see the check of unread blocks
+    ],
+)
+async def test_readiness_fails_while_nodes_respond_and_agree_on_no_new_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: int | None, problem: str | None
+) -> None:
+    harness = ServiceHarness(tmp_path, monkeypatch, "second")
+    other = FakeNode(harness.clock, height=100 if second is None else second)
+    harness.network.nodes["second"] = other
+    async with harness.service.open_queue():
+
+        def chain() -> str | None:
+            return {check.name: check.problem for check in harness.service.health.run_checks()}["chain"]
+
+        await harness.poll()
+        since = format_time(harness.clock.now())
+        if second is None:
+            del harness.network.nodes["second"]
+        await harness.poll(299)
+        assert chain() is None
+        await harness.poll()
+        assert str(chain()).startswith(problem.format(since)) if problem else chain() is None
+        harness.node.height = other.height = 101
+        await harness.poll()
+        assert chain() is None
 
 
 async def test_readiness_fails_while_blocks_stay_unread(

@@ -17,15 +17,15 @@ from audit.check_results import CHECKS, Verdict
 from audit.source import AuditTx
 from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store.bucket import StoredObject
-from helper.operations.archive import round_data
-from helper.operations.archive.object_names import (
+from helper.operations import archived_objects
+from helper.operations.archive_reader import list_blocks, read_finished_round
+from helper.operations.archived_objects import (
     blocks_name,
     documents_name,
     manifest_name,
     parse_blocks_name,
     parse_round_object,
 )
-from helper.operations.archive.reader import list_blocks, read_finished_round
 from proofs import CIRCUITS
 from tests.recorded.test_audit import heads
 from tests.support.audit_rounds import MemorySource, threshold_round
@@ -204,7 +204,7 @@ async def test_read_finished_round_damaged_is_refused(damage: str) -> None:
 
 
 async def test_archive_documents_keeps_what_was_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_data, "PIECE_BYTES", 500)
+    monkeypatch.setattr(archived_objects, "PIECE_BYTES", 500)
     source = threshold_round()
     bucket = await archive_round(source)
     stored = await read_finished_round(bucket, source.round_id)
@@ -239,12 +239,12 @@ async def test_list_blocks_needs_every_height() -> None:
 
 
 def test_group_blocks_limits_the_size_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_data, "BLOCKS_BYTES", 10)
+    monkeypatch.setattr(archived_objects, "BLOCKS_BYTES", 10)
     lines = [(height, b"123456\n") for height in (5, 6, 7, 9, 10)]
-    groups = round_data.group_blocks(lines)
+    groups = archived_objects.group_blocks(lines)
     assert [heights for heights, _ in groups] == [range(5, 7), range(7, 10), range(10, 11)]
     assert b"".join(content for _, content in groups) == b"123456\n" * 5
-    assert round_data.group_blocks([]) == []
+    assert archived_objects.group_blocks([]) == []
 
 
 def test_names_of_rounds_and_blocks_are_parsed() -> None:
@@ -274,4 +274,4 @@ async def test_documents_that_could_not_be_read_again_are_not_archived() -> None
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"x":[' + b",".join([b"[]"] * 50_000) + b"]}"])
 def test_unpack_documents_refuses_other_content(content: bytes) -> None:
     with pytest.raises(ProofBundleError, match="not readable"):
-        round_data.unpack_documents([zlib.compress(content)], sha256(content).hexdigest())
+        archived_objects.unpack_documents([zlib.compress(content)], sha256(content).hexdigest())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from base64 import b64encode
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from urllib.parse import parse_qs
 import anyio
 import httpx
 
-from helper.chain.chain_data import parse_round
+from helper.chain.chain_data import BlockHead, parse_round
 from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.round_registry import RoundRegistry
 from helper.errors import StoreError
 from helper.store.ledger import LEDGER_KEY, Ledger, format_ledger, parse_ledger
 from helper.store.meta import read_meta_value
@@ -39,6 +39,7 @@ from tests.support.partial_store import PartialStore
 ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
 VOTE_END = 1795268195
 CHAIN_ID = "svote-1"
+EVERY_BLOCK = Ledger(1, 1000)
 
 
 def read_recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
@@ -110,7 +111,6 @@ class FakeNode:
             "rounds": lambda: json_response(200, {"rounds": self.rounds}),
             "status": lambda: json_response(200, {"result": self._status()}),
             "block_results": lambda: self._results(int(query["height"])),
-            "tx_search": lambda: self._search(query),
             "abci_query": lambda: self._abci_query(query["data"]),
         }
         if name in routes:
@@ -182,23 +182,6 @@ class FakeNode:
         value = "AQ==" if bytes.fromhex(key[2:])[34:] in self.spent_nullifiers else None
         return json_response(200, {"result": {"response": {"code": 0, "value": value}}})
 
-    def _search(self, query: dict[str, str]) -> httpx.Response:
-        size, page = int(query["per_page"]), int(query["page"])
-        bounds = dict(re.findall(r"tx\.height(>=|<=)([0-9]+)", query["query"]))
-        heights = range(int(bounds.get(">=", 0)), int(bounds.get("<=", self.height)) + 1)
-        every = [
-            {
-                "height": str(height),
-                "tx": b64encode(tx).decode(),
-                "tx_result": self.results[tx_hash(tx)],
-            }
-            for height in sorted(self.txs)
-            if height in heights
-            for tx in self.txs[height]
-        ]
-        matches = every[(page - 1) * size : page * size]
-        return json_response(200, {"result": {"txs": matches, "total_count": str(len(every))}})
-
 
 class FakeNetwork(httpx.AsyncBaseTransport):
     """Nodes by host name; a host without a node refuses connections."""
@@ -219,6 +202,11 @@ class FakeNetwork(httpx.AsyncBaseTransport):
         urls = [f"http://{host}:1317" for host in self.nodes]
         rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
         return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
+
+
+def record_block(registry: RoundRegistry, time: float, ledger: Ledger = EVERY_BLOCK) -> None:
+    """Have two nodes report block 400 with this time; by default, every block is read."""
+    registry.record_blocks({name: BlockHead(CHAIN_ID, 400, time) for name in ("a", "b")}, ledger)
 
 
 class ChainStore(PartialStore):

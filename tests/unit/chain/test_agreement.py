@@ -16,10 +16,11 @@ from helper.chain.agreement import (
     agreed,
     agreed_block,
     agreed_height,
+    agreed_height_at,
     agreed_round,
     needed_nodes,
 )
-from helper.chain.chain_data import Proposal, Round, RoundStatus
+from helper.chain.chain_data import BlockHead, Proposal, Round, RoundStatus
 
 HONEST, LIAR = "honest", "liar"
 YES_NO = (Proposal(1, (0, 1)),)
@@ -101,6 +102,37 @@ def test_false_head_moves_the_height_no_further_than_another_node_has_it(honest:
     assert height is not None
     assert height <= max(honest)
     assert len(honest) < 2 or height >= sorted(honest)[-2]
+
+
+@pytest.mark.parametrize(
+    ("heads", "needed", "height"),
+    [
+        (((20, 100), (20, 100)), 2, 20),
+        (((20, 100), (17, 85)), 2, None),
+        (((20, 100), (25, 125)), 2, 25),  # only one node is known to have reached the time at 20
+        (((20, 100), (10, 100), (10, 50)), 2, 20),  # the time of one block and the height of another are no fact
+        (((20, 100), (1, 999), (20, 100)), 2, 20),
+        (((20, 100), (999, 999), (21, 105)), 2, 21),
+        (((20, 100),), 2, None),
+        (((20, 100), (18, 90)), 1, 18),
+    ],
+)
+def test_time_is_reached_at_the_lowest_height_by_which_two_nodes_report_it(
+    heads: tuple[tuple[int, float], ...], needed: int, height: int | None
+) -> None:
+    for order in permutations(heads):
+        assert agreed_height_at([BlockHead("svote-1", *head) for head in order], needed, 90) == height
+
+
+@given(st.lists(st.integers(1, 50), max_size=3), st.integers(0, 60), st.integers(0, 10**6), st.integers(1, 50))
+def test_false_head_ends_no_round_before_its_last_block(
+    honest: list[int], false_height: int, false_time: int, end: int
+) -> None:
+    heads = [BlockHead("svote-1", height, float(height)) for height in honest]
+    height = agreed_height_at([*heads, BlockHead("svote-1", false_height, float(false_time))], 2, end)
+    ended = sorted(each for each in honest if each >= end)
+    assert height is None or height >= end
+    assert len(ended) < 2 or (height is not None and height <= ended[1])
 
 
 @pytest.mark.parametrize(

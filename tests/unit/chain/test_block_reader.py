@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from hashlib import sha256
-from typing import Any
 
 import httpx
 import pytest
@@ -15,8 +14,8 @@ from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import is_counted
 from helper.errors import ChainError, ChainUnavailable
-from helper.operations.archive.object_names import bundle_name, progress_name
-from helper.operations.archive.writer import ArchiveWriter
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.archived_objects import bundle_name, progress_name
 from helper.operations.proof_bundle import unpack_bundle
 from proofs import CIRCUITS
 from tests.conftest import read_recorded_lines
@@ -138,49 +137,17 @@ async def test_follower_of_reveal_in_two_blocks_counts_it_once(code: int, log: s
     for height in (FIRST, SECOND):
         env.node.add_transaction(height, RAW, {"code": code, "log": log})
     await env.endpoints.probe_all()
-    blocks = {height: (await read_by_rest(env.endpoints.nodes[0].client, height))[0] for height in (FIRST, SECOND)}
+    blocks = {height: await read_by_rest(env.endpoints.nodes[0].client, height) for height in (FIRST, SECOND)}
     counted = [height for height, reveals in blocks.items() if reveals]
     assert counted == ([counted_at] if counted_at else [])
 
 
-def search_result(height: int, code: int, log: str) -> dict[str, Any]:
-    result = {"code": code, "log": log, "events": []}
-    return {"txs": [{"height": str(height), "tx": b64encode(RAW).decode(), "tx_result": result}], "total_count": "1"}
-
-
-@pytest.mark.parametrize("is_missing", [False, True])
-async def test_lookup_reads_blocks_if_index_has_only_later_failure_or_a_gap(*, is_missing: bool) -> None:
+async def test_lookup_reads_all_blocks_since_the_round_was_created() -> None:
     node = chain(FakeClock(), 1, SPENT)
-    found = {"txs": [], "total_count": "0"} if is_missing else search_result(SECOND, 1, SPENT)
-    node.faults["/tx_search"] = lambda _: json_response(200, {"result": found})
-    shown = {"round": node.rounds[0] | {"vote_round_id": b64encode(MESSAGE.round_id).decode()}}
-    node.faults[f"/round/{MESSAGE.round_id.hex()}"] = lambda _: json_response(200, shown)
+    node.rounds[0] |= {"vote_round_id": b64encode(MESSAGE.round_id).decode()}
     result = await (await lookups(node, rpc=True)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier)
     assert result is not None
     assert (result.height, sha256(result.raw).digest()) == (FIRST, MESSAGE.tx_hash())
-
-
-async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:
-    env = Environment(rpc=True, height=1000, cursor=250)
-    env.node.add_transaction(FIRST, RAW, {"code": 0, "log": "", "events": []})
-    env.node.faults["/tx_search"] = lambda _: json_response(200, {"result": search_result(SECOND, 1, SPENT)})
-    results = env.node._results
-
-    def block_results(height: int) -> Any:
-        attributes = [
-            {"key": "vote_round_id", "value": MESSAGE.round_id.hex()},
-            {"key": "share_nullifier", "value": MESSAGE.nullifier.hex()},
-        ]
-        event = {"type": "reveal_share", "attributes": attributes}
-        if height != FIRST:
-            return results(height)
-        txs = [{"code": 0, "events": [event]}]
-        return json_response(200, {"result": {"height": str(height), "txs_results": txs}})
-
-    env.node._results = block_results  # type: ignore[method-assign]
-    await env.sync_rounds()
-    await env.follow()
-    assert env.store.spent == {(MESSAGE.round_id, MESSAGE.nullifier)}
 
 
 @pytest.mark.parametrize(("log", "spent"), [(SPENT, [1]), ("invalid zero-knowledge proof", [])])

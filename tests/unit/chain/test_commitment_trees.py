@@ -11,8 +11,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Anchor, Branch, RoundTree
-from helper.core.pause import PauseCause
+from helper.chain.chain_data import Anchor
+from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Branch, RoundTree
+from helper.core.refusals import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from proofs import CommitmentTree
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
@@ -30,7 +31,7 @@ async def test_tree_sync_matches_recorded_tree() -> None:
     assert anchor == Anchor(84, 3, ROOT)
     assert env.trees.anchor_at(ROUND_ID, 84) == anchor
     assert env.trees.anchor_at(ROUND_ID, 85) is None
-    assert (env.trees.size(ROUND_ID), env.trees.synced_height) == (3, 100)
+    assert env.trees.size(ROUND_ID) == 3
     vote = env.trees.leaf(ROUND_ID, 2)
     assert vote == b64decode(read_recorded("leaves")["response"]["blocks"][1]["leaves"][1])
     assert [env.trees.leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
@@ -114,10 +115,6 @@ def corrupt_node(node: FakeNode, kind: str) -> None:
     match kind:
         case "root":
             node.tree = node.tree | {"root": b64encode(encode_leaf(99)).decode()}
-        case "gap":
-            node.leaf_blocks = [block | {"start_index": block["start_index"] + 1} for block in node.leaf_blocks[1:]]
-        case "overlap":
-            node.leaf_blocks = [block | {"start_index": 0} for block in node.leaf_blocks]
         case "missing":
             node.leaf_blocks = node.leaf_blocks[:-1]
         case "order":
@@ -130,7 +127,7 @@ def corrupt_node(node: FakeNode, kind: str) -> None:
             node.tree = node.tree | {"next_index_at_root": 9}
 
 
-CORRUPTIONS = ["root", "gap", "overlap", "missing", "order", "encoding", "leaf", "size"]
+CORRUPTIONS = ["root", "missing", "order", "encoding", "leaf", "size"]
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
@@ -511,26 +508,6 @@ async def test_wait_next_sync_sends_no_request() -> None:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
             assert env.nodes[0].requests == before
-            await env.trees.sync(100)
-    assert results == [True]
-
-
-async def test_wait_next_sync_ignores_unchanged_tree() -> None:
-    env = TreeEnvironment()
-    await env.start()
-    await env.trees.sync(100)
-    results: list[bool] = []
-
-    async def wait() -> None:
-        results.append(await env.trees.wait_next_sync(30))
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            env.trees.record_synced_height(100)
-            await anyio.wait_all_tasks_blocked()
-            assert results == []
             await env.trees.sync(100)
     assert results == [True]
 

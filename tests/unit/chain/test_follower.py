@@ -11,7 +11,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.follower import CONCURRENT_BLOCKS, MAX_START_WAIT_SECONDS, RESET_HEADS, BlockFollower
+from helper.chain.block_reader import CONCURRENT_BLOCKS
+from helper.chain.chain_data import RoundStatus
+from helper.chain.follower import MAX_START_WAIT_SECONDS, RESET_HEADS, BlockFollower
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError
@@ -25,7 +27,6 @@ from tests.unit.chain.fakes import (
     ChainStore,
     FakeNetwork,
     FakeNode,
-    format_timestamp,
     json_response,
     recorded_round,
 )
@@ -203,28 +204,6 @@ async def test_follower_uses_rest_when_rpc_response_is_invalid() -> None:
     assert env.endpoints.has_usable_node, "REST of the node remains usable"
 
 
-async def test_chain_time_is_that_of_the_newest_block_read() -> None:
-    env = Environment(rpc=False, height=160, cursor=158)
-    env.node.faults["/blocks/160"] = lambda _: httpx.Response(500)
-    await env.follow()
-    assert env.follower.height == 159
-    assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5)
-    env.node.faults.clear()
-    env.clock.advance(1)
-    await env.follow()
-    assert env.rounds.chain_now() == pytest.approx(env.clock.now())
-    ten_years_ahead = format_timestamp(env.clock.now() + 315_360_000)
-    header = {"chain_id": CHAIN_ID, "height": "161", "time": ten_years_ahead}
-    env.node.faults = {
-        "/blocks/161": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
-        "/blocks/162": lambda _: httpx.Response(500),
-    }
-    env.node.height = 162
-    await env.follow()
-    assert env.follower.height == 161
-    assert env.rounds.chain_now() == pytest.approx(env.clock.now()), "a block is not newer than the head"
-
-
 @pytest.mark.rule("R14")
 @both_transports
 async def test_round_closes_after_its_last_block_is_processed(rpc: bool) -> None:
@@ -325,7 +304,6 @@ async def test_history_block_with_invalid_response_is_not_skipped(rpc: bool, res
 @both_transports
 async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=30_000, cursor=100)
-    env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.add_reveal(29_995, 1)
     env.add_reveal(29_900, 2)
     env.add_reveal(101, 3)
@@ -339,7 +317,6 @@ async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc
         assert await env.follower.read_gaps()
     assert env.spent == [1, 2]
     assert env.unread == [(101, 29_992 - 12 * CONCURRENT_BLOCKS)]
-    assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not put into backoff"
 
 
 async def test_history_resumes_after_restart_with_second_gap() -> None:
@@ -376,6 +353,7 @@ async def test_dispatch_wait_for_history_is_bounded() -> None:
             assert not env.follower.is_ready
             reported.clear()
             env.clock.advance(MAX_START_WAIT_SECONDS)
+            await env.endpoints.probe_all()
             while not reported:
                 await anyio.sleep(0)
             assert env.follower.is_ready
@@ -426,7 +404,6 @@ def sent_reveal(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -
 @both_transports
 async def test_sent_reveal_check_queries_only_sent_reveals(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=1000, cursor=100)
-    env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.node.lowest_height = 995
     for each in (
         sent_reveal(1),
@@ -599,7 +576,9 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     env = Environment(rpc=False, height=1000, cursor=2**60)
     env.add_reveal(500, 1)
     env.store.add_share(1, reveal(1).nullifier)
+    await env.rounds.restore()
     await env.sync_rounds()
+    env.node.rounds = [recorded_round(3)]
     with capture_logs() as logs:
         for _ in range(RESET_HEADS - 1):
             await env.follow()
@@ -613,6 +592,8 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     assert env.follower.height == env.node.height == env.follower.height
     assert env.store.unconfirmed == [], "blocks of open rounds are read again"
     assert env.unread == []
+    await env.rounds.sync()
+    assert [known.status for known in env.rounds.all_rounds()] == [RoundStatus.FINALIZED], "rounds are followed again"
 
 
 class NodePairEnvironment(Environment):
@@ -685,17 +666,29 @@ async def test_chain_time_needs_two_nodes() -> None:
     assert env.rounds.chain_now() == pytest.approx(env.clock.now() - 5), "one node alone moves no time"
 
 
-async def test_block_time_of_one_node_closes_no_round_with_unread_blocks() -> None:
-    env = NodePairEnvironment(rpc=True)
-    header = {"chain_id": CHAIN_ID, "height": "99", "time": format_timestamp(VOTE_END + 3600)}
-    env.node.faults = {
-        "block_results": lambda _: json_response(500, {"error": {"data": "unavailable"}}),
-        "/blocks/99": lambda _: json_response(200, {"block": {"header": header, "data": {"txs": []}}}),
-        "/blocks/100": lambda _: httpx.Response(500),
-    }
-    env.clock.advance(VOTE_END + 60 - env.clock.now())
+@pytest.mark.rule("R14")
+@both_transports
+@pytest.mark.parametrize(("disputed", "is_closed"), [(99, False), (100, False), (101, True), (104, True)])
+async def test_disputed_block_keeps_only_rounds_open_that_had_not_ended(
+    rpc: bool, disputed: int, is_closed: bool
+) -> None:
+    env = NodePairEnvironment(rpc=rpc)
+    nodes = (env.node, *env.others)
+    env.add_reveal(disputed, 1)
+    env.clock.advance(VOTE_END - env.clock.now())
+    await env.sync_rounds()
+    for node in nodes:
+        node.rounds = [recorded_round(3)]
+    await env.rounds.sync()
     await env.follow()
-    assert (env.follower.height, env.rounds.chain_now()) == (99, None), "the newest block may precede the round's end"
+    for node in nodes:
+        node.height += 5
+    env.clock.advance(25)
+    await env.follow()
+    assert env.follower.disputed_height == disputed
+    assert env.unread == [(disputed, disputed)]
+    assert env.rounds.chain_now() == env.clock.now()
+    assert await env.rounds.is_closed(ROUND_ID) is is_closed
 
 
 @both_transports
@@ -811,7 +804,6 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     env = NodePairEnvironment(rpc=rpc, height=1000, cursor=100)
     for node in (env.node, *env.others):
         node.lowest_height = 995
-        node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.store.add_sent(sent_reveal(1))
     env.add_reveal(500, 1)
     env.node.spent_nullifiers.add(reveal(1).nullifier)
@@ -820,7 +812,7 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     assert env.store.unconfirmed != []
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
     env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
-    await env.follower._sent_reveal_check.record_missed()
+    await env.follower._sent_reveal_check.confirm(lambda _: True, must_respond=True)
     assert env.store.unconfirmed == []
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from helper.chain.chain_data import (
+    Proposal,
     parse_head,
     parse_leaves,
     parse_round,
@@ -100,6 +101,15 @@ def test_parse_rounds_unknown_status_is_listed_separately(status: int) -> None:
     assert [known.round_id for known in listed.rounds] == [ROUND_ID]
     assert listed.invalid == {}
     assert listed.unknown_status == {b"\x07" * 32: f"status {status} is unknown to this version"}
+
+
+@pytest.mark.parametrize(("title", "label"), [("Budget", "Yes"), (5, {}), (None, None)])
+def test_texts_of_a_round_are_only_displayed(title: object, label: object) -> None:
+    proposal = {"id": 1, "title": title, "options": [{"index": 0, "label": label}]}
+    known = parse_round({"round": recorded_round(1) | {"proposals": [proposal], "ea_pk": title}})
+    assert known.proposals == (Proposal(1, (0,)),)
+    shown = known.proposals[0].title, known.proposals[0].labels, known.authority_key
+    assert shown == (("Budget", ("Yes",), b"") if title == "Budget" else ("", ("",), b""))
 
 
 def test_parse_rounds_round_without_id_rejects_list() -> None:
@@ -232,7 +242,6 @@ class EndlessBody(httpx.AsyncByteStream):
 MIB = 1 << 20
 LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object]]]] = {
     "rounds": (8 * MIB, lambda client, _: client.rounds()),
-    "listing": (8 * MIB, lambda client, _: client.listed_rounds()),
     "round": (MIB, lambda client, _: client.round(ROUND_ID)),
     "tree": (MIB, lambda client, _: client.tree_latest(ROUND_ID)),
     "leaves": (8 * MIB, lambda client, _: client.leaves(ROUND_ID, 1, 1)),
@@ -241,7 +250,6 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
     "tx": (MIB, lambda client, _: client.tx(bytes(32))),
     "status": (MIB, lambda _, rpc: rpc.status()),
     "block results": (16 * MIB, lambda _, rpc: rpc.block_results(5)),
-    "search": (8 * MIB, lambda _, rpc: anext(rpc.reveal_transactions(ROUND_ID), None)),
     "spent": (MIB, lambda _, rpc: rpc.is_spent(ROUND_ID, bytes(32))),
 }
 
@@ -273,13 +281,6 @@ async def test_large_node_response_is_parsed_in_a_thread(question: str, monkeypa
         await query(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
-
-
-async def test_search_rejects_more_transactions_than_page_size() -> None:
-    page = {"result": {"txs": [{"height": "5", "tx_result": {}}] * 101, "total_count": "101"}}
-    rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, page)))
-    with pytest.raises(ChainResponseError, match="101 transactions on a page of 100"):
-        await anext(rpc.reveal_transactions(ROUND_ID), None)
 
 
 async def test_round_with_other_id_is_rejected() -> None:

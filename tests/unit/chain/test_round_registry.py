@@ -15,7 +15,16 @@ from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
 from helper.store.ledger import Ledger
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, VOTE_END, ChainStore, FakeNetwork, FakeNode, recorded_round
+from tests.unit.chain.fakes import (
+    CHAIN_ID,
+    ROUND_ID,
+    VOTE_END,
+    ChainStore,
+    FakeNetwork,
+    FakeNode,
+    record_block,
+    recorded_round,
+)
 
 
 class Environment:
@@ -131,7 +140,7 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
 
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
 @invalid_lists
-async def test_one_false_list_changes_nothing_and_accuses_no_honest_node(
+async def test_one_false_list_changes_nothing_and_is_reported(
     listed: list[dict[str, Any]], problem: str, hosts: tuple[str, ...]
 ) -> None:
     env = Environment(*hosts)
@@ -140,9 +149,7 @@ async def test_one_false_list_changes_nothing_and_accuses_no_honest_node(
     await env.advance_blocks()
     env.nodes["liar"].rounds = listed
     await env.sync()
-    is_accused = len(hosts) > 2 and problem != "no longer listed"
-    assert (problem in str(env.endpoints.unusable_reasons()["liar:1317"])) is is_accused, "two others contradict it"
-    assert len(env.endpoints.usable_nodes) == len(hosts) - is_accused
+    assert len(env.endpoints.usable_nodes) == len(hosts), "what else it reports may be right"
     assert env.registry.unconfirmed_reports() == {ROUND_ID: f"{problem} by liar:1317"}
     env.network.nodes = {"liar": env.nodes["liar"]}
     await env.advance_blocks()
@@ -163,7 +170,7 @@ async def test_round_that_one_node_lists_alone_is_not_stored_and_accuses_no_othe
         assert env.store.stored_rounds.keys() == {ROUND_ID}
         assert env.registry.unconfirmed_reports() == {extra: "listed, but not agreed yet"}
         assert env.registry.frozen_reason(ROUND_ID) is None
-    env.registry.record_block(VOTE_END + 1)
+    record_block(env.registry, VOTE_END + 1)
     assert not await env.registry.is_closed(extra)
     assert env.registry.open_rounds() == env.registry.agreed_rounds() == env.registry.all_rounds()[:1]
     env.set_rounds(recorded_round(1))
@@ -277,7 +284,7 @@ async def test_frozen_round_is_not_closed() -> None:
     env.set_rounds(closed_round_json() | {"created_at_height": 7})
     await env.advance_blocks()
     await env.registry.sync()
-    env.registry.record_block(VOTE_END + 60)
+    record_block(env.registry, VOTE_END + 60)
     assert not await env.registry.is_closed(ROUND_ID)
     env.set_rounds(closed_round_json())
     await env.advance_blocks()
@@ -290,7 +297,7 @@ async def test_closed_round_may_be_omitted_by_chain() -> None:
     await sync_active(env)
     env.set_rounds(closed_round_json(2))
     await env.sync()
-    env.registry.record_block(VOTE_END + 40)
+    record_block(env.registry, VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
     env.set_rounds()
     await env.advance_blocks()
@@ -304,7 +311,7 @@ async def test_closed_round_is_followed_to_finalized_without_warnings() -> None:
         await sync_active(env)
         env.set_rounds(closed_round_json(2))
         await env.sync()
-        env.registry.record_block(VOTE_END + 40)
+        record_block(env.registry, VOTE_END + 40)
         assert await env.registry.is_closed(ROUND_ID)
         assert env.registry.all_rounds()[0].status is RoundStatus.TALLYING
         env.set_rounds(closed_round_json(3))
@@ -360,9 +367,9 @@ async def test_round_closes_by_processed_block_and_status(status: int) -> None:
     env.set_rounds(closed_round_json(status))
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed yet"
-    env.registry.record_block(VOTE_END - 1)
+    record_block(env.registry, VOTE_END - 1)
     assert not await env.registry.is_closed(ROUND_ID)
-    env.registry.record_block(VOTE_END)
+    record_block(env.registry, VOTE_END)
     assert await env.registry.is_closed(ROUND_ID)
     assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "according to the chain's time"
     assert env.registry.open_rounds() == []
@@ -378,7 +385,7 @@ async def test_round_is_not_closed_by_local_clock(status: int) -> None:
     env = Environment(now=VOTE_END + 10**6)
     env.set_rounds(recorded_round(1) | {"status": status})
     await env.sync()
-    env.registry.record_block(VOTE_END + 10**6)
+    record_block(env.registry, VOTE_END + 10**6)
     assert not await env.registry.is_closed(ROUND_ID)
     assert not await env.registry.is_closed(b"\x11" * 32), "an unknown round is not closed"
 
@@ -388,12 +395,12 @@ async def test_round_closing_requires_two_nodes_if_configured() -> None:
     env = Environment("a", "b", now=VOTE_END)
     await sync_active(env)
     env.nodes["a"].rounds = [closed_round_json()]
-    env.registry.record_block(VOTE_END + 40)
+    record_block(env.registry, VOTE_END + 40)
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "the second node still reports ACTIVE"
     del env.network.nodes["b"]
     await env.advance_blocks()
-    env.registry.record_block(VOTE_END + 60)
+    record_block(env.registry, VOTE_END + 60)
     with capture_logs() as logs:
         for _ in range(3):
             await env.sync()
@@ -412,7 +419,7 @@ async def test_round_closing_requests_only_round_lists() -> None:
     await sync_active(env)
     env.set_rounds(closed_round_json())
     await env.sync()
-    env.registry.record_block(VOTE_END + 40)
+    record_block(env.registry, VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
     requests = env.nodes["a"].requests + env.nodes["b"].requests
     assert not any(ROUND_ID.hex() in path for path in requests)
@@ -433,7 +440,7 @@ async def test_purged_round_is_not_stored_again() -> None:
     await after_restart.restore()
     with capture_logs() as logs:
         await after_restart.sync()
-        after_restart.record_block(VOTE_END + 40)
+        record_block(after_restart, VOTE_END + 40)
         assert not await after_restart.is_closed(ROUND_ID)
     known = after_restart.get(ROUND_ID)
     assert known is not None
@@ -450,22 +457,22 @@ async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
     env.store.add_share(1)
     await env.sync()
     assert list(env.store.stored_rounds) == [ROUND_ID]
-    env.registry.record_block(VOTE_END + 40)
+    record_block(env.registry, VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
 
 
 async def test_revision_increases_when_round_may_close() -> None:
     env = Environment(now=VOTE_END + 50)
     await env.sync()
-    env.registry.record_block(VOTE_END - 6.0)
+    record_block(env.registry, VOTE_END - 6.0)
     before = env.registry.revision
     await env.sync()
-    env.registry.record_block(VOTE_END - 1.0)
+    record_block(env.registry, VOTE_END - 1.0)
     assert env.registry.revision == before, "no round has ended: nothing can be closed"
-    env.registry.record_block(VOTE_END + 5.0)
+    record_block(env.registry, VOTE_END + 5.0)
     assert env.registry.revision > before
     before = env.registry.revision
-    env.registry.record_block(VOTE_END + 10.0)
+    record_block(env.registry, VOTE_END + 10.0)
     assert env.registry.revision > before, "not closed yet: any block may bring the missing report"
     before = env.registry.revision
     env.set_rounds(closed_round_json())
@@ -473,7 +480,7 @@ async def test_revision_increases_when_round_may_close() -> None:
     assert env.registry.revision > before
     assert await env.registry.is_closed(ROUND_ID)
     before = env.registry.revision
-    env.registry.record_block(VOTE_END + 15.0)
+    record_block(env.registry, VOTE_END + 15.0)
     assert env.registry.revision == before, "the purge depends on time only"
 
 
@@ -490,7 +497,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     await other.reload_from_store()
     assert other.revision == before, "nothing changes"
 
-    env.registry.record_block(VOTE_END + 5.0)
+    record_block(env.registry, VOTE_END + 5.0)
     assert await env.registry.is_closed(ROUND_ID)
     await other.reload_from_store()
     assert other.open_rounds() == []
@@ -619,12 +626,12 @@ async def test_round_closes_at_changed_end_once_confirmed() -> None:
     await sync_active(env)
     env.nodes["a"].rounds = [round_json_ending_at(VOTE_END + 20, status=3)]
     await env.sync()
-    env.registry.record_block(VOTE_END + 10)
+    record_block(env.registry, VOTE_END + 10)
     assert not await env.registry.is_closed(ROUND_ID), "the end is not agreed"
     env.set_rounds(round_json_ending_at(VOTE_END + 20, status=3))
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the changed end was processed"
-    env.registry.record_block(VOTE_END + 20)
+    record_block(env.registry, VOTE_END + 20)
     assert await env.registry.is_closed(ROUND_ID)
 
 
@@ -642,16 +649,16 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(
     env.set_rounds(*listed)
     await env.advance_blocks(1)
     await env.sync()
-    env.registry.record_block(VOTE_END - 5)
+    record_block(env.registry, VOTE_END - 5)
     assert env.registry.active_rounds() == []
     assert problem in env.registry.unconfirmed_reports()[ROUND_ID]
     await env.advance_blocks(10)
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
-    env.registry.record_block(VOTE_END + 1, complete_from=1000)
+    record_block(env.registry, VOTE_END + 1, Ledger(1, 1000, ((300, 300),)))
     await env.sync()
     assert env.registry.frozen_reason(ROUND_ID) is not None, "blocks since the round's creation are unread"
-    env.registry.record_block(VOTE_END + 1)
+    record_block(env.registry, VOTE_END + 1)
     await env.advance_blocks(4)
     revision = env.registry.revision
     with capture_logs() as logs:
@@ -672,7 +679,7 @@ async def test_unknown_status_of_one_of_two_nodes_does_not_close(listed: list[di
     env = Environment("a", "b", now=VOTE_END + 50)
     await sync_active(env)
     env.nodes["a"].rounds = listed
-    env.registry.record_block(VOTE_END + 60)
+    record_block(env.registry, VOTE_END + 60)
     for _ in range(3):
         await env.advance_blocks()
         await env.sync()

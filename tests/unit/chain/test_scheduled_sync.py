@@ -130,7 +130,7 @@ async def test_chain_sync_runs_until_cancelled() -> None:
             group.start_soon(env.follower.run)
             await env.follower.wait_ready()
             env.node.height = 105
-            while env.trees.synced_height < 105:
+            while env.follower.synced_height < 105:
                 await anyio.wait_all_tasks_blocked()
                 env.clock.advance(1)
             group.cancel_scope.cancel()
@@ -168,7 +168,7 @@ async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
             while checks[-1]:
                 await advance_second()
             env.node.faults.clear()
-            while env.trees.synced_height != env.node.height:
+            while env.follower.synced_height != env.node.height:
                 await advance_second()
             group.cancel_scope.cancel()
 

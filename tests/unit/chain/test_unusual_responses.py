@@ -32,16 +32,9 @@ def recorded_rpc(name: str) -> Any:
     return read_recorded(name, "blocks.jsonl")["response"]
 
 
-def one_page() -> Any:
-    response = recorded_rpc("reveals of a round, page 1 of 4")
-    response["result"]["total_count"] = str(len(response["result"]["txs"]))
-    return response
-
-
 TX = {"code": 0, "height": "106", "log": "", "events": [{"type": "tx", "attributes": [{"key": "fee", "value": ""}]}]}
 QUERIES: dict[str, tuple[Query, Callable[[], Any]]] = {
     "rounds": (lambda rest, _: rest.rounds(), lambda: recorded("rounds")),
-    "listing": (lambda rest, _: rest.listed_rounds(), lambda: recorded("rounds")),
     "round": (lambda rest, _: rest.round(ROUND_ID), lambda: recorded("round, status 1")),
     "totals": (lambda rest, _: rest.totals(ROUND_ID), lambda: recorded("tally results")),
     "tree": (lambda rest, _: rest.tree_latest(ROUND_ID), lambda: recorded("tree, latest")),
@@ -56,7 +49,6 @@ QUERIES: dict[str, tuple[Query, Callable[[], Any]]] = {
     "validator": (lambda rest, _: rest.validator_status("svvaloper1"), lambda: recorded("one validator")),
     "status": (lambda _, rpc: rpc.status(), lambda: recorded_rpc("status")),
     "block results": (lambda _, rpc: rpc.block_results(106), lambda: recorded_rpc("block results 106")),
-    "search": (lambda _, rpc: anext(rpc.reveal_transactions(ROUND_ID), None), one_page),
     "spent": (
         lambda _, rpc: rpc.is_spent(ROUND_ID, b"\1" * 32),
         lambda: {"result": {"response": {"code": 0, "value": "AQ=="}}},

@@ -13,11 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.chain_data import Proposal, Round, RoundStatus
-from helper.chain.commitment_trees import Anchor
+from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits import registry
-from helper.circuits.registry import GENERATIONS, circuit_for_version, circuit_infos
+from helper.circuits import known_circuits
+from helper.circuits.known_circuits import GENERATIONS, circuit_for_version, circuit_infos
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.ingest.admission import AdmissionController
@@ -26,7 +25,7 @@ from helper.operations.export_format import encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
 from helper.reveal.prover_pool import ProverPool
 from helper.server.application import create_app
-from helper.server.routes.wallet import WalletView
+from helper.server.wallet_routes import WalletView
 from helper.store.action_models import ExportedShare
 from tests.support import hidden_choice
 from tests.support.fakes import BAD_PROOF_REPLY, CHAIN_ID, ROUND, START_TIME, wait_until
@@ -54,7 +53,7 @@ def create_payload(**changes: Any) -> dict[str, Any]:
 
 
 def read_share(payload: dict[str, Any]) -> CheckedShare:
-    (result,) = registry.read_shares([json.dumps(payload).encode()])
+    (result,) = known_circuits.read_shares([json.dumps(payload).encode()])
     return checked_share(result)
 
 
@@ -96,7 +95,7 @@ def create_client(pipeline: Pipeline) -> httpx.AsyncClient:
         store=pipeline.store,
         rounds=chain.registry,
         trees=chain.trees,
-        validator=ShareValidator(registry),
+        validator=ShareValidator(known_circuits),
         clock=pipeline.clock,
         wake=pipeline.dispatcher.wake_if_due,
         get_pause_reason=lambda: None,
@@ -172,7 +171,7 @@ async def test_third_generation_invalid_share_is_refused(
 async def test_shares_of_both_kinds_in_one_batch_are_read_in_order() -> None:
     hidden = json.dumps(create_payload()).encode()
     single = create_body()
-    results = [checked_share(result) for result in registry.read_shares([single, hidden, single])]
+    results = [checked_share(result) for result in known_circuits.read_shares([single, hidden, single])]
     assert [result.share.kind for result in results] == ["", "hidden-choice", ""]
 
 
@@ -191,7 +190,7 @@ async def test_third_generation_share_line_of_export_is_read_back() -> None:
         history=(),
         reveal=None,
     )
-    assert parse_share_line(registry, encode_share_line(exported)) == (exported, checked.nullifier)
+    assert parse_share_line(known_circuits, encode_share_line(exported)) == (exported, checked.nullifier)
 
 
 async def test_third_generation_proof_bundle_is_verified(generation: HiddenChoiceGeneration) -> None:
@@ -205,7 +204,7 @@ async def test_third_generation_proof_bundle_is_verified(generation: HiddenChoic
     bundle = ProofBundle(CHAIN_ID, 100, message.to_tx(), find_circuit(circuit_infos(), message.proof), proved["root"])
     unpacked = unpack_bundle(pack_bundle(bundle), circuit_infos())
     assert unpacked == bundle
-    verify_bundle(unpacked, registry.verify_proof)
+    verify_bundle(unpacked, known_circuits.verify_proof)
 
 
 async def test_generation_without_version_is_not_selected_by_version() -> None:

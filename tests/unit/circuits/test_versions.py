@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 import proofs
-from helper.circuits.registry import GENERATIONS, circuit_for_version, circuit_infos
-from helper.circuits.versions import is_newer_than_known, parse_version
+from helper.circuits.generation import is_newer_than_known, parse_version
+from helper.circuits.known_circuits import GENERATIONS, circuit_for_version, circuit_infos
 from helper.config.sections import ProverSection
 
 

@@ -16,8 +16,7 @@ import anyio
 from helper.core.round_authentication import RoundAuthentication
 from helper.server.http_server import create_server, listen_unix
 from helper.server.operator_json import RoundState
-from helper.server.routes.operator import create_operator_app, rounds_route
-from helper.server.routes.operator_actions import operator_action_routes
+from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness

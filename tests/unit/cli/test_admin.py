@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from admin import adr036
+from admin import account_keys
 from helper.cli.main import main
-from tests.unit.admin.test_key_armor import ARGON2_ARMOR, PASSPHRASE
+from tests.unit.admin.test_account_keys import ARGON2_ARMOR, PASSPHRASE
 
 KEY = bytes(range(1, 33))
-SIGNER = adr036.sign_data(b"", KEY)[0]
+SIGNER = account_keys.sign_data(b"", KEY)[0]
 
 
 def run_admin_command(*arguments: str) -> int:
@@ -44,7 +44,7 @@ def test_admin_register_dry_run_prints_verifiable_registration(
         separators=(",", ":"),
     )
     assert body["operator_address"] == SIGNER
-    adr036.verify_signature(
+    account_keys.verify_signature(
         text.encode(),
         signer=SIGNER,
         pub_key=base64.b64decode(body["pub_key"]),

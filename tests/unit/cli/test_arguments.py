@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from helper.cli.filters import build_filter_query, parse_due_before
-from helper.cli.operator_api import OperatorApi
-from helper.cli.queue_output import print_stats
+from helper.cli.operator_api import OperatorApi, build_filter_query, parse_due_before
+from helper.cli.queue import print_stats
 from helper.errors import NotFound
 
 NOW = 1_795_268_000.7

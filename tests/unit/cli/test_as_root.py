@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from helper.runtime.privileges import acting_as_owner
+from helper.runtime.process_security import acting_as_owner
 from helper.server.http_server import listen_unix
 from tests.unit.cli.test_db import create_database
 from tests.unit.cli.test_main import run_command

@@ -26,7 +26,7 @@ from audit.check_results import CHECKS
 from helper.chain import node_pool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.object_store.bucket import StoredObject
-from helper.operations.archive.object_names import (
+from helper.operations.archived_objects import (
     IndexEntry,
     bundle_name,
     documents_name,
@@ -55,13 +55,13 @@ CREATE_READERS = node_pool.ReadOnlyNodePool
 def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTransport) -> None:
     """Replace the network of all node clients."""
     monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=transport))
-    monkeypatch.setattr(node_pool, "ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
+    monkeypatch.setattr("helper.cli.audit.ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedNodes]:
     """Two nodes that serve the recorded threshold round, in the settings of an empty directory."""
-    monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
+    monkeypatch.setattr("helper.observability.log_config.configure", lambda *_: None)
     monkeypatch.setattr("proofs.verify_each", verify_each_once)
     monkeypatch.setattr("audit.node_source._HEAD_SECONDS", 0.0)
     recorded = RecordedNodes(threshold_round())
@@ -510,7 +510,7 @@ def archive(nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch) -> MemoryBuck
         parts.setdefault(part_of_height(height), []).append(entry)
     for part, entries in parts.items():
         bucket.objects[index_name(nodes.source.round_id, part)] = StoredObject(encode_index(entries), "tag")
-    monkeypatch.setattr("helper.operations.archive.factory.open_archive_bucket", lambda *_: bucket)
+    monkeypatch.setattr("helper.cli.audit.open_archive_bucket", lambda *_: bucket)
     return bucket
 
 
@@ -541,7 +541,7 @@ def test_audit_of_archived_round_passes_without_nodes(
 ) -> None:
     nodes.source.documents["heads"] = heads(("a", "A", "S"), ("b", "A", "S"))
     bucket = anyio.run(archive_round, nodes.source)
-    monkeypatch.setattr("helper.operations.archive.factory.open_archive_bucket", lambda *_: bucket)
+    monkeypatch.setattr("helper.cli.audit.open_archive_bucket", lambda *_: bucket)
     assert run(ROUND, "--archive", "--evidence", "evidence.zip", code=0) == {}
     assert run(ROUND[:6], "--archive", code=0) == {}
     assert nodes.requests == []
@@ -552,7 +552,7 @@ def test_audit_of_damaged_archived_documents_ends(
     nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket = anyio.run(archive_round, nodes.source)
-    monkeypatch.setattr("helper.operations.archive.factory.open_archive_bucket", lambda *_: bucket)
+    monkeypatch.setattr("helper.cli.audit.open_archive_bucket", lambda *_: bucket)
     bucket.objects[documents_name(nodes.source.round_id, 0)] = StoredObject(b"damaged", "tag")
     assert run_command("audit", ROUND, "--archive") == 1
     assert "documents of the round are not readable\nAudit the nodes instead" in capsys.readouterr().err
@@ -644,7 +644,7 @@ def test_audit_unreachable_nodes_leave_no_files(nodes: RecordedNodes, capsys: py
 def test_commands_of_the_document_run(nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes.source.documents["heads"] = heads(("a", "A", "S"), ("b", "A", "S"))
     bucket = anyio.run(archive_round, nodes.source)
-    monkeypatch.setattr("helper.operations.archive.factory.open_archive_bucket", lambda *_: bucket)
+    monkeypatch.setattr("helper.cli.audit.open_archive_bucket", lambda *_: bucket)
     document = Path(__file__).parents[3] / "docs" / "audit.md"
     commands = re.findall(r"^    \$ svote-helper (.+)$", document.read_text(), re.MULTILINE)
     assert len(commands) == 4

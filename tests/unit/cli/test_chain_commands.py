@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from helper.cli import rounds
+from helper.cli import queue
 from helper.cli.proof import SearchSource
 from helper.clock import SystemClock
 from helper.core.round_authentication import RoundAuthentication
 from helper.object_store.bucket import StoredObject
-from helper.operations.archive.object_names import IndexEntry, bundle_name, encode_index, index_name, part_of_height
+from helper.operations.archived_objects import IndexEntry, bundle_name, encode_index, index_name, part_of_height
 from helper.operations.proof_bundle import pack_bundle
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_foreign_parts
 from tests.support.bucket import MemoryBucket
@@ -32,7 +32,7 @@ NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 @pytest.fixture(autouse=True)
 def _files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use settings whose only node is unreachable."""
-    monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
+    monkeypatch.setattr("helper.observability.log_config.configure", lambda *_: None)
     Path("helper.toml").write_text('[chain]\nendpoints = ["http://127.0.0.1:9"]\n')
     Path("good.zip").write_bytes(BUNDLE)
     Path("bad.zip").write_bytes(with_foreign_parts(root=b"\x01" * 32))
@@ -127,7 +127,7 @@ def test_archive_is_used_only_when_completely_valid(
     bucket.objects[index_name(round_id, part_of_height(FIRST_EVIDENCE.height))] = StoredObject(
         encode_index([entry]), "2"
     )
-    monkeypatch.setattr("helper.operations.archive.factory.open_bucket", lambda *_, **__: bucket)
+    monkeypatch.setattr("helper.operations.archive_reader.open_bucket", lambda *_, **__: bucket)
     with Path("helper.toml").open("a") as file:
         file.write('[archive]\nplace = "s3://votes/proofs"\n')
     archive = ("proof", "export", NULLIFIER, "--json", "--from", "archive")
@@ -190,4 +190,4 @@ def test_rounds_without_helper_are_read_from_file(
 def test_rounds_has_a_text_and_a_schema_for_every_authentication() -> None:
     schema = json.loads(Path(ROOT / "docs" / "schemas" / "rounds.json").read_text())
     listed = schema["properties"]["rounds"]["items"]["properties"]["authentication"]["enum"]
-    assert set(rounds._AUTHENTICATION_TEXTS) == set(RoundAuthentication) == set(listed)
+    assert set(queue._AUTHENTICATION_TEXTS) == set(RoundAuthentication) == set(listed)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helper.config import Config, load
+from helper.config.loader import load
+from helper.config.sections import Config
 from helper.doctor.chain import NodeReport
 from helper.store.backup import DATABASE_HEADER
 from helper.store.sqlite.file_lock import AGE_HEADER

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from helper.config import load
+from helper.config.loader import load
 from helper.errors import StoreKeyError
 from helper.observability import log_config
 from helper.store.factory import create_store

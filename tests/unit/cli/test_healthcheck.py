@@ -124,7 +124,7 @@ def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
         "from helper.cli.main import main\n"
         f"try: main(['healthcheck', '--config', '{tmp_path}/helper.toml'])\n"
         "except SystemExit as end: code = end.code\n"
-        "heavy = ('httpx', 'helper.config.model', 'uvicorn', 'starlette', 'proofs', 'structlog', 'asyncio', 'rich')\n"
+        "heavy = ('httpx', 'helper.config.loader', 'uvicorn', 'starlette', 'proofs', 'structlog', 'asyncio', 'rich')\n"
         "print(code, [name for name in heavy if name in sys.modules])"
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO_ROOT)

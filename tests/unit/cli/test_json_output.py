@@ -13,8 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.block_reader import IncludedTx
+from helper.cli.chain import _transaction_json
 from helper.cli.proof import SearchSource
-from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store.models import QueueFilter
@@ -46,7 +46,6 @@ def run_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """Run a command with `--json` and return its output; asserts the documented shape."""
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
 
     def run_json(name: str, *arguments: str, code: int = 0) -> dict[str, Any]:
         capsys.readouterr()

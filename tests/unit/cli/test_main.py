@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from helper.cli import command_line
-from helper.cli.command_line import COMMANDS
-from helper.cli.main import main
+from helper.cli.main import COMMANDS, Command, load_function, main
 from helper.errors import HelperError
 from tests.support.schemas import assert_conforms
 
@@ -55,7 +53,17 @@ def test_help_names_setting_of_each_flag(capsys: pytest.CaptureFixture[str]) -> 
     assert "(default: [helper] host)" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("queue", "list", "--nonsense"), ("config",), ("queue", "show")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("queue", "list", "--nonsense"),
+        ("config",),
+        ("queue", "show"),
+        ("devnet", "--rest-port", "99999"),
+        ("devnet", "--rpc-port", "65535", "--extra-nodes", "1"),
+    ],
+)
 def test_invalid_command_line_exits_usage(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(*arguments) == 2
     assert "Usage" in "".join(capsys.readouterr())
@@ -66,46 +74,39 @@ def plugin_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A command in its own module, which works without the modules of the others."""
     module = ModuleType("helper.cli.plugged")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(command_line, "COMMANDS", {"absent": "helper.cli.absent", "plugged": module.__name__})
-    monkeypatch.setattr("importlib.util.find_spec", sys.modules.get)
+    commands = {"plugged": Command(module.__name__, "run", "Run."), "group absent": Command("absent", "run", "Run.")}
+    monkeypatch.setattr("helper.cli.main.COMMANDS", commands)
+    monkeypatch.setattr("helper.cli.main.GROUPS", {"group": "A group."})
     return module
 
 
-def test_app_with_one_command_runs_directly(plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    app = typer.Typer()
-
-    @app.command()
+def test_command_runs_without_modules_of_others(plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     def echo(text: str) -> None:
         """Print a word."""
         typer.echo(text)
 
-    vars(plugin_module)["app"] = app
+    vars(plugin_module)["run"] = echo
     assert run_command("plugged", "hello") == 0
     assert capsys.readouterr().out == "hello\n"
-    assert run_command("absent") == 2
+    assert run_command("group", "--help") == 0
+    assert "absent  Run." in capsys.readouterr().out
 
 
 def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    app = typer.Typer()
-
-    @app.command()
     def broken() -> None:
         raise HelperError("it does not work", advice="Do something.")
 
-    vars(plugin_module)["app"] = app
+    vars(plugin_module)["run"] = broken
     assert run_command("plugged") == 1
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "it does not work\nDo something.\n")
 
 
 def test_interrupt_prints_no_traceback(plugin_module: ModuleType) -> None:
-    app = typer.Typer()
-
-    @app.command()
     def slow() -> None:
         raise KeyboardInterrupt
 
-    vars(plugin_module)["app"] = app
+    vars(plugin_module)["run"] = slow
     assert run_command("plugged") == 130
 
 
@@ -113,9 +114,9 @@ def test_command_imports_no_other_command_and_no_native_code() -> None:
     """A short command must start fast, and work when another command's libraries are broken."""
     code = (
         "import sys\n"
-        "from helper.cli.command_line import create_cli\n"
-        "create_cli(['config', 'show'])\n"
-        "print([n for n in ('httpx', 'uvicorn', 'proofs', 'starlette', 'helper.cli.queue') if n in sys.modules])"
+        "from helper.cli.main import create_cli\n"
+        "create_cli(['queue', 'list'])\n"
+        "print([n for n in ('httpx', 'uvicorn', 'proofs', 'starlette', 'helper.cli.db') if n in sys.modules])"
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert completed.stdout == "[]\n"
@@ -130,8 +131,9 @@ def test_python_m_helper_runs_cli() -> None:
     assert completed.stderr == ""
 
 
-def test_every_command_has_its_cli_module() -> None:
-    assert all(module == f"helper.cli.{name}" for name, module in COMMANDS.items())
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_summary_begins_the_help_of_its_command(command: Command) -> None:
+    assert " ".join((load_function(command).__doc__ or "").split()).startswith(command.summary)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helper.config import find_file
+from helper.config.settings_file import find_file
 from tests.unit.cli.test_main import run_command
 
 ORIGINAL_ACCESS = os.access

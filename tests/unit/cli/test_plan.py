@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from helper.doctor import proving
 from helper.errors import ProverError
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.test_main import run_command
@@ -90,7 +89,7 @@ def test_plan_measures_with_a_prover_per_core(
             raise ProverError("unknown circuit")
         return 0.8
 
-    monkeypatch.setattr(proving, "measure_proof_seconds", measure)
+    monkeypatch.setattr("helper.cli.plan.measure_proof_seconds", measure)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     result = run_json(capsys, "--measure")
     assert (result["seconds_per_proof"], result["measured"], result["proofs_per_second"]) == (0.8, True, 2.5)

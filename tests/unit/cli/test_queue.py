@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helper.cli.output import emit_table
+from helper.cli.terminal import emit_table
 from helper.errors import StoreCorrupt
 from helper.observability.queue_snapshot import QueueSnapshot, RoundSnapshot, ShareCounts, stats_json
 from helper.server import operator_json

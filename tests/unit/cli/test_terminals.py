@@ -17,7 +17,7 @@ import anyio
 import orjson
 import pytest
 
-from helper.cli.output import emit_json, encode_json_line
+from helper.cli.conventions import emit_json, encode_json_line
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.terminal import run_in_terminal
 from tests.unit.ingest.admission_fixtures import ROUND_ID
@@ -132,7 +132,7 @@ def test_other_shells_have_completion_scripts(tmp_path: Path) -> None:
     assert run_shell("svote-helper completion csh", tmp_path).returncode == 2
     environment = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
     completed = run_shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **environment)
-    assert completed.stdout == "queue\n", "no text of another command is printed"
+    assert completed.stdout == "queue\tInspect and manage queued shares.\n"
 
 
 def test_json_line_escapes_control_characters_and_round_trips(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from helper.runtime import release_files
 from tests.support.release import SIGNER, SignedRelease, create_signed_release, write_release
 from tests.unit.cli.test_main import read_json, run_command
 
@@ -19,7 +18,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (directory / "helper").mkdir(parents=True)
     for number in range(12):
         (directory / "helper" / f"module{number:02}.py").write_text(f"NUMBER = {number}\n")
-    monkeypatch.setattr(release_files, "packages_directory", lambda: directory)
+    monkeypatch.setattr("helper.cli.version.packages_directory", lambda: directory)
     return directory
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from helper.cluster.send_loop import SendLoop
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import ShareState
-from helper.lease.local import LocalLease
+from helper.lease.sender_lease import LocalLease
 from tests.support.fakes import START_TIME, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
@@ -45,7 +45,6 @@ async def run_send_loop(
     pipeline.sender = pipeline.make_sender(lease=lease)
     loop = SendLoop(
         sender=pipeline.sender,
-        closing=pipeline.closing,
         get_pause_reason=lambda: paused[-1] if paused else None,
         clock=pipeline.clock,
         stats=pipeline.stats,

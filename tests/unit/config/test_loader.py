@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from helper.config import Config, Problem, SettingsError, find_file, load, load_traced
-from helper.config.discovery import ENV_PREFIX, variable_name
-from helper.config.example import render_example
-from helper.config.toml_lines import find_key_lines
-from helper.config.value_text import REDACTED, SECTIONS, to_display_value
+from helper.config.loader import Problem, SettingsError, load, load_traced
+from helper.config.sections import Config
+from helper.config.settings_file import ENV_PREFIX, find_file, find_key_lines, variable_name
+from helper.config.settings_text import REDACTED, SECTIONS, render_example, to_display_value
 from helper.errors import ConfigError
 
 EXAMPLE_FILE = Path(__file__).parents[3] / "helper.toml.example"

@@ -11,14 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from devnet.demo.plan import DURATION_FACTOR, DemoOptions, round_seconds
 from devnet.demo.progress import ProgressBars
 from devnet.demo.report import build_result, is_successful, merge_fleet_stats, print_report
 from devnet.demo.run import Demo
-from helper.cli.demo import app
 from tests.support.process import TIMEOUT_SECONDS
+from tests.unit.cli.test_main import run_command
 
 CHECKS = [
     {"id": "A1", "verdict": "passed", "why": "", "count": 3},
@@ -130,5 +129,4 @@ def test_round_of_fleet_lasts_until_every_copy_could_be_proven() -> None:
     "arguments", [("--store", "postgres"), ("--db", "queue.db"), ("--helpers", "0"), ("--helpers", "21")]
 )
 def test_demo_of_fleet_with_other_store_or_bad_number_is_usage_error(arguments: tuple[str, str]) -> None:
-    result = CliRunner().invoke(app, ["--helpers", "2", *arguments])
-    assert result.exit_code == 2, result.output
+    assert run_command("demo", "--helpers", "2", *arguments) == 2

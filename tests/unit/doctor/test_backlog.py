@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from helper.core.drain import ProofRate
+from helper.core.load_forecast import ProofRate
 from helper.doctor.backlog import evaluate_backlog
 from helper.doctor.result import CheckResult, Level
 from helper.observability.queue_snapshot import QueueSnapshot, RetryingShares, RoundSnapshot, ShareCounts

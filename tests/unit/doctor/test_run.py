@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from helper.clock import SystemClock
-from helper.config import find_file
+from helper.config.settings_file import find_file
 from helper.core.share import ShareState
 from helper.doctor import run as run_module
 from helper.doctor.daemon import (
@@ -39,7 +39,7 @@ from helper.observability.queue_snapshot import (
     ShareCounts,
 )
 from helper.observability.service_state import ServiceState
-from helper.runtime.hardening import get_process_limits
+from helper.runtime.process_security import get_process_limits
 from helper.store.models import FailureGroup
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
@@ -362,6 +362,20 @@ def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
         assert ("out-of-memory" in str(line.advice)) is is_memory_suspected
     (line,) = evaluate_daemon(service_status(paused="no node"), Path("helper.sock"))
     assert (line.subject, line.level) == ("helper: dispatch", Level.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("problem", "advice"),
+    [
+        ("the queue cannot be written", "Free space"),
+        ("the database file is no longer at its path", "Move the helper's own file back"),
+        ("the database's write-ahead log is no longer at its path", "Move the helper's own file back"),
+    ],
+)
+def test_advice_about_the_store_matches_the_failure(problem: str, advice: str) -> None:
+    status = service_status(checks=[{"name": "store", "problem": problem}])
+    (line,) = evaluate_daemon(status, Path("helper.sock"))
+    assert str(line.advice).startswith(advice)
 
 
 def test_evaluate_daemon_without_permission_is_warning() -> None:

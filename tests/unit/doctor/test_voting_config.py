@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.config_documents import parse_config, parse_static
-from admin.config_fetch import ConfigFetcher
+from admin.config_refresh import ConfigFetcher
+from admin.published_config import parse_config, parse_static
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.voting_config import check_voting_config, evaluate_voting_config
 from tests.conftest import RECORDED

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
-from helper.chain.chain_data import Proposal, Round, RoundStatus
-from helper.chain.commitment_trees import Anchor, CommitmentTreeSync
+from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
-from helper.core.pause import PauseCause, PauseReason
+from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.ingest.validator import checked_share
 from helper.store.models import EnqueueResult

@@ -14,13 +14,12 @@ from anyio.abc import TaskGroup
 from structlog.testing import capture_logs
 
 from helper.chain.chain_data import Proposal, RoundStatus
-from helper.core.pause import PauseCause, PauseReason
-from helper.core.refusals import Situation, TemporaryRefusal
+from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import PayloadError
 from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult
 from proofs import InvalidShare, ProofsError

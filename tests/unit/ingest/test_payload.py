@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import proofs
 from helper.core.share import Share, ShareState
-from helper.ingest.payload import parse_hex32, queue_status_body
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import PayloadError, parse_hex32, queue_status_body
 from helper.ingest.validator import checked_share
 from tests.unit.ingest.admission_fixtures import PAYLOADS, ROUND_ID, parse_share
 

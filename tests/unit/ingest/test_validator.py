@@ -17,8 +17,7 @@ import pytest
 import proofs
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
-from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES, invalid_share
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES, PayloadError, invalid_share
 from helper.ingest.validator import CheckedShare, ShareValidator
 from proofs import InvalidShare, ProofsError, ReadShare
 from tests.campaign.mutations import PayloadMutator

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from helper.errors import ConfigError
-from helper.object_store.bucket import BucketLocation
-from helper.object_store.credentials import AccessKeys, find_credentials_file, read_access_keys
+from helper.object_store.bucket import AccessKeys, BucketLocation, find_credentials_file, read_access_keys
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from helper.observability.queue_observer import QueueObserver
 from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot
 from helper.observability.readiness_text import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
+from helper.server import wallet_routes
 from helper.server.http_server import bind_tcp
-from helper.server.routes import wallet
-from helper.server.routes.metrics import LIMITS, create_metrics_app, create_metrics_server
+from helper.server.metrics_routes import LIMITS, create_metrics_app, create_metrics_server
 from helper.store.models import DamagedShare, DueForecast
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
@@ -265,7 +265,7 @@ def _selects(selector: Any, name: str, labels: tuple[tuple[str, str], ...]) -> b
 
 
 def test_metrics_count_every_post_outcome() -> None:
-    assert set(wallet._OUTCOMES_BY_STATUS.values()) | {"queued", "duplicate", "broken_off", "error"} == set(
+    assert set(wallet_routes._OUTCOMES_BY_STATUS.values()) | {"queued", "duplicate", "broken_off", "error"} == set(
         POST_OUTCOMES
     )
 
@@ -354,7 +354,7 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
 async def test_metrics_held_connections_do_not_lock_out_a_scraper(
     begin: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helper.server.routes.metrics.LIMITS", replace(LIMITS, eviction_seconds=0))
+    monkeypatch.setattr("helper.server.metrics_routes.LIMITS", replace(LIMITS, eviction_seconds=0))
     server = create_metrics_server(create_metrics(), list)
     listener = bind_tcp("127.0.0.1", 0, section="metrics")
     address = listener.getsockname()

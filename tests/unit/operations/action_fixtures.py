@@ -9,7 +9,7 @@ from pathlib import Path
 import proofs
 from helper.core.share import Share
 from helper.ingest.validator import checked_share
-from helper.operations.actions import Operations
+from helper.operations.operator_actions import OperatorActions
 from helper.store.action_models import Actor
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -47,7 +47,7 @@ class OperationsHarness:
         self.store = SqliteStore(path, clock=self.clock)
         self.authority = FakeRoundAuthority()
         self.wake_count = 0
-        self.operations = Operations(
+        self.operations = OperatorActions(
             store=self.store,
             round_authority=self.authority,
             share_checks=proofs,

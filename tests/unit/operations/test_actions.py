@@ -11,8 +11,8 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, NotFound, StoreError
-from helper.operations import actions
-from helper.operations.actions import BATCH_SHARES
+from helper.operations import operator_actions
+from helper.operations.operator_actions import BATCH_SHARES
 from helper.store.action_models import MOVED
 from helper.store.models import EnqueueResult, QueueFilter
 from helper.store.operations import shares
@@ -79,7 +79,7 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
     harness: OperationsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No batch exceeds the limit, and each POST waits for at most two batches."""
-    monkeypatch.setattr(actions, "BATCH_SHARES", 20)
+    monkeypatch.setattr(operator_actions, "BATCH_SHARES", 20)
     await fill_failed(harness, 2_000)
     batch_sizes: list[int] = []
     retry_failed = SqliteStore.retry_failed

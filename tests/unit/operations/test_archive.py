@@ -17,7 +17,9 @@ from helper.chain.reveal_transaction import CountedReveal
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.observability.service_state import ArchiveState
-from helper.operations.archive.object_names import (
+from helper.operations.archive_reader import find_bundle
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.archived_objects import (
     PART_BLOCKS,
     IndexEntry,
     Progress,
@@ -31,8 +33,6 @@ from helper.operations.archive.object_names import (
     part_of_height,
     progress_name,
 )
-from helper.operations.archive.reader import find_bundle
-from helper.operations.archive.writer import ArchiveWriter
 from helper.operations.proof_bundle import pack_bundle, unpack_bundle
 from proofs import CIRCUITS
 from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence

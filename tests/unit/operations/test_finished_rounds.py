@@ -13,13 +13,11 @@ from structlog.testing import capture_logs
 from audit.round_process import run_job
 from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
 from helper.chain.node_pool import ReadOnlyNodePool
-from helper.config import Config
-from helper.config.sections import ArchiveSection, ChainSection, OperatorSection
+from helper.config.sections import ArchiveSection, ChainSection, Config, OperatorSection
 from helper.errors import AuditError, BucketError, ChainUnavailable, ProofBundleError
-from helper.operations.archive.audits import AuditResults
-from helper.operations.archive.finished_rounds import RETRY_SECONDS, FinishedRounds, Job, run_worker_process
-from helper.operations.archive.object_names import audit_name, manifest_name
-from helper.operations.archive.round_data import StoredAudit, parse_object
+from helper.operations.archive_reader import AuditResults
+from helper.operations.archived_objects import StoredAudit, audit_name, manifest_name, parse_object
+from helper.operations.finished_rounds import RETRY_SECONDS, FinishedRounds, Job, run_worker_process
 from tests.support.audit_rounds import threshold_round
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock

@@ -14,7 +14,6 @@ import proofs
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError
-from helper.operations.actions import ImportReport
 from helper.operations.export_format import (
     MAX_LINE_BYTES,
     ExportHeader,
@@ -23,7 +22,7 @@ from helper.operations.export_format import (
     parse_header,
     parse_share_line,
 )
-from helper.operations.import_queue import split_lines
+from helper.operations.operator_actions import ImportReport, split_lines
 from helper.store.action_models import ExportedReveal, ExportedShare, ImportResult
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -203,7 +202,7 @@ async def test_import_keeps_state_and_imports_once(harness: OperationsHarness) -
 async def test_import_many_skipped_shares_lists_first_and_counts_all(
     harness: OperationsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helper.operations.actions.MAX_LISTED_SKIPPED", 2)
+    monkeypatch.setattr("helper.operations.operator_actions.MAX_LISTED_SKIPPED", 2)
     report = await harness.operations.import_shares(ANN, stream_lines([*export_lines(shares=3), b"{}", b"[]", b""]))
     assert report.counts == {**NOTHING_IMPORTED, "invalid": 3}
     assert [skipped.number for skipped in report.skipped] == [1, 2]

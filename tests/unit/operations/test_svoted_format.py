@@ -12,8 +12,8 @@ import pytest
 import proofs
 from helper.core.share import Share, ShareState
 from helper.errors import ExportFileError
-from helper.operations.actions import Operations
 from helper.operations.export_format import parse_share_line
+from helper.operations.operator_actions import OperatorActions
 from helper.operations.svoted_format import INVALID_LINE, SVOTED_STAGE, encode_svoted_export, read_svoted_export
 from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.models import QueueFilter, SentReveal, SpentNullifier
@@ -248,7 +248,7 @@ class FakeLookup:
 async def test_pending_broadcast_is_looked_for_on_the_chain_first(harness: OperationsHarness) -> None:
     counted, pending, waiting = (recorded_share(index, submit_at=int(NOW) - 5) for index in range(3))
     lookup = FakeLookup(nullifier_of(counted))
-    harness.operations = Operations(
+    harness.operations = OperatorActions(
         store=harness.store,
         round_authority=harness.authority,
         share_checks=proofs,

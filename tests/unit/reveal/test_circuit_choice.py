@@ -8,8 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from helper.chain.chain_data import Block, BlockHead, TxResult
-from helper.chain.commitment_trees import Anchor
+from helper.chain.chain_data import Anchor, Block, BlockHead, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainUnavailable, StoreFull
 from helper.reveal.circuit_choice import PAUSE_SECONDS, CircuitChoice

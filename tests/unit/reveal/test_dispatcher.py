@@ -14,15 +14,11 @@ from structlog.testing import capture_logs
 
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, ProverCrashed, StoreError
-from helper.reveal import round_closing
 from helper.store.store import Store
 from tests.support.fakes import (
-    OTHER_ROUND,
     ROUND,
     START_TIME,
-    TIMEOUT_SECONDS,
     CountingClock,
-    create_round,
     wait_for_length,
     wait_until,
 )
@@ -178,21 +174,6 @@ async def test_dispatch_claims_at_most_two_shares_per_prover(pipeline: Pipeline)
             event.set()
         await wait_for_length(pipeline.nodes.posts, 10)
     assert pipeline.dispatcher.claimed_count == 0
-
-
-@pytest.mark.rule("R7")
-async def test_loop_runs_alert_purge_dispatch_and_sleep_in_order(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(round_closing, "RUN_PATIENCE", TIMEOUT_SECONDS)  # on a busy machine the purge takes longer
-    await pipeline.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
-    await pipeline.store.mark_closed(OTHER_ROUND, START_TIME - 30 * 3600)
-    await pipeline.enqueue(1)
-    pipeline.store.calls.clear()
-    async with pipeline.run_dispatcher():
-        await wait_until(lambda: pipeline.nodes.posts)
-        assert pipeline.store.calls[:4] == ["mark_alerted", "purge", "next_due_ms", "claim_due"]
-    assert pipeline.rounds.forgotten == [OTHER_ROUND]
 
 
 @pytest.mark.rule("R7")
@@ -447,23 +428,3 @@ async def test_proof_finished_after_round_closed_is_no_error(pipeline: Pipeline,
     assert [entry for entry in logs if entry["log_level"] in ("warning", "error")] == []
     assert pipeline.read_share(1, "state, attempts, crashes") == (ShareState.FAILED, 0, 0)
     assert pipeline.nodes.posts == []
-
-
-async def test_slow_node_or_large_purge_does_not_delay_due_share(pipeline: Pipeline) -> None:
-    pipeline.rounds.closing_blocked = asyncio.Event()
-    async with pipeline.run_dispatcher():
-        await pipeline.enqueue(1)
-        await wait_until(lambda: pipeline.nodes.posts)
-        await pipeline.enqueue(2)
-        await wait_for_length(pipeline.nodes.posts, 2)
-        pipeline.rounds.closing_blocked.set()
-
-
-async def test_error_in_closing_does_not_stop_dispatch(pipeline: Pipeline) -> None:
-    pipeline.store.failing_calls.add("mark_alerted")
-    await pipeline.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
-    await pipeline.store.mark_closed(OTHER_ROUND, START_TIME)
-    async with pipeline.run_dispatcher():
-        await pipeline.enqueue(1)
-        await wait_until(lambda: pipeline.nodes.posts)
-    assert "mark_alerted" in pipeline.store.calls

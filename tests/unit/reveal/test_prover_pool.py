@@ -237,9 +237,10 @@ async def test_refused_witness_keeps_worker_alive() -> None:
 @pytest.mark.anyio
 async def test_start_with_other_key_fingerprint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_BAD_KEYS", "1")
+    pool = ProverPool(workers=2, circuits=("k10", "k11"), clock=SystemClock(), command=COMMAND)
     with pytest.raises(ProverError, match="fingerprint"):
-        async with run_pool():
-            pytest.fail("it started")
+        await pool.run()
+    assert (pool.is_ready, pool.pids) == (False, [])
 
 
 @pytest.mark.anyio

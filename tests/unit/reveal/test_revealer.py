@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.broadcast_outcome import Verdict
 from helper.chain.reveal_transaction import RevealMessage
-from helper.core.schedule import rank_fraction
+from helper.core.dispatch_order import rank_fraction
 from helper.core.share import ShareState
 from helper.errors import HelperError, ProofFailed, ProverCrashed, ProverTimeout
 from helper.reveal.revealer import RECENT_PROOFS, ProofTimes

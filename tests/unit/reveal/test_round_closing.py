@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
@@ -13,7 +14,16 @@ from structlog.testing import capture_logs
 from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.store.models import EnqueueResult, StoredRound
-from tests.support.fakes import HOUR_SECONDS, OTHER_ROUND, ROUND, START_TIME, create_round, create_share, nullifier_of
+from tests.support.fakes import (
+    HOUR_SECONDS,
+    OTHER_ROUND,
+    ROUND,
+    START_TIME,
+    create_round,
+    create_share,
+    nullifier_of,
+    wait_until,
+)
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
@@ -158,14 +168,21 @@ async def test_purge_does_not_change_other_rounds(pipeline: Pipeline) -> None:
     assert pipeline.rounds.forgotten == [ROUND]
 
 
-async def test_rounds_are_checked_at_most_once_a_second(pipeline: Pipeline) -> None:
-    await pipeline.closing.run_once()
-    await pipeline.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
-    pipeline.rounds.revision += 1
-    await pipeline.closing.run_once()
-    assert pipeline.rounds.forgotten == []
-    await check_after_second(pipeline)
-    assert pipeline.rounds.forgotten == [ROUND]
+@pytest.mark.rule("R7")
+async def test_loop_reports_then_purges_and_repeats_what_failed(pipeline: Pipeline) -> None:
+    await pipeline.store.mark_closed(ROUND, START_TIME - 30 * HOUR_SECONDS)
+    pipeline.store.failing_calls.add("mark_alerted")
+    pipeline.store.calls.clear()
+    task = asyncio.create_task(pipeline.closing.run())
+    with capture_logs() as logs:
+        await wait_until(lambda: pipeline.clock.sleeper_count)
+        assert (pipeline.store.calls[-1], pipeline.rounds.forgotten) == ("mark_alerted", [])
+        pipeline.store.failing_calls.clear()
+        pipeline.clock.advance(1)
+        await wait_until(lambda: pipeline.rounds.forgotten)
+        task.cancel()
+    assert pipeline.store.calls[-2:] == ["mark_alerted", "purge"]
+    assert "round_closing_failed" in [entry["event"] for entry in logs]
 
 
 async def test_rounds_are_not_read_without_chain_change_or_due_purge(

@@ -11,8 +11,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from helper.cli.command_line import COMMANDS
-from helper.cli.output import ExitCode
+from helper.cli.conventions import ExitCode
+from helper.cli.main import COMMANDS, GROUPS
 from scripts.cli_docs import (
     DOCUMENT,
     ROOT,
@@ -40,7 +40,7 @@ def test_generated_json_schemas_are_up_to_date() -> None:
 
 
 def test_cli_document_contains_every_command() -> None:
-    assert {path[0] for path in COMMAND_TREE} == set(COMMANDS)
+    assert {" ".join(path) for path in COMMAND_TREE} == set(COMMANDS)
     for code in ExitCode:
         assert re.search(rf"^\| {code.value} \|", DOCUMENT.read_text(), re.MULTILINE)
 
@@ -79,7 +79,7 @@ def test_documents_name_only_existing_commands(document: Path) -> None:
     for words in find_named_commands(document):
         path = next((tuple(words[:size]) for size in (2, 1) if tuple(words[:size]) in COMMAND_TREE), None)
         if path is None:
-            assert words[0] in COMMANDS, f"{document.name}: svote-helper {' '.join(words)}"
+            assert words[0] in {*COMMANDS, *GROUPS}, f"{document.name}: svote-helper {' '.join(words)}"
             continue
         options = {option for parameter in COMMAND_TREE[path].params for option in parameter.opts} | {"--help"}
         for word in words[len(path) :]:

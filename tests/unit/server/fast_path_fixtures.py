@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from helper.server.application import add_middleware, create_app
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import bind_tcp, create_server
-from helper.server.routes.wallet import ShareSubmission, wallet_routes
 from helper.server.uvicorn_adapter import Server
+from helper.server.wallet_routes import ShareSubmission, wallet_routes
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
 PATIENCE_SECONDS = 20.0

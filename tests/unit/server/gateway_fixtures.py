@@ -11,7 +11,7 @@ import httpx
 
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.server.body_reader import BodyReader
-from helper.server.routes.gateway import Gateway, GatewayLimits
+from helper.server.gateway_routes import Gateway, GatewayLimits
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
 from tests.unit.server.wallet_fixtures import WalletApp

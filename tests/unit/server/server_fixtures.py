@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from helper.server.application import add_middleware
-from helper.server.client_address import Network
+from helper.server.client_limits import Network
 from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server

@@ -16,7 +16,7 @@ from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest import payload
 from helper.server import body_reader as body_module
 from helper.server.body_reader import BodyReader
-from helper.server.routes.gateway import BODY_SECONDS
+from helper.server.gateway_routes import BODY_SECONDS
 from helper.store.models import EnqueueResult
 from tests.simulation.virtual_loop import SimLoop
 from tests.unit.ingest.admission_fixtures import create_body

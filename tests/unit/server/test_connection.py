@@ -23,9 +23,15 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from helper.server.application import add_middleware
 from helper.server.body_reader import DRAIN_BYTES
 from helper.server.connection import BoundedProtocol
-from helper.server.connection_limits import MAX_BODY_PIECES, MAX_PIPELINED, READ_BYTES, ConnectionLimits
+from helper.server.connection_limits import (
+    MAX_BODY_PIECES,
+    MAX_PIPELINED,
+    READ_BYTES,
+    STARTS_PER_ITERATION,
+    ConnectionLimits,
+    RequestTurns,
+)
 from helper.server.http_server import create_server
-from helper.server.request_turns import STARTS_PER_ITERATION, RequestTurns
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.fakes import wait_until
 from tests.unit.server.server_fixtures import (

@@ -13,7 +13,7 @@ from helper.observability.status_feed import StatusFeed
 from helper.server.application import add_middleware
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
-from helper.server.routes.events import PATH, events_route
+from helper.server.page_routes import PATH, events_route
 from tests.support.clock import FakeClock
 
 SECONDS = 0.4

@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from helper.chain.chain_data import RoundStatus
-from helper.core.pause import PauseCause
+from helper.core.refusals import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
-from helper.ingest.schema import PayloadError
+from helper.ingest.payload import PayloadError
 from helper.server.application import create_app
 from helper.server.body_reader import HAS_LEFT_KEY
 from helper.server.http_server import create_server

@@ -6,7 +6,7 @@ import httpx
 
 from helper.observability.readiness_text import Check, all_passed, format_checks, parse_checks
 from helper.server.application import add_middleware
-from helper.server.routes.health import health_routes
+from helper.server.health_routes import health_routes
 
 PASSING_CHECKS = [Check("store"), Check("chain")]
 FAILING_CHECKS = [Check("store"), Check("chain", "no chain node is in sync")]

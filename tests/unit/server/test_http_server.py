@@ -28,8 +28,7 @@ from helper.clock import SystemClock
 from helper.errors import HelperError
 from helper.server.application import add_middleware
 from helper.server.connection import BoundedProtocol
-from helper.server.connection_eviction import ConnectionEvictor, ConnectionProgress
-from helper.server.connection_limits import SEND_BUFFER_BYTES, ConnectionLimits
+from helper.server.connection_limits import SEND_BUFFER_BYTES, ConnectionEvictor, ConnectionLimits, ConnectionProgress
 from helper.server.http_server import (
     GROUP_MODE,
     RESERVED_FILE_DESCRIPTORS,

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.server.body_reader import BodyReader
+from helper.server.gateway_routes import POST_PATHS
 from helper.server.http_server import create_server
-from helper.server.routes.gateway import POST_PATHS
 from tests.unit.chain.fakes import json_response
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.fast_path_fixtures import build_head, build_post, count_served

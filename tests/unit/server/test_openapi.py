@@ -20,13 +20,13 @@ from starlette.routing import Mount, Route
 from helper.app.listeners import Listeners
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
-from helper.config import Config
+from helper.config.sections import Config
 from helper.observability.readiness_text import Check
 from helper.observability.stats import Stats
 from helper.server.application import add_document_route
 from helper.server.body_reader import BodyReader
 from helper.server.openapi import ApiRoute, Operation, generate_document
-from helper.server.routes.wallet import ShareSubmission, wallet_routes
+from helper.server.wallet_routes import ShareSubmission, wallet_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.service_state import partial_state

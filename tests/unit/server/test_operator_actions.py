@@ -20,12 +20,17 @@ from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
 from helper.server.application import add_middleware
+from helper.server.connection_io import user_name
 from helper.server.http_server import bind_tcp, create_server, listen_unix
 from helper.server.middleware import JsonResponse
 from helper.server.operator_json import RoundState
-from helper.server.peer_credentials import user_name
-from helper.server.routes.operator import create_operator_app, rounds_route
-from helper.server.routes.operator_actions import MARK_STRUCT, MAX_ACTION_BODY_BYTES, operator_action_routes
+from helper.server.operator_routes import (
+    MARK_STRUCT,
+    MAX_ACTION_BODY_BYTES,
+    create_operator_app,
+    operator_action_routes,
+    rounds_route,
+)
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID

@@ -10,7 +10,7 @@ import pytest
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.server import operator_json, operator_parameters
-from helper.server.routes.operator import create_operator_app
+from helper.server.operator_routes import create_operator_app
 from helper.store.action_models import PurgedFailures
 from helper.store.models import (
     DamagedShare,

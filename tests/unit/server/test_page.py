@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from helper.errors import ConfigError
 from helper.server.application import add_middleware
-from helper.server.routes.page import RESERVED, Page
+from helper.server.page_routes import RESERVED, Page
 from tests.unit.server.wallet_fixtures import WalletApp
 
 pytestmark = pytest.mark.rule("R17")

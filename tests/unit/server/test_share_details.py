@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helper.cli.queue_output import print_story
+from helper.cli.queue import print_story
 from helper.core.share import ShareState
 from helper.server.operator_json import share_details_json
 from helper.store.models import QueueEntry, ShareDetails

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from helper.observability.status_feed import StatusFeed
 from helper.server.application import add_middleware
-from helper.server.routes.events import GUESS_BURST, GUESSES_PER_SECOND, PATH, bearer_matches, events_route
+from helper.server.page_routes import GUESS_BURST, GUESSES_PER_SECOND, PATH, bearer_matches, events_route
 from tests.support.clock import FakeClock
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.test_events import fail_snapshot

@@ -14,8 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.chain_data import RoundStatus
-from helper.core.pause import PauseCause
-from helper.core.refusals import Situation, TemporaryRefusal
+from helper.core.refusals import PauseCause, Situation, TemporaryRefusal
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.observability.queue_summary import QueueSummaries

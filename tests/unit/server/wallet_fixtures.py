@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 
-from helper.core.pause import PauseReason
+from helper.core.refusals import PauseReason
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.server.application import create_app
-from helper.server.routes.wallet import WalletView
+from helper.server.wallet_routes import WalletView
 from helper.store.store import Store
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeChecks, FakeClock, FakeStore
 

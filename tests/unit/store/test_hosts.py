@@ -30,7 +30,7 @@ from helper.errors import (
     StoreRefused,
     StoreUnconfirmed,
 )
-from helper.lease.database import DatabaseLease
+from helper.lease.sender_lease import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
@@ -46,7 +46,7 @@ from tests.support.database_proxy import DatabaseProxy
 from tests.support.fakes import wait_until
 from tests.support.postgres import REQUIRE_NO_STANDBY, REQUIRE_STANDBY, Cluster, find_binaries
 from tests.support.process import TIMEOUT_SECONDS
-from tests.unit.lease.test_s3 import create_released_bucket, lease_for_host
+from tests.unit.lease.test_s3_lease import create_released_bucket, lease_for_host
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend
 from tests.unit.store.conformance.test_backlog import create_backlog
 from tests.unit.store.conformance.test_chain_data import ChainRound
@@ -681,6 +681,11 @@ FAULTS = {
         "REVOKE ALL ON SEQUENCE share_id FROM {role}",  # not used by the probe
         "GRANT ALL ON SEQUENCE share_id TO {role}",
     ),
+    "no usage": (
+        "SELECT",
+        "REVOKE USAGE ON SCHEMA {schema} FROM {role}",
+        "GRANT USAGE ON SCHEMA {schema} TO {role}",
+    ),
     "name in use": (
         "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE objid = hashtext('host one')::oid",
         "SELECT pg_advisory_lock(hashtext(current_schema()), hashtext('host one'))",
@@ -692,6 +697,7 @@ FAULT_TEXTS = {
     "full": ("nothing was written", "Free space"),
     "read-only": ("are read-only", "Free space"),
     "no privilege": ("no privileges on share_id", "Grant"),
+    "no usage": ("no privileges on the schema", "USAGE"),
     "name in use": ("under the name 'one'", "different name"),
 }
 """A part of the error and of the advice."""
@@ -707,7 +713,7 @@ async def test_failed_writes_are_reported_until_one_is_committed(
     role_backend = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema)
     host = role_backend.create_store(clock, print)
     await host.open()
-    first, second, end = (statement.format(role=role) for statement in FAULTS[fault])
+    first, second, end = (statement.format(role=role, schema=backend.schema) for statement in FAULTS[fault])
     with backend.connect() as conn:
         try:
             await enqueue_shares(host, 0)
@@ -718,7 +724,8 @@ async def test_failed_writes_are_reported_until_one_is_committed(
             assert FAULT_TEXTS[fault][1] in refused.value.advice
             assert FAULT_TEXTS[fault][0] in str(host.write_error)
             await host.ping_writer()
-            await host.count_shares()
+            if fault != "no usage":  # then nothing can be read either
+                await host.count_shares()
             assert host.write_error is not None, "a transaction that writes nothing is no evidence"
         finally:
             conn.execute(end.encode())

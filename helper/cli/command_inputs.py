@@ -1,0 +1,69 @@
+"""Reads the settings and passphrases of commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from helper.cli.conventions import ExitCode, fail
+from helper.config.loader import Loaded, load_traced
+from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing
+
+SHARED_ADVICE: Final = (
+    "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or use --db FILE"
+)
+
+
+def database_file(config: Path | None, db: Path | None, *, must_exist: bool = True) -> Path:
+    """Return the path of the queue database, from the flag or the settings.
+
+    Ends the command if the file does not exist, or if the queue is in a shared database and no flag specifies a file.
+    """
+    settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
+    if settings.store.url and db is None:
+        fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", ExitCode.USAGE)
+    if must_exist and is_missing(settings.db_path):
+        fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
+    return settings.db_path
+
+
+def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -> Loaded:
+    """Read the settings from the file, the environment, and a command's flags (`section.key`).
+
+    Ends the command if this user may not read the file.
+
+    Raises:
+        SettingsError: the settings are invalid; the text lists every problem.
+    """
+    file = find_file(config, os.environ)
+    if file is not None and not is_missing(file) and not os.access(file, os.R_OK):
+        fail(f"no permission to read {file}", ExitCode.NOT_AUTHORISED)
+    return load_traced(file, os.environ, flags)
+
+
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        help=f"File with the passphrase on its first line (default: ${ENV_BACKUP_PASSPHRASE}, then a prompt).",
+        show_default=False,
+    ),
+]
+
+
+def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
+    """Read the passphrase from the file, the environment or a prompt, which can ask for it twice."""
+    if file is not None:
+        return next(iter(file.read_text("utf-8").splitlines()), "")
+    from_env = os.environ.get(ENV_BACKUP_PASSPHRASE)
+    if from_env is not None:
+        return from_env
+    if not sys.stdin.isatty():
+        fail(f"no passphrase: use --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", ExitCode.USAGE)
+    entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+    return entered

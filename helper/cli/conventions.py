@@ -1,0 +1,148 @@
+"""What commands share: options, exit codes, errors, output and confirmation."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import orjson
+import typer
+
+from helper.core.text_forms import clean_text
+from helper.errors import (
+    BackupKeyError,
+    BucketError,
+    BucketRefused,
+    ChainUnavailable,
+    DaemonUnreachableError,
+    NotFound,
+    StoreUnreachable,
+)
+
+UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""Errors of an output whose reader has closed it, or whose disk is full."""
+_UNESCAPED_CONTROL: Final = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON encoders do not escape."""
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        readable=False,  # `read_settings` checks the file and maps errors to exit codes
+        help="Settings file (default: $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
+DbOption = Annotated[
+    Path | None,
+    typer.Option("--db", readable=False, help="Database file (default: [helper] db_path).", show_default=False),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")]
+
+
+class ExitCode(IntEnum):
+    """Exit codes of commands."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    DEGRADED = 3
+    NOT_AUTHORISED = 4
+    NOT_FOUND = 5
+    UNREACHABLE = 6
+
+
+def emit(result: dict[str, Any], text: str | Callable[[dict[str, Any]], None], *, json: bool) -> None:
+    """Write the result of a command, as JSON or as text; `text` may be a function that prints it."""
+    if json:
+        emit_json(result)
+    elif callable(text):
+        text(result)
+    else:
+        typer.echo(text)
+
+
+def emit_json(value: Any) -> None:
+    """Write a value as one line of JSON. Must be the last output."""
+    sys.stderr.flush()
+    sys.stdout.write(encode_json_line(value))
+    sys.stdout.flush()
+
+
+def encode_json_line(value: Any) -> str:
+    """Encode a value as one line of JSON, with terminal control characters escaped."""
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # orjson refuses lone surrogates, which arguments and paths may contain
+        text = json.dumps(value, separators=(",", ":"))
+    return _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+
+
+def print_message(text: str) -> None:
+    """Write a message to standard error, without terminal control characters."""
+    sys.stderr.write("\n".join(map(format_one_line, text.split("\n"))) + "\n")
+
+
+def fail(text: str, code: ExitCode = ExitCode.FAILURE) -> NoReturn:
+    """Write an error message and end the command."""
+    print_message(text)
+    raise typer.Exit(code)
+
+
+def discard_output() -> None:
+    """Connect standard output to the null device, so that the exit does not fail to write what is buffered."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def format_one_line(value: object) -> str:
+    """Format a value on one line, without control characters (`clean_text`)."""
+    return "-" if value is None else clean_text(str(value))
+
+
+@contextmanager
+def map_errors_to_exit_codes() -> Iterator[None]:
+    """End a command, as its decorator, with 2 (invalid argument), 4 (no permission), 5 (not found) or 6 (unreachable).
+
+    All other `HelperError`s end the command with 1 (`helper.cli.main`), as do other errors of files.
+    """
+    try:
+        yield
+    except NotFound as error:
+        fail(f"{error}\n{error.advice}", ExitCode.NOT_FOUND)
+    except (BucketRefused, BackupKeyError) as error:
+        fail(f"{error}\n{error.advice}", ExitCode.NOT_AUTHORISED)
+    except (DaemonUnreachableError, ChainUnavailable, BucketError, StoreUnreachable) as error:
+        fail(f"{error}\n{error.advice}", ExitCode.UNREACHABLE)
+    except FileNotFoundError as error:
+        fail(f"{error.filename} does not exist", ExitCode.NOT_FOUND)
+    except PermissionError as error:
+        fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
+    except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            raise
+        fail(f"cannot read file: {error}")
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def require_confirmation(*, yes: bool, dry_run: bool | None = None) -> None:
+    """End the command if it changes something and cannot be confirmed. `dry_run` is None if it has no preview."""
+    if not yes and not dry_run and not sys.stdin.isatty():
+        preview = "" if dry_run is None else ", or --dry-run for a preview"
+        fail(f"not a terminal, cannot ask for confirmation: use --yes{preview}", ExitCode.USAGE)
+
+
+def confirm_or_exit(question: str, *, yes: bool) -> None:
+    """Ask for confirmation unless `--yes` was given. "No" ends the command."""
+    if not yes and not typer.confirm(question, err=True):
+        fail("nothing was changed")

@@ -1,0 +1,131 @@
+"""Finds the settings file and the lines of its keys; names and defaults of settings. Standard library only.
+
+`healthcheck` runs every few seconds and needs no validated settings, whose import takes 0.3 s.
+
+The standard parser does not report the lines of keys. Their search is not a second parser: it scans files that the
+standard parser has accepted, and finds only `[section]` headers and `key =` at the start of lines, outside brackets and
+multi-line strings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+ENV_PREFIX: Final = "SVOTE_HELPER_"
+ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
+ENV_BACKUP_PASSPHRASE: Final = "SVOTE_HELPER_BACKUP_PASSPHRASE"  # noqa: S105  a variable name
+NON_SETTING_VARIABLES: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
+"""Variables with the prefix that are not settings."""
+CREDENTIALS: Final = {
+    ("helper", "api_token"): "api-token",
+    ("operator", "token"): "operator-token",
+    ("store", "url"): "store-url",
+}
+"""Secret settings and the names of their systemd credentials. The setting `<key>_file` names another file."""
+FILE_CREDENTIALS: Final = {("store", "key_file"): "store-key"}
+"""Settings that name a secret file, and the systemd credentials that are this file."""
+DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
+DEFAULT_DATABASE: Final = "svote-helper.db"
+ADMIN_DATABASE: Final = "svote-admin.db"
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 8090
+SOCKET_NAME: Final = "helper.sock"
+
+
+def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
+    """Return the file to read: `explicit`, `$SVOTE_HELPER_CONFIG`, the first candidate that exists, or None.
+
+    An explicitly named file is returned even if it does not exist, so that loading it reports the error. So is a
+    candidate in a directory that this user may not access.
+    """
+    if explicit is not None:
+        return explicit
+    if env.get(ENV_FILE):
+        return Path(env[ENV_FILE])
+    return next((path for path in candidates if not is_missing(path)), None)
+
+
+def is_missing(path: Path) -> bool:
+    """Return whether a path does not exist; False if this user may not know."""
+    try:
+        return not path.exists()
+    except PermissionError:
+        return False
+
+
+def variable_name(section: str, key: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{ENV_PREFIX}{section}_{key}".upper()
+
+
+_BARE: Final = r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'"
+_DOTTED: Final = rf"(?:{_BARE})(?:\s*\.\s*(?:{_BARE}))*"
+_HEADER: Final = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
+_KEY: Final = re.compile(rf"\s*({_DOTTED})\s*=(.*)")
+_PART: Final = re.compile(_BARE)
+_STRING: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
+_SYNTAX: Final = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
+
+KeyPath = tuple[str, ...]
+
+
+def find_key_lines(text: str) -> dict[KeyPath, int]:
+    """Return the line (from 1) of each section and key, by its path: `("helper",)`, `("helper", "port")`."""
+    lines: dict[KeyPath, int] = {}
+    section: KeyPath = ()
+    depth = 0
+    quote = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if quote:
+            quote = "" if quote in line else quote
+            continue
+        if depth:
+            depth += _nesting_change(line)
+            continue
+        if header := _HEADER.match(line):
+            section = _split_key(header[1])
+            lines.setdefault(section, number)
+            continue
+        if entry := _KEY.match(line):
+            path = section + _split_key(entry[1])
+            for length in range(1, len(path) + 1):
+                lines.setdefault(path[:length], number)
+            quote = _find_open_quote(entry[2])
+            depth = 0 if quote else _nesting_change(entry[2])
+    return lines
+
+
+def find_line(lines: dict[KeyPath, int], path: KeyPath) -> int | None:
+    """Return the line of a key, else of its nearest parent, else None."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def parse_syntax_error(message: str, text: str) -> tuple[int, str]:
+    """Split an error message of the standard TOML parser into line and text."""
+    match = _SYNTAX.search(message)
+    line = int(match[1]) if match and match[1] else max(1, len(text.splitlines()))
+    return line, _SYNTAX.sub("", message).strip()
+
+
+def _split_key(dotted: str) -> KeyPath:
+    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
+
+
+def _find_open_quote(value: str) -> str:
+    """Return the multi-line quote that a value opens and does not close, or ""."""
+    for quote in ('"""', "'''"):
+        if value.count(quote) % 2:
+            return quote
+    return ""
+
+
+def _nesting_change(line: str) -> int:
+    """Return opening minus closing brackets of a line, outside strings and comments."""
+    bare = _STRING.sub("", line).split("#", 1)[0]
+    return sum(bare.count(bracket) for bracket in "[{") - sum(bare.count(bracket) for bracket in "]}")

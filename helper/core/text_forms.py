@@ -1,0 +1,125 @@
+"""Addresses, pinned URLs, times and foreign text: parse, sanitize and format them. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+_UNSAFE: Final = re.compile(
+    "["
+    "\x00-\x1f\x7f-\x9f"  # control characters: end lines, command terminals; PostgreSQL rejects NUL
+    "\u2028\u2029"  # line and paragraph separators
+    "\u202a-\u202e\u2066-\u2069"  # bidirectional embeddings, overrides and isolates: reorder displayed text
+    "\ud800-\udfff"  # lone surrogates: not encodable as UTF-8
+    "]"
+)
+
+
+def clean_text(text: str) -> str:
+    """Replace every character that is unsafe in a database, a log or a terminal with a space.
+
+    Letters of all scripts, combining characters and emoji (with their joiners) are not changed.
+    """
+    return text if text.isprintable() else _UNSAFE.sub(" ", text)
+
+
+def format_time(seconds: float, *, local: bool = False) -> str:
+    """Format a Unix time as `2026-01-31 18:30:00`, with milliseconds unless they are 0.
+
+    A time that the calendar cannot represent is returned as a number.
+
+    Args:
+        seconds: Unix seconds.
+        local: use this machine's time zone instead of UTC, and append its name.
+    """
+    try:
+        time = datetime.fromtimestamp(seconds, UTC)
+        if local:
+            time = time.astimezone()
+    except (OverflowError, ValueError, OSError):
+        return str(seconds)
+    text = time.strftime("%Y-%m-%d %H:%M:%S") + (f".{time.microsecond // 1000:03d}" if time.microsecond else "")
+    return f"{text} {time.strftime('%Z')}" if local else text
+
+
+def format_duration(seconds: float | None) -> str:
+    """Format a duration in at most eight columns: `45 s`, `38 min`, `5.2 h`, `3.0 d`.
+
+    Returns `-` for None, and `ended` for a negative duration.
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 0:
+        return "ended"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86_400:.1f} d"
+
+
+Address = IPv4Address | IPv6Address
+
+
+def parse_address(text: str) -> Address:
+    """Parse an address; an IPv4-mapped IPv6 address becomes an IPv4 address.
+
+    A listener on `::` accepts IPv4 clients too, and both ends of their connections are IPv4-mapped.
+
+    Raises:
+        ValueError: the text is not an address.
+    """
+    address = ip_address(text)
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+def is_loopback(text: str) -> bool:
+    """Return whether a text is a loopback address. A name such as `localhost` is not."""
+    try:
+        return parse_address(text).is_loopback
+    except ValueError:
+        return False
+
+
+_NAME: Final = "checksum"
+_CHECKSUM: Final = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedUrl:
+    """A URL, and the SHA-256 that its content must have.
+
+    Attributes:
+        url: the URL to request, without the checksum.
+        sha256: 32 bytes; None if the content is not pinned.
+    """
+
+    url: str
+    sha256: bytes | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> PinnedUrl:
+        """Split a URL and the query parameter `checksum`. Other parameters stay in the URL.
+
+        Raises:
+            ValueError: the checksum is not `sha256:` and 64 lower-case hexadecimal digits, or given twice.
+        """
+        parts = urlsplit(text)
+        parameters = parts.query.split("&")
+        checksums = [parameter for parameter in parameters if parameter.partition("=")[0] == _NAME]
+        if not checksums:
+            return cls(text)
+        match = _CHECKSUM.fullmatch(checksums[0].partition("=")[2])
+        if match is None or len(checksums) > 1:
+            raise ValueError("has a checksum that is not sha256: and 64 lower-case hexadecimal digits")
+        query = "&".join(parameter for parameter in parameters if parameter not in checksums)
+        return cls(parts._replace(query=query).geturl(), bytes.fromhex(match[1]))
+
+    def matches(self, content: bytes) -> bool:
+        """Whether content has the pinned SHA-256, or none is pinned."""
+        return self.sha256 is None or sha256(content).digest() == self.sha256

@@ -1,0 +1,224 @@
+"""Archives the documents of each finished round, and audits it, once the archive has all its blocks.
+
+The work is done by a process of low priority (`audit/round_process.py`), one round at a time, so it delays neither
+shares nor proofs. The requests depend only on the chain's list of rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Annotated, Final
+
+import anyio
+import orjson
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+
+from helper.chain.chain_data import RoundStatus
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool
+from helper.clock import Clock
+from helper.config.sections import Config, HelperSection
+from helper.core.log_limits import LoggedProblem
+from helper.errors import AuditError, HelperError
+from helper.object_store.bucket import Bucket
+from helper.operations.archive_reader import open_archive_bucket
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.archived_objects import AUDITS, MANIFESTS, parse_round_object
+
+log = structlog.get_logger("helper.audit")
+
+WORKER_COMMAND: Final = (sys.executable, "-m", "audit.round_process")
+MARGIN_BLOCKS: Final = 10
+"""Blocks to wait after a round was first seen as finalized: the node that lists it may be ahead."""
+RETRY_SECONDS: Final = 900.0
+"""Seconds until a round is tried again after a failure."""
+
+
+class Job(BaseModel):
+    """A finished round to archive, and to audit.
+
+    Attributes:
+        config: the settings of nodes and archive.
+        round: the round id (hex).
+        height: the archive is complete up to this block.
+        audit: whether to audit the round too.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: Config
+    round: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    height: Annotated[int, Field(ge=1, le=2**62)]
+    audit: bool
+
+
+RunWorker = Callable[[Job], Awaitable[str | None]]
+"""Archives and audits a round; returns the verdict. Raises AuditError."""
+
+
+class FinishedRounds:
+    """Archives and audits finished rounds.
+
+    Args:
+        config: the settings of nodes and archive.
+        bucket: the archive's bucket.
+        pool: the nodes, whose list of rounds is read; closed at the end.
+        archived_height: returns the height up to which all blocks are archived.
+        is_writer: whether this host writes the archive.
+        clock: the time.
+        run_worker: archives and audits a round; tests replace the process.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        bucket: Bucket,
+        pool: ReadOnlyNodePool,
+        *,
+        archived_height: Callable[[], int],
+        is_writer: Callable[[], bool],
+        clock: Clock,
+        run_worker: RunWorker | None = None,
+    ) -> None:
+        self._interval_seconds = config.archive.check_seconds
+        self._audits = config.archive.audit
+        # the process gets no other setting, since some are secret
+        self._worker_config = Config(
+            chain=config.chain,
+            helper=HelperSection(chain_api_port=config.helper.chain_api_port),
+            s3=config.s3,
+            archive=config.archive,
+        )
+        self._bucket = bucket
+        self._pool = pool
+        self._archived_height = archived_height
+        self._is_writer = is_writer
+        self._clock = clock
+        self._run_worker = run_worker or partial(run_worker_process, WORKER_COMMAND)
+        self._done: set[bytes] | None = None
+        self._finalized_at: dict[bytes, int] = {}  # the chain's height when the round was first listed as finalized
+        self._retry_at: dict[bytes, float] = {}
+        self._problem = LoggedProblem()
+
+    async def run(self) -> None:
+        """Process finished rounds until cancelled. Errors are logged and retried."""
+        while True:
+            try:
+                await self.process()
+                self._problem.clear()
+            except HelperError as error:
+                if self._problem.note():
+                    log.warning("finished_rounds_unavailable", reason=str(error))
+            await self._clock.sleep(self._interval_seconds)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._pool.aclose()
+
+    async def process(self) -> None:
+        """Archive and audit the rounds that are ready.
+
+        Raises:
+            HelperError: the chain or the archive is not available.
+        """
+        newest = self._pool.node_pool.head
+        if not self._is_writer() or newest is None:
+            self._done = None  # another host may process rounds: read the archive again when this host takes over
+            return
+        if self._done is None:
+            names = await self._bucket.list_names(AUDITS if self._audits else MANIFESTS)
+            self._done = {round_id for name in names if (round_id := parse_round_object(name)) is not None}
+        listed = await self._pool.call(lambda client: client.rounds())
+        for known in listed.rounds:
+            if known.status is not RoundStatus.FINALIZED or known.round_id in self._done:
+                continue
+            finalized_at = self._finalized_at.setdefault(known.round_id, newest.height)
+            height = self._archived_height()
+            if height >= finalized_at + MARGIN_BLOCKS and self._clock.monotonic() >= self._retry_at.get(
+                known.round_id, 0.0
+            ):
+                await self._process_round(known.round_id, height)
+
+    async def _process_round(self, round_id: bytes, height: int) -> None:
+        job = Job(config=self._worker_config, round=round_id.hex(), height=height, audit=self._audits)
+        try:
+            verdict = await self._run_worker(job)
+        except AuditError as error:
+            self._retry_at[round_id] = self._clock.monotonic() + RETRY_SECONDS
+            log.warning("round_audit_incomplete", round=round_id.hex(), reason=str(error))
+            return
+        assert self._done is not None
+        self._done.add(round_id)
+        del self._finalized_at[round_id]
+        if verdict == "failed":
+            log.error(
+                "round_audit_failed",
+                round=round_id.hex(),
+                advice=f"Repeat it, and compare other nodes: `svote-helper audit {round_id.hex()}`.",
+            )
+        else:
+            log.info("round_archived", round=round_id.hex(), verdict=verdict or "not audited")
+
+
+async def run_worker_process(command: Sequence[str], job: Job) -> str | None:
+    """Run the worker process, and kill it if cancelled. Returns the verdict.
+
+    Raises:
+        AuditError: the process failed; the text has its reason.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "RAYON_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(job.model_dump_json().encode() + b"\n")
+        line = await process.stdout.readline()
+        await process.wait()
+    except ConnectionError:
+        line = b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            with anyio.CancelScope(shield=True):
+                await process.wait()
+        process.stdin.close()
+    result = orjson.loads(line) if line else {"error": f"the process exited with status {process.returncode}"}
+    if "error" in result:
+        raise AuditError(result["error"])
+    verdict: str | None = result["verdict"]
+    return verdict
+
+
+def create_finished_rounds(
+    config: Config, node_pool: NodePool, writer: ArchiveWriter, *, is_writer: Callable[[], bool], clock: Clock
+) -> FinishedRounds:
+    """Create the task that archives and audits finished rounds.
+
+    Args:
+        config: the settings, with an archive.
+        node_pool: the node pool.
+        writer: writes the archive.
+        is_writer: whether this host writes the archive.
+        clock: the time.
+
+    Raises:
+        ConfigError: a required package is not installed, or the credentials file is invalid.
+    """
+    bucket = open_archive_bucket(config, clock, os.environ)
+    assert bucket is not None
+    return FinishedRounds(
+        config,
+        bucket,
+        ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds),
+        archived_height=lambda: writer.archived_height,
+        is_writer=is_writer,
+        clock=clock,
+    )

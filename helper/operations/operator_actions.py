@@ -1,0 +1,522 @@
+"""Operator actions on the queue: retry, export, import, purge and rescan.
+
+Every action is recorded in the audit log before it begins. No action reveals a share before its time, changes
+`submit_at`, or discloses a witness. Actions run one after the other, and each changes the queue in small batches, so
+that the service continues to accept shares.
+
+Each share of an import is validated like one from a wallet. Shares that are already queued here, confirmed on the
+chain, or of a closed or unknown round are skipped. An import can therefore be repeated, also after an interruption. A
+share that was moved from this host earlier is retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import anyio.to_thread
+import structlog
+
+from helper.core.share import ShareState
+from helper.core.text_forms import clean_text
+from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
+from helper.ingest.validator import Checks
+from helper.operations.export_format import MAX_LINE_BYTES, decode_message, parse_header, parse_share_line
+from helper.store.action_models import Actor, ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
+from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
+from helper.store.models import QueueFilter, SentReveal, SpentNullifier, StoredRound
+from helper.store.store import Store
+
+BATCH_SHARES: Final = 50
+"""Shares that are hashed together (15 ms, without the GIL), and that one store operation changes.
+
+The operation blocks the writer, and thus every POST, for 10 to 20 ms."""
+RETRY_MARGIN_SECONDS: Final = 3600
+"""Maximum seconds between the round's end and a due time. Allows for a retry delayed shortly before the end."""
+_CHAIN_ID_KEY: Final = "chain_id"
+
+
+RoundsById = Mapping[bytes, StoredRound]
+CountedLookup = Callable[[Sequence[SentReveal]], Awaitable[Sequence[SpentNullifier]]]
+"""Returns the nullifiers of those messages that the chain has counted. It skips shares that are not due yet."""
+
+log = structlog.get_logger("helper.operations")
+
+MAX_ERROR_CHARS: Final = 200
+MAX_LISTED_SKIPPED: Final = 1000
+"""Maximum number of skipped shares that an import report lists; it counts all of them."""
+_IMPORTED: Final = frozenset({ImportResult.IMPORTED, ImportResult.RESTORED})
+_COUNTERS_BY_RESULT: Final[Mapping[ImportResult, tuple[str, ...]]] = {
+    ImportResult.IMPORTED: ("taken",),
+    ImportResult.RESTORED: ("taken", "revived"),
+    ImportResult.QUEUED: ("known", "queued"),
+    ImportResult.FAILED: ("known", "failed"),
+    ImportResult.DAMAGED: ("known", "damaged"),
+    ImportResult.CONFLICT: ("known", "conflict"),
+    ImportResult.CONFIRMED: ("spent",),
+    ImportResult.CLOSED: ("closed",),
+    ImportResult.UNKNOWN: ("unknown",),
+    ImportResult.INVALID: ("invalid",),
+}
+"""Counters to increment for each import result. The second counter is a subset of the first."""
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedShare:
+    """A share in an export file that was not imported.
+
+    Attributes:
+        number: its 1-based position in the file.
+        ref: its reference in this queue, None if it has none.
+        round_id: its round, None if the line is unreadable.
+        reason: why it was not imported.
+    """
+
+    number: int
+    ref: str | None
+    round_id: bytes | None
+    reason: ImportResult
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """The result of an import.
+
+    Attributes:
+        counts: shares by outcome; see docs/schemas/queue-import.json.
+        skipped: the first `MAX_LISTED_SKIPPED` shares that were not imported.
+    """
+
+    counts: Counts
+    skipped: tuple[SkippedShare, ...]
+
+
+ActionFunction = Callable[[Counter[str]], Awaitable[None]]
+"""Performs an action and updates the counters as it proceeds."""
+
+
+class RoundAuthority(Protocol):
+    """Decides which rounds are closed. `helper.chain.round_registry.RoundRegistry` in production."""
+
+    def frozen_reason(self, round_id: bytes) -> str | None:
+        """Return why the round is frozen, None if it is not."""
+        ...
+
+    async def is_closed(self, round_id: bytes) -> bool:
+        """Return whether the chain has closed the round."""
+        ...
+
+    def forget(self, round_id: bytes) -> None:
+        """Drop all state of a purged round."""
+        ...
+
+
+class OperatorActions:
+    """Performs operator actions and records them in the audit log.
+
+    Args:
+        store: the queue.
+        round_authority: decides which rounds are closed.
+        share_checks: validates imported shares; `proofs`.
+        wake: called when shares may have become due.
+        is_daemon_running: whether a running service processes the queue. Shares that it has claimed are not changed.
+        find_counted: finds imported messages that the chain has counted; None without a connection to the chain.
+        on_rescan: called when blocks are to be read again.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        round_authority: RoundAuthority,
+        share_checks: Checks,
+        wake: Callable[[], None],
+        is_daemon_running: bool,
+        find_counted: CountedLookup | None = None,
+        on_rescan: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._round_authority = round_authority
+        self._share_checks = share_checks
+        self._wake = wake
+        self._is_daemon_running = is_daemon_running
+        self._find_counted = find_counted
+        self._on_rescan = on_rescan
+        self._action_lock = asyncio.Lock()
+
+    async def retry(
+        self, actor: Actor, share_filter: QueueFilter, refs: Sequence[str] = (), *, dry_run: bool = False
+    ) -> Counts:
+        """Retry failed shares. Each is due as at first and gets its full attempt budget.
+
+        A share that waits for a retry is tried now if `refs` names it. A share that was moved to another machine is
+        retried only if the filter has the stage "moved".
+
+        Args:
+            actor: the operator.
+            share_filter: selects failed shares.
+            refs: prefixes of share references; empty for all selected failed shares.
+            dry_run: count the shares without changing them.
+
+        Returns:
+            Number of shares by result: `retried`, `closed` (their round is closed), `moved` (to another machine) and
+            `not_failed` (in `refs` only).
+
+        Raises:
+            NotFound: a prefix matches no share, or more than one.
+            ActionRefused: the filter selects shares that have not failed.
+        """
+        if share_filter.state not in {None, ShareState.FAILED}:
+            raise ActionRefused("only failed shares can be retried", advice="Omit --state or use --state failed.")
+        share_ids = [await self._find_share_id(ref) for ref in dict.fromkeys(refs)]
+
+        async def work(counts: Counter[str]) -> None:
+            closed = await self._closed_rounds()
+            async for ids in self._iter_batches(share_filter.round_id, share_ids if refs else None):
+                batch = await self._store.retry_failed(
+                    ids, share_filter, closed=closed, note=_history_note(actor, "retry"), dry_run=dry_run
+                )
+                counts.update(batch)
+                if batch["retried"] and not dry_run:
+                    self._wake()
+            if refs:
+                counts["not_failed"] = len(set(share_ids)) - sum(counts.values())
+
+        counts = await self._perform_action(
+            actor, "retry", _audit_arguments(share_filter, len(refs)), work, dry_run=dry_run
+        )
+        return {"retried": 0, "closed": 0, "moved": 0, "not_failed": 0, **counts}
+
+    async def record_export(self, actor: Actor, share_filter: QueueFilter, ref_count: int, shares: int) -> Counts:
+        """Record in the audit log that shares were copied into a file."""
+
+        async def work(counts: Counter[str]) -> None:
+            counts["copied"] = shares
+
+        return await self._perform_action(actor, "export", _audit_arguments(share_filter, ref_count), work)
+
+    async def move_shares(
+        self, actor: Actor, share_filter: QueueFilter, ref_count: int, marks: Sequence[RowVersion]
+    ) -> Counts:
+        """Mark exported shares as moved, so that this host does not reveal them.
+
+        They get the state FAILED with the stage "moved" and keep it until they are confirmed or retried. A share that
+        is claimed, or that changed since the export, is not marked: both hosts may then reveal it, and the chain counts
+        it once.
+
+        Returns:
+            Number of shares by result: `moved` and `stayed` (not marked).
+        """
+
+        async def work(counts: Counter[str]) -> None:
+            for start in range(0, len(marks), BATCH_SHARES):
+                batch = marks[start : start + BATCH_SHARES]
+                note = _history_note(actor, "export")
+                counts.update(await self._store.mark_moved(batch, note=note, idle_only=self._is_daemon_running))
+
+        counts = await self._perform_action(actor, "move", _audit_arguments(share_filter, ref_count), work)
+        return {"moved": 0, "stayed": 0, **counts}
+
+    async def import_shares(self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False) -> ImportReport:
+        """Import shares from another host's export; see `import_shares`.
+
+        Shares that were moved from this host earlier are retried with their full attempt budget.
+
+        Raises:
+            ExportFileError: the file is not an export, or it is truncated. Shares imported until then remain.
+            ActionRefused: the export belongs to another chain.
+        """
+        skipped: list[SkippedShare] = []
+
+        async def work(counts: Counter[str]) -> None:
+            number = 1
+            async for batch in import_shares(
+                self._store,
+                self._share_checks,
+                lines,
+                note=_history_note(actor, "import"),
+                dry_run=dry_run,
+                find_counted=self._find_counted,
+            ):
+                imported = 0
+                for share in batch:
+                    counts.update(_COUNTERS_BY_RESULT[share.result])
+                    if share.result in _IMPORTED:
+                        imported += 1
+                    elif len(skipped) < MAX_LISTED_SKIPPED:
+                        skipped.append(SkippedShare(number, share.ref, share.round_id, share.result))
+                    number += 1
+                if imported and not dry_run:
+                    self._wake()
+
+        counts = await self._perform_action(actor, "import", {}, work, dry_run=dry_run)
+        names = dict.fromkeys(name for names in _COUNTERS_BY_RESULT.values() for name in names)
+        return ImportReport({**dict.fromkeys(names, 0), **counts}, tuple(skipped))
+
+    async def purge(self, actor: Actor, round_id: bytes, *, dry_run: bool = False) -> Counts:
+        """Delete all data of a round that the chain has closed, before the retention period ends.
+
+        Returns:
+            The number of shares per state before the purge.
+
+        Raises:
+            NotFound: the queue has no data of this round.
+            ActionRefused: the chain has not closed the round, or its unconfirmed shares are not reported yet.
+        """
+        stored = next((known for known in await self._store.list_rounds() if known.round_id == round_id), None)
+        if stored is None:
+            raise NotFound("no data is stored for this round")
+        frozen = self._round_authority.frozen_reason(round_id)
+        if frozen is not None:
+            raise ActionRefused(f"the round cannot be purged: nodes report inconsistent data: {frozen}")
+        if not await self._round_authority.is_closed(round_id):
+            raise ActionRefused(
+                "the round cannot be purged: the chain has not closed it",
+                advice="The chain closes a round when a block after its end is processed and its tally has begun. "
+                "If two or more nodes are configured, two must confirm it.",
+            )
+        if stored.alerted_at is None:
+            raise ActionRefused(
+                "the round cannot be purged: its unconfirmed shares are not reported yet",
+                advice="The running helper reports them within seconds. Check its log, then retry.",
+            )
+        states = (await self._store.count_shares()).get(round_id, {})
+
+        async def work(counts: Counter[str]) -> None:
+            counts.update({state.name.lower(): number for state, number in states.items()})
+            if not dry_run:
+                await self._store.purge(round_id)
+                self._round_authority.forget(round_id)
+                await self._store.wait_for_erasure()
+
+        counts = await self._perform_action(actor, "purge", {"round": round_id.hex()}, work, dry_run=dry_run)
+        return {**{state.name.lower(): 0 for state in ShareState}, **counts}
+
+    async def rescan(self, actor: Actor, first: int) -> tuple[Ledger, Rescan]:
+        """Request that the service reads the blocks from `first` to its newest one again; see `Store.begin_rescan`.
+
+        The service reads them in the background, one host if several share the queue. Shares that are confirmed do not
+        change.
+
+        Raises:
+            ActionRefused: the service has not read any block, or none as high as `first`.
+        """
+        ledger = await self._store.get_ledger()
+        if ledger is None or ledger.top < ledger.first:
+            raise ActionRefused("the helper has not read any block yet")
+        if first > ledger.top:
+            raise ActionRefused(
+                f"block {first} has not been read yet: the newest block read is {ledger.top}",
+                advice="A rescan reads blocks again. The helper reads new blocks by itself.",
+            )
+        rescan: Rescan | None = None
+
+        async def work(counts: Counter[str]) -> None:
+            nonlocal ledger, rescan
+            ledger = await self._store.begin_rescan(first)
+            rescan = ledger.rescan
+            assert rescan is not None
+            counts["blocks"] = count_heights(find_unread(ledger, rescan.first, rescan.last))
+
+        await self._perform_action(actor, "rescan", {"from": first}, work)
+        assert ledger is not None
+        assert rescan is not None
+        self._on_rescan()
+        return ledger, rescan
+
+    async def _perform_action(
+        self, actor: Actor, name: str, arguments: dict[str, Any], work: ActionFunction, *, dry_run: bool = False
+    ) -> Counts:
+        """Perform an action with an audit log entry at its start and end. A dry run leaves no entry."""
+        counts: Counter[str] = Counter()
+        if dry_run:
+            await work(counts)
+            return dict(counts)
+        async with self._action_lock:
+            number = await self._store.begin_action(actor, name, arguments)
+            try:
+                await work(counts)
+            except BaseException as error:
+                # The text of an exception of another library may quote share data.
+                reason = str(error) if isinstance(error, HelperError) else type(error).__name__
+                await self._store.end_action(number, {**counts, "error": clean_text(reason)[:MAX_ERROR_CHARS]})
+                raise
+            await self._store.end_action(number, counts)
+        log.info("operator_action_done", operator=actor.name, outcome=name, counts=dict(counts))
+        return dict(counts)
+
+    async def _find_share_id(self, ref: str) -> int:
+        """Return the id of the only share whose reference has this prefix."""
+        ids = await self._store.find_share_ids(ref)
+        if not ids:
+            raise NotFound(f"no share matches {ref[:64]}")
+        if len(ids) > 1:
+            raise NotFound(f"several shares match {ref[:64]}; use a longer prefix")
+        return ids[0]
+
+    async def _closed_rounds(self) -> set[bytes]:
+        return {
+            stored.round_id
+            for stored in await self._store.list_rounds()
+            if stored.closed_at is not None or await self._round_authority.is_closed(stored.round_id)
+        }
+
+    async def _iter_batches(self, round_id: bytes | None, share_ids: Sequence[int] | None) -> AsyncIterator[list[int]]:
+        """Yield batches of the named shares, or of all failed shares."""
+        if share_ids is not None:
+            for start in range(0, len(share_ids), BATCH_SHARES):
+                yield list(share_ids[start : start + BATCH_SHARES])
+            return
+        after = 0
+        while ids := await self._store.list_failed_ids(round_id, after_id=after, limit=BATCH_SHARES):
+            yield ids
+            after = ids[-1]
+
+
+def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any]:
+    """The action's arguments for the audit log, without share references: the log outlives the shares."""
+    arguments = {
+        "round": None if share_filter.round_id is None else share_filter.round_id.hex(),
+        "state": None if share_filter.state is None else share_filter.state.name.lower(),
+        "stage": share_filter.stage,
+        "due_before": None if share_filter.due_before_ms is None else share_filter.due_before_ms // 1000,
+        "named": ref_count or None,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _history_note(actor: Actor, name: str) -> str:
+    """The history entry of a share that an action changed."""
+    texts = {"retry": "retried", "export": "moved to another machine", "import": "imported from another machine"}
+    return f"{texts[name]}, requested by {actor.name}"
+
+
+async def import_shares(
+    store: Store,
+    share_checks: Checks,
+    lines: AsyncIterator[bytes],
+    *,
+    note: str,
+    dry_run: bool,
+    find_counted: CountedLookup | None = None,
+) -> AsyncIterator[list[ImportedShare]]:
+    """Import an export in batches. Yields the results of each batch, in file order.
+
+    Args:
+        store: the queue to import into.
+        share_checks: validates shares.
+        lines: the lines of the export, without line ends.
+        note: the history entry of each imported share.
+        dry_run: count the shares without storing them.
+        find_counted: finds messages that the chain has counted, before they are stored and sent again.
+
+    Raises:
+        ExportFileError: the file is not an export, or it is truncated.
+        ActionRefused: the export belongs to another chain.
+    """
+    head = parse_header(await anext(lines, b""))
+    chain_id = await store.get_meta(_CHAIN_ID_KEY)
+    if None not in {chain_id, head.chain_id} and chain_id != head.chain_id:
+        raise ActionRefused(f"the export belongs to chain {head.chain_id}, this queue to {chain_id}")
+    rounds = {stored.round_id: stored for stored in await store.list_rounds()}
+    lookup = None if dry_run else find_counted
+    count, batch = 0, list[bytes]()
+    async for line in lines:
+        batch.append(line)
+        if len(batch) == BATCH_SHARES:
+            yield await _import_batch(store, share_checks, rounds, batch, lookup, note=note, dry_run=dry_run)
+            count, batch = count + len(batch), []
+    if batch:
+        yield await _import_batch(store, share_checks, rounds, batch, lookup, note=note, dry_run=dry_run)
+    if count + len(batch) != head.shares:
+        raise ExportFileError(f"the export is truncated: received {count + len(batch)} of {head.shares} shares")
+
+
+async def _import_batch(
+    store: Store,
+    share_checks: Checks,
+    rounds: RoundsById,
+    batch: Sequence[bytes],
+    find_counted: CountedLookup | None,
+    *,
+    note: str,
+    dry_run: bool,
+) -> list[ImportedShare]:
+    checked = await anyio.to_thread.run_sync(_validate_lines, share_checks, rounds, batch)
+    sent = [message for share in checked if share is not None and (message := _sent_message(*share)) is not None]
+    if sent and find_counted is not None and (counted := await find_counted(sent)):
+        # This machine may have started after the blocks that contain them. The import then skips them as confirmed.
+        await store.add_spent(counted)
+    results = iter(
+        await store.import_shares([share for share in checked if share is not None], note=note, dry_run=dry_run)
+    )
+    return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
+
+
+def _sent_message(exported: ExportedShare, nullifier: bytes) -> SentReveal | None:
+    """Return the message of a share that another machine has sent."""
+    reveal = exported.reveal
+    if reveal is None or not reveal.sends:
+        return None
+    return SentReveal(
+        share_id=0,  # not stored yet
+        round_id=exported.share.round_id,
+        nullifier=nullifier,
+        prepared=reveal.prepared,
+        sends=reveal.sends,
+        first_sent_height=reveal.first_sent_height,
+        last_sent_height=reveal.last_sent_height,
+        last_endpoint=reveal.last_endpoint,
+        last_outcome=reveal.last_outcome,
+        due_ms=max(exported.due_ms, exported.share.submit_at * 1000),
+    )
+
+
+def _validate_lines(share_checks: Checks, rounds: RoundsById, batch: Sequence[bytes]) -> list[ValidatedShare | None]:
+    """Validate a batch. Runs in a thread because hashing blocks."""
+    return [_validate_line(share_checks, rounds, line) for line in batch]
+
+
+def _validate_line(share_checks: Checks, rounds: RoundsById, line: bytes) -> ValidatedShare | None:
+    """Return the share with its nullifier, None if the chain would reject it."""
+    try:
+        exported, nullifier = parse_share_line(share_checks, line)
+    except ExportFileError:
+        return None
+    stored_round = rounds.get(exported.share.round_id)
+    if stored_round is not None and not _fits_round(exported, stored_round):
+        return None
+    if exported.reveal is not None and decode_message(exported.reveal.prepared.message).nullifier != nullifier:
+        return None
+    return exported, nullifier
+
+
+def _fits_round(exported: ExportedShare, stored_round: StoredRound) -> bool:
+    """Return whether proposal, option, `submit_at` and due time are valid in the share's round."""
+    share = exported.share
+    end = stored_round.vote_end_time
+    options = dict(stored_round.proposals).get(share.proposal_id, ())
+    in_time = share.submit_at <= end and exported.due_ms <= (end + RETRY_MARGIN_SECONDS) * 1000
+    return share.find_choice_error(options) is None and in_time
+
+
+async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Split a byte stream into lines, without line ends.
+
+    Raises:
+        ExportFileError: a line is too long, or the last line has no end.
+    """
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > MAX_LINE_BYTES:
+            break
+    if rest:
+        raise ExportFileError("the export is truncated or has a line that is too long")

@@ -1,0 +1,353 @@
+"""Operator API: queries of the queue, the rounds and the audit log, and actions on the queue.
+
+The service provides it on the control socket, whose file mode controls access. Commands serve it in process on the
+database file while no helper is running (`helper.cli.offline`). Only the control socket serves actions, which are
+recorded with the user whom the kernel reports.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from helper.core.share import ShareState
+from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
+from helper.ingest.payload import error_body
+from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, Source, read_snapshot, stats_json
+from helper.observability.service_state import StatusSource
+from helper.operations.operator_actions import OperatorActions, SkippedShare, split_lines
+from helper.server import operator_json, operator_parameters
+from helper.server.connection_io import PEER_KEY, Peer, user_name
+from helper.server.middleware import JsonResponse, internal_application
+from helper.server.operator_json import RoundState
+from helper.store.action_models import Actor
+from helper.store.models import QueueFilter
+from helper.store.queue_reader import QueueReader
+
+if TYPE_CHECKING:
+    from helper.chain.round_registry import RoundRegistry
+
+
+RoundStatesSource = Callable[[], Awaitable[Iterable[RoundState]]]
+T = TypeVar("T")
+
+_STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
+"""Response statuses of errors, subclasses first."""
+
+
+def create_operator_app(
+    queue: QueueReader,
+    service_status: StatusSource | None = None,
+    *,
+    source: Source = "daemon",
+    more_routes: Sequence[BaseRoute] = (),
+) -> ASGIApp:
+    """Create the operator application.
+
+    It serves `GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`,
+    `/actions`, `/chain/rescan` and `more_routes`.
+
+    Args:
+        queue: reads the store for operators.
+        service_status: state of the running service (node health, timings, pauses); None if none runs.
+        source: `source` in the responses.
+        more_routes: routes of other modules.
+    """
+
+    async def list_shares(request: Request) -> Response:
+        params = request.query_params
+        query = parsed(
+            operator_parameters.parse_filter,
+            params.get("round"),
+            params.get("state"),
+            params.get("due_before"),
+            params.get("stage"),
+        )
+        limit = parsed(operator_parameters.parse_limit, params.get("limit"))
+        failed = None
+        if query.state is ShareState.FAILED:
+            failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
+        return JsonResponse(
+            operator_json.list_json(await queue.list_shares(query, limit), source=source, failed=failed)
+        )
+
+    async def show(request: Request) -> Response:
+        details = await queue.get_share_details(request.path_params["ref"])
+        if details is None:
+            raise HTTPException(404, "no share, or more than one, matches this reference")
+        return JsonResponse(operator_json.share_details_json(details, source=source))
+
+    async def stats(_request: Request) -> Response:
+        snapshot = await read_snapshot(queue, max_failures=MAX_FAILURE_GROUPS)
+        service = None if service_status is None else service_status()
+        return JsonResponse(stats_json(snapshot, source=source, service=service))
+
+    async def spent(request: Request) -> Response:
+        nullifier = parsed(operator_parameters.parse_hex32, "nullifier", request.path_params["nullifier"])
+        rounds = await queue.find_rounds_of_nullifier(nullifier)
+        return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
+
+    async def actions(request: Request) -> Response:
+        limit = parsed(
+            operator_parameters.parse_limit, request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
+        )
+        return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
+
+    async def rescan(_request: Request) -> Response:
+        ledger = await queue.get_ledger()
+        if ledger is None or ledger.rescan is None:
+            raise NotFound("no rescan was requested", advice="Request one with --from.")
+        return JsonResponse(operator_json.rescan_json(ledger, ledger.rescan, source=source))
+
+    routes: list[BaseRoute] = [
+        Route("/queue", list_shares, methods=["GET"]),
+        Route("/queue/{ref}", show, methods=["GET"]),
+        Route("/stats", stats, methods=["GET"]),
+        Route("/spent/{nullifier}", spent, methods=["GET"]),
+        Route("/actions", actions, methods=["GET"]),
+        Route("/chain/rescan", rescan, methods=["GET"]),
+        *more_routes,
+    ]
+    return internal_application(routes, {HelperError: _handle_error})
+
+
+async def _handle_error(_request: Request, error: Exception) -> Response:
+    """Respond to an error of the helper with its text and advice."""
+    assert isinstance(error, HelperError)
+    status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    return JsonResponse({**error_body(str(error)), "advice": error.advice}, status)
+
+
+def rounds_route(
+    queue: QueueReader,
+    rounds: RoundStatesSource,
+    now: Callable[[], float],
+    *,
+    authentication: operator_json.AuthenticationSource,
+    source: Source = "daemon",
+) -> Route:
+    """`GET /rounds`.
+
+    Args:
+        queue: counts the shares of each round.
+        rounds: the known rounds.
+        now: the chain's time in Unix seconds.
+        authentication: returns whether the published voting configuration authenticates a round.
+        source: `source` in the response.
+    """
+
+    async def all_rounds(_request: Request) -> Response:
+        states = await rounds()
+        counts = await queue.count_shares()
+        return JsonResponse(
+            operator_json.rounds_json(states, counts, authentication=authentication, now=now(), source=source)
+        )
+
+    return Route("/rounds", all_rounds, methods=["GET"])
+
+
+def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
+    """The state of each known round. `tree_size` returns the number of known leaves of a round."""
+    still_open = {known.round_id for known in rounds.open_rounds()}
+    return [
+        RoundState(
+            round_id=known.round_id,
+            status=known.status.value,
+            vote_end_time=known.vote_end_time,
+            created_at_height=known.created_at_height,
+            tree_size=tree_size(known.round_id),
+            is_closed=known.round_id not in still_open,
+            frozen_reason=rounds.frozen_reason(known.round_id),
+        )
+        for known in rounds.all_rounds()
+    ]
+
+
+async def stored_round_states(queue: QueueReader) -> list[RoundState]:
+    """The last stored state of each round."""
+    sizes = await queue.count_leaves()
+    return [
+        RoundState(
+            round_id=stored.round_id,
+            status=stored.status,
+            vote_end_time=stored.vote_end_time,
+            created_at_height=stored.created_at_height,
+            tree_size=sizes.get(stored.round_id, 0),
+            is_closed=stored.closed_at is not None,
+        )
+        for stored in await queue.list_rounds()
+    ]
+
+
+def parsed(parse: Callable[..., T], *arguments: Any) -> T:
+    """Parse a parameter of a request. Raise HTTPException (400) if it is not valid."""
+    try:
+        return parse(*arguments)
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
+
+
+MAX_ACTION_BODY_BYTES: Final = 64 << 20
+"""Maximum bytes of a JSON body: the marks of two million shares."""
+MAX_REFS: Final = 10_000
+
+MARK_STRUCT: Final = struct.Struct(">Q8s")
+"""A row's number and its checksum."""
+
+ShortText = Annotated[str, Field(max_length=64)]
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class ActionFilter(BaseModel):
+    """Selects shares; an empty field matches any."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    round: ShortText = ""
+    state: ShortText = ""
+    due_before: ShortText = ""
+    stage: Annotated[str, Field(max_length=32)] = ""
+
+    def filter(self) -> QueueFilter:
+        """Convert to the store's filter.
+
+        Raises:
+            ValueError: a field is invalid; the text contains its name.
+        """
+        return operator_parameters.parse_filter(self.round, self.state, self.due_before, self.stage)
+
+
+class RetryRequest(ActionFilter):
+    """`POST /queue/retry`."""
+
+    refs: Annotated[list[ShortText], Field(max_length=MAX_REFS)] = []
+    dry_run: bool = False
+
+
+class ExportRequest(ActionFilter):
+    """`POST /queue/export`: the contents of an export file. With `marks` (`MARK_STRUCT` each), these rows are moved."""
+
+    model_config = ConfigDict(val_json_bytes="base64")
+
+    named: Annotated[int, Field(ge=0)] = 0
+    shares: Annotated[int, Field(ge=0)]
+    marks: bytes | None = Field(default=None, repr=False)
+
+
+class PurgeRequest(BaseModel):
+    """`POST /rounds/{round}/purge`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    dry_run: bool = False
+
+
+class RescanRequest(BaseModel):
+    """`POST /chain/rescan`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    first: Annotated[int, Field(ge=1, alias="from")]
+
+
+def operator_action_routes(operations: OperatorActions, *, source: Source = "daemon") -> list[Route]:
+    """The routes of actions.
+
+    Args:
+        operations: performs the actions.
+        source: `source` in the responses and the audit log.
+    """
+
+    async def retry(request: Request) -> Response:
+        params, actor = await _read_json(request, RetryRequest), await identify_actor(request, source)
+        selected = parsed(params.filter)
+        counts = await operations.retry(actor, selected, params.refs, dry_run=params.dry_run)
+        return _result(counts, source, dry=params.dry_run)
+
+    async def export(request: Request) -> Response:
+        params, actor = await _read_json(request, ExportRequest), await identify_actor(request, source)
+        selected = parsed(params.filter)
+        if params.marks is None:
+            return _result(await operations.record_export(actor, selected, params.named, params.shares), source)
+        if len(params.marks) % MARK_STRUCT.size:
+            raise HTTPException(400, f"marks: must be a multiple of {MARK_STRUCT.size} bytes")
+        marks = [(number, check) for number, check in MARK_STRUCT.iter_unpack(params.marks)]
+        return _result(await operations.move_shares(actor, selected, params.named, marks), source)
+
+    async def import_shares(request: Request) -> Response:
+        actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
+        chunks = request.stream()
+        try:
+            report = await operations.import_shares(actor, split_lines(chunks), dry_run=dry_run)
+        except HelperError:
+            async for _ in chunks:
+                pass  # a refused client still sends the rest of the body, and reads the response afterwards
+            raise
+        return _result(
+            {**report.counts, "left": [_skipped_share_json(share) for share in report.skipped]}, source, dry=dry_run
+        )
+
+    async def purge(request: Request) -> Response:
+        params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
+        round_id = parsed(operator_parameters.parse_round, request.path_params["round"])
+        return _result(await operations.purge(actor, round_id, dry_run=params.dry_run), source, dry=params.dry_run)
+
+    async def rescan(request: Request) -> Response:
+        params, actor = await _read_json(request, RescanRequest), await identify_actor(request, source)
+        ledger, latest = await operations.rescan(actor, params.first)
+        return JsonResponse(operator_json.rescan_json(ledger, latest, source=source))
+
+    return [
+        Route("/queue/retry", retry, methods=["POST"]),
+        Route("/queue/export", export, methods=["POST"]),
+        Route("/queue/import", import_shares, methods=["POST"]),
+        Route("/rounds/{round}/purge", purge, methods=["POST"]),
+        Route("/chain/rescan", rescan, methods=["POST"]),
+    ]
+
+
+async def identify_actor(request: Request, source: Source) -> Actor:
+    """Return the user that sent a request, for the audit log. Raise HTTPException (403) if unknown."""
+    peer = getattr(request.state, PEER_KEY, None)
+    if not isinstance(peer, Peer):
+        raise HTTPException(403, "unknown user: operator actions require the control socket")
+    name = await anyio.to_thread.run_sync(user_name, peer.uid)
+    return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
+
+
+def _result(facts: Mapping[str, Any], source: Source, *, dry: bool = False) -> Response:
+    """The response with the result of an action, or with the expected result of a dry run."""
+    return JsonResponse({"source": source, "dry_run": dry, **facts})
+
+
+def _skipped_share_json(share: SkippedShare) -> dict[str, Any]:
+    return {
+        "number": share.number,
+        "ref": share.ref,
+        "round": None if share.round_id is None else share.round_id.hex(),
+        "reason": share.reason.value,
+    }
+
+
+async def _read_json(request: Request, kind: type[Body]) -> Body:
+    """Parse the JSON of a request's body."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_ACTION_BODY_BYTES:
+            raise HTTPException(413, f"body: is larger than {MAX_ACTION_BODY_BYTES} bytes")
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"])) or "body"
+        raise HTTPException(400, f"{field}: {first['msg']}") from None

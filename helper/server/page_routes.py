@@ -1,0 +1,211 @@
+"""Serves the web page: its files, its index for other paths outside the API, and the status feed as server-sent events.
+
+`GET /shielded-vote/v1/events` requires the operator token. The control socket serves the same stream at `GET /events`,
+and a single snapshot at `GET /overview`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Match, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from helper.clock import Clock
+from helper.errors import ConfigError
+from helper.observability.queue_observer import QueueObserver
+from helper.observability.status_feed import FeedEvent, StatusFeed
+from helper.server.client_limits import TokenBuckets
+from helper.server.middleware import JsonResponse, token_matches
+from helper.server.openapi import ApiRoute, Operation
+
+INDEX: Final = "index.html"
+RESERVED: Final = ("api", "shielded-vote", "cosmos", "devnet", "openapi.json", "livez", "readyz", "metrics")
+"""First segments of the API's paths, which the page never serves, even if no route matches."""
+
+_IMMUTABLE: Final = "public, max-age=31536000, immutable"
+"""`Cache-Control` of files in /assets: their names change with their content."""
+_NO_CACHE: Final = "no-cache"
+_HEADERS: Final = {
+    "Accept-Ranges": "none",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+PAGE: Final = Operation(
+    "The web page: its files, and its index for every other path outside the API.",
+    str,
+    media_type="*/*",
+    path={"path": {"type": "string", "description": "Path of a file, or of a view of the page."}},
+    refusals=(404,),
+)
+
+
+def _content_security_policy(connect_to: Sequence[str]) -> str:
+    """The Content-Security-Policy; limits the origins to which an injected script could send data."""
+    sources = " ".join(("'self'", *connect_to))
+    return (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        f"connect-src {sources}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+class _PageRoute(ApiRoute):
+    """Matches every path outside the API, with any method.
+
+    The `Range` header is ignored, as a server may (RFC 9110, section 14.2): the files are small, and Starlette responds
+    to an invalid range with an error that is not JSON.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a complete file."""
+        headers = [header for header in scope["headers"] if header[0] != b"range"]
+        await super().handle({**scope, "headers": headers}, receive, send)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match paths that are not reserved for the API."""
+        if scope["path"].lstrip("/").split("/", 1)[0] in RESERVED:
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+class Page:
+    """The built web page.
+
+    Args:
+        directory: directory of the built page; must contain an index.
+        connect_to: returns the other origins that the page may connect to.
+
+    Raises:
+        ConfigError: there is no index.
+    """
+
+    def __init__(self, directory: Path, *, connect_to: Callable[[], Sequence[str]] = tuple) -> None:
+        self._connect_to = connect_to
+        self._index = directory / INDEX
+        if not self._index.is_file():
+            raise ConfigError(
+                f"[ui] dist_path: no {INDEX} in {directory}",
+                advice="Set dist_path to the directory of the built page, or leave it empty for the bundled page.",
+            )
+        self._files = StaticFiles(directory=directory, follow_symlink=False)
+
+    def route(self) -> ApiRoute:
+        """The route of all other paths; it must be the last route."""
+        return _PageRoute("/{path:path}", self._serve, "GET", PAGE)
+
+    async def _serve(self, request: Request) -> Response:
+        path: str = request.path_params["path"]
+        response = await self._find_file(path, request)
+        response.headers.update(_HEADERS)
+        response.headers["Content-Security-Policy"] = _content_security_policy(self._connect_to())
+        is_asset = response.status_code < 400 and path.startswith("assets/")
+        response.headers["Cache-Control"] = _IMMUTABLE if is_asset else _NO_CACHE
+        return response
+
+    async def _find_file(self, path: str, request: Request) -> Response:
+        try:
+            return await self._files.get_response(path or INDEX, request.scope)
+        except HTTPException:
+            if path.startswith("assets/"):
+                # An outdated page may request a deleted script; the index would not be a valid response.
+                raise HTTPException(404) from None
+        return FileResponse(self._index)
+
+
+PATH: Final = "/shielded-vote/v1/events"
+PING_SECONDS: Final = 15
+"""Seconds between two comments, which prevent proxies from closing an idle stream."""
+
+GUESS_BURST: Final = 20
+"""Requests with a wrong operator token that may come at once."""
+GUESSES_PER_SECOND: Final = 10.0
+"""Requests with a wrong operator token in a second, from all clients together. It slows the search for a weak token."""
+
+
+EVENTS: Final = Operation(
+    "Totals of the queue once per second: events named `state` with JSON as data.",
+    str,
+    media_type="text/event-stream",
+    authorized_role="operators",
+)
+
+
+def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
+    """The public route of the feed.
+
+    Above `GUESSES_PER_SECOND` wrong tokens, no token is compared (429): also the right one waits, because the response
+    would tell it from a wrong one. Operators can use the control socket meanwhile.
+
+    Args:
+        feed: the status feed.
+        token: operator token, required as a bearer token; empty disables the route (404).
+        clock: source of monotonic time.
+    """
+    guesses = TokenBuckets(GUESS_BURST, GUESSES_PER_SECOND, max_clients=1)
+
+    async def events(request: Request) -> Response:
+        if not token:
+            raise HTTPException(404)
+        if guesses.wait_seconds(b"", clock.monotonic()):
+            raise HTTPException(429, "too many requests with a wrong operator token", {"Retry-After": "1"})
+        if not bearer_matches(request, token):
+            guesses.charge(b"", clock.monotonic())
+            message = "the operator token is required as a bearer token"
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+        return _stream(feed, request)
+
+    return ApiRoute(PATH, events, "GET", EVENTS)
+
+
+def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
+    """The control socket's routes of the feed and of the current state.
+
+    Args:
+        feed: the status feed.
+        observer: reads the current state.
+    """
+
+    async def overview(_request: Request) -> Response:
+        return JsonResponse(await observer.read_overview())
+
+    async def snapshot(_request: Request) -> Response:
+        return JsonResponse(await observer.read_helper())
+
+    async def events(request: Request) -> Response:
+        return _stream(feed, request)
+
+    handlers = {"/overview": overview, "/snapshot": snapshot, "/events": events}
+    return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
+
+
+def _stream(feed: StatusFeed, request: Request) -> Response:
+    """Stream the states after `Last-Event-ID` endlessly.
+
+    The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow client.
+    """
+    if feed.is_full:
+        raise HTTPException(503, "too many clients are listening; retry later")
+    states = _encode_events(feed.subscribe(request.headers.get("last-event-id")))
+    return EventSourceResponse(states, ping=PING_SECONDS, sep="\n")
+
+
+def bearer_matches(request: Request, token: str) -> bool:
+    """Whether a request has the operator token as a bearer token. Compares in constant time."""
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return token_matches(bearer.strip(), token) and scheme.lower() == "bearer"
+
+
+async def _encode_events(states: AsyncIterator[FeedEvent]) -> AsyncIterator[bytes]:
+    async for state in states:
+        yield b"id: %b\nevent: state\ndata: %b\n\n" % (state.event_id.encode(), state.data)

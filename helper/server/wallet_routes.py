@@ -1,0 +1,243 @@
+"""Routes for wallets: post a share, status of a share, of the helper and of the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.round_registry import RoundRegistry
+from helper.circuits.known_circuits import share_body_schema
+from helper.clock import Clock, SystemClock
+from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, attempt_token, find_refusal
+from helper.errors import ClientLeft, ShareRefused
+from helper.ingest import payload
+from helper.ingest.admission import AdmissionController
+from helper.ingest.payload import HexField, PayloadError
+from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
+from helper.server.body_reader import HAS_LEFT_KEY, BodyReader
+from helper.server.middleware import JsonResponse, check_token, error_response, refusal_response
+from helper.server.openapi import ApiRoute, Operation
+from helper.store.models import EnqueueResult
+from helper.store.store import Store
+
+PREFIX: Final = "/shielded-vote/v1"
+SHARES_PATH: Final = f"{PREFIX}/shares"
+SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
+QUEUE_SUMMARY_PATH: Final = f"{PREFIX}/queue-summary/{{round_id}}"
+_RAISED_KEY: Final = "svote-helper.raised"
+"""Scope key: the exception that `ShareSubmission` raised."""
+_OUTCOMES_BY_STATUS: Final = {
+    400: "refused",
+    401: "unauthorised",
+    408: "too_slow",
+    409: "refused",
+    413: "too_large",
+    429: "come_again",
+    503: "unavailable",
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class WalletView:
+    """The services that the wallet routes use.
+
+    Attributes:
+        admission: accepts shares.
+        store: returns the states of shares.
+        rounds: the active rounds.
+        trees: their commitment trees.
+        is_ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
+        clock: the time at which a share is due.
+        queue_summaries: summaries of the rounds; None if they are not served.
+        pending_status: HTTP status of share-status for a share that is not confirmed.
+        pause_reason: why no share is accepted now, or None; the status is not ok while shares are refused with 503.
+        count_outcome: counts the outcome of a POST: `post_` and one of
+            `helper.observability.metric_definitions.POST_OUTCOMES`.
+    """
+
+    admission: AdmissionController
+    store: Store
+    rounds: RoundRegistry
+    trees: CommitmentTreeSync
+    is_ready: Callable[[], bool]
+    clock: Clock = field(default_factory=SystemClock)
+    queue_summaries: QueueSummaries | None = None
+    pending_status: int = 202
+    pause_reason: Callable[[], PauseReason | None] = lambda: None
+    count_outcome: Callable[[str], None] = lambda _: None
+
+
+POST_SHARE: Final = Operation(
+    "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
+    payload.AcceptedResponse,
+    body=share_body_schema(),
+    refusals=(408, 413),
+    authorized_role="wallets",
+)
+SHARE_STATUS: Final = Operation(
+    "Whether a share is confirmed on chain; 202 if it is not.",
+    payload.ShareStatusResponse,
+    same_content_statuses=(202,),
+    path={"round_id": payload.PATH_HEX_FIELD, "nullifier": payload.PATH_HEX_FIELD},
+    refusals=(404,),
+    authorized_role="wallets",
+)
+STATUS: Final = Operation("Whether this helper accepts shares.", payload.StatusResponse)
+QUEUE_STATUS: Final = Operation(
+    "Number of shares per round and state.", dict[str, payload.RoundCounts], authorized_role="wallets"
+)
+
+QUEUE_SUMMARY: Final = Operation(
+    "Number of shares of a round by due time, in hundreds, of the last full hour. Needs no token.",
+    QueueSummary,
+    path={"round_id": HexField("The voting round: 32 bytes in hex.", allows_upper_case=True)},
+    refusals=(404,),
+)
+
+
+class ShareSubmission:
+    """Accepts the share of a request and counts the outcome.
+
+    Args:
+        view: accepts the share and counts.
+        api_token: token required in X-Helper-Token; empty for none.
+        body_reader: reads the request's body.
+    """
+
+    def __init__(self, view: WalletView, *, api_token: str, body_reader: BodyReader) -> None:
+        self._view = view
+        self._token = api_token
+        self._body_reader = body_reader
+
+    async def __call__(self, scope: Scope, receive: Receive) -> EnqueueResult:
+        """Accept the share of a request, or raise.
+
+        A second call for a refused request only raises the same exception: `helper.server.application` makes the first
+        call and leaves the error response to the regular route.
+
+        Raises:
+            Exception: the reason for the refusal; `helper.server.middleware.EXCEPTION_HANDLERS` has the response.
+        """
+        if _RAISED_KEY in scope:
+            raise scope.pop(_RAISED_KEY)
+        try:
+            if self._token:
+                check_token(scope, self._token)
+            names_attempt = attempt_token(scope["headers"]) is not None
+            has_left = scope.get("state", {}).get(HAS_LEFT_KEY, _never)
+            admit = partial(self._view.admission.admit, names_attempt=names_attempt, has_left=has_left)
+            body = self._body_reader.take_received(scope)
+            if body is not None:
+                outcome = await admit(body)
+            else:
+                async with self._body_reader.buffer_body(scope, receive) as body:
+                    outcome = await admit(body)
+        except Exception as error:
+            self._view.count_outcome(f"post_{_classify_error(error)}")
+            scope[_RAISED_KEY] = error
+            raise
+        self._view.count_outcome("post_duplicate" if outcome is EnqueueResult.DUPLICATE else "post_queued")
+        return outcome
+
+
+def accepted_response(outcome: EnqueueResult) -> JsonResponse:
+    """The response for an accepted share: queued now, or a duplicate."""
+    return JsonResponse(payload.accepted_body(is_duplicate=outcome is EnqueueResult.DUPLICATE))
+
+
+def wallet_routes(
+    view: WalletView, submission: ShareSubmission, *, api_token: str, expose_queue_status: bool
+) -> list[ApiRoute]:
+    """The wallet routes; an empty `api_token` requires no token."""
+
+    async def post_share(request: Request) -> Response:
+        return accepted_response(await submission(request.scope, request.receive))
+
+    async def share_status(request: Request) -> Response:
+        round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
+        nullifier = payload.parse_hex32("nullifier", request.path_params["nullifier"])
+        confirmed = await view.store.is_spent(round_id, nullifier)
+        # A cache would keep a nullifier, and a later response would be that of an earlier time.
+        # Each known wallet takes any 2xx and reads the body, or takes 200 alone for confirmed without reading it.
+        return JsonResponse(
+            payload.share_status_body(is_confirmed=confirmed),
+            200 if confirmed else view.pending_status,
+            {"Cache-Control": "no-store"},
+        )
+
+    async def status(request: Request) -> Response:
+        if (reason := view.pause_reason()) is not None:
+            return refusal_response(request.scope, Situation.PAUSED, reason)
+        if not view.is_ready():
+            return refusal_response(request.scope, Situation.STARTING)
+        return JsonResponse(_create_status(view))
+
+    async def queue_status(_request: Request) -> Response:
+        counts, ready = await view.store.count_shares(), await view.store.count_ready(now=view.clock.now())
+        return JsonResponse(payload.queue_status_body(counts, ready))
+
+    async def queue_summary(request: Request) -> Response:
+        assert view.queue_summaries is not None
+        round_id = payload.parse_hex32("round_id", request.path_params["round_id"].lower())
+        try:
+            summary = view.queue_summaries.get(round_id)
+        except InvalidRoundError:
+            return error_response(400, "the round ends before it begins")
+        return error_response(404, "round not found") if summary is None else JsonResponse(summary)
+
+    def require_token(handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            check_token(request.scope, api_token)
+            return await handler(request)
+
+        return checked if api_token else handler
+
+    routes = [
+        ApiRoute(SHARES_PATH, post_share, "POST", POST_SHARE),
+        ApiRoute(SHARE_STATUS_PATH, require_token(share_status), "GET", SHARE_STATUS),
+        ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
+    ]
+    if expose_queue_status:
+        routes.append(ApiRoute(f"{PREFIX}/queue-status", require_token(queue_status), "GET", QUEUE_STATUS))
+    if view.queue_summaries is not None:
+        routes.append(ApiRoute(QUEUE_SUMMARY_PATH, queue_summary, "GET", QUEUE_SUMMARY))
+    return routes
+
+
+def _never() -> bool:
+    return False
+
+
+def _classify_error(error: Exception) -> str:
+    if isinstance(error, PayloadError):
+        return "refused"
+    if isinstance(error, (ClientDisconnect, ClientLeft)):
+        return "broken_off"
+    if isinstance(error, TemporaryRefusal):  # the outcome names the situation, not who asked
+        status = find_refusal(error.situation, *error.details, names_attempt=True).status
+        return _OUTCOMES_BY_STATUS[status]
+    if isinstance(error, ShareRefused):
+        return _OUTCOMES_BY_STATUS.get(error.status, "error")
+    return _OUTCOMES_BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"
+
+
+def _create_status(view: WalletView) -> payload.StatusResponse:
+    """The status, with the tree of the newest active round or zeros."""
+    rounds = view.rounds
+    newest = max(
+        rounds.active_rounds(), key=lambda r: (rounds.is_agreed(r.round_id), r.created_at_height), default=None
+    )
+    if newest is None:
+        return payload.status_body(0, 0)
+    anchor = view.trees.anchor(newest.round_id)
+    return payload.status_body(view.trees.size(newest.round_id), anchor.height if anchor else 0)

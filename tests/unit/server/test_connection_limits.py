@@ -1,0 +1,158 @@
+"""Which connections `ConnectionEvictor` closes."""
+
+from __future__ import annotations
+
+from helper.server.connection_limits import (
+    IDLE_SECONDS,
+    MAX_CLOSING,
+    UNCOUNTED_BYTES,
+    ConnectionEvictor,
+    ConnectionProgress,
+)
+
+GRACE_SECONDS = 4.0
+MAX_PENDING_BYTES = 100_000
+
+
+class Connections:
+    def __init__(self) -> None:
+        self.evictor = ConnectionEvictor(GRACE_SECONDS, MAX_PENDING_BYTES)
+        self.evicted: list[str] = []
+        self.not_evictable: set[str] = set()
+        self.progress: dict[str, ConnectionProgress] = {}
+
+    def open(self, name: str, now: float) -> ConnectionProgress:
+        progress = ConnectionProgress(lambda: name not in self.not_evictable, lambda: self.evicted.append(name))
+        self.progress[name] = progress
+        self.evictor.add(progress, now)
+        return progress
+
+    def receive(self, name: str, size: int, now: float) -> None:
+        self.evictor.add_pending(self.progress[name], size, now)
+
+
+def test_make_room_closes_connection_with_fewest_bytes_per_second() -> None:
+    connections = Connections()
+    for name in ("sending", "dripping"):
+        connections.open(name, 0)
+    connections.receive("dripping", 2_000, 4.9)  # progress a moment ago does not protect it
+    connections.receive("sending", 20_000, 1)
+    assert connections.evictor.make_room(1, 5)
+    assert connections.evicted == ["dripping"]
+    assert connections.evictor.make_room(2, 5.1)
+    assert connections.evicted == ["dripping", "sending"]
+
+
+def test_make_room_closes_idle_connection_before_slow_one() -> None:
+    connections = Connections()
+    connections.open("silent", 0)
+    connections.open("idle", 8).is_idle = True
+    assert connections.evictor.make_room(1, 10)
+    assert connections.evicted == ["idle"]
+
+
+def test_make_room_spares_new_and_answered_connections() -> None:
+    connections = Connections()
+    connections.open("answered", 0)
+    connections.not_evictable.add("answered")
+    connections.open("new", 10 - GRACE_SECONDS + 0.1)
+    connections.open("idle", 10 - IDLE_SECONDS + 0.1).is_idle = True
+    assert not connections.evictor.make_room(1, 10)
+    assert connections.evicted == []
+
+
+def test_make_room_spares_idle_connection_of_proxy() -> None:
+    connections = Connections()
+    proxy = connections.open("proxy", 0)
+    proxy.is_kept_idle = proxy.is_idle = True
+    assert not connections.evictor.make_room(1, 10)
+    proxy.is_idle = False
+    assert connections.evictor.make_room(1, 11)
+    assert connections.evicted == ["proxy"], "its request is slow"
+
+
+def test_make_room_after_failure_examines_connections_again_later() -> None:
+    connections = Connections()
+    connections.open("new", 10 - GRACE_SECONDS)
+    assert not connections.evictor.make_room(1, 9.99)
+    assert not connections.evictor.make_room(1, 10), "examined a moment ago"
+    assert connections.evictor.make_room(1, 10.1)
+
+
+def test_make_room_closes_as_many_as_necessary() -> None:
+    connections = Connections()
+    for number in range(4):
+        connections.open(str(number), number / 10)
+    assert connections.evictor.make_room(2, 10)
+    assert connections.evicted == ["0", "1"]
+    assert connections.evictor.make_room(2, 10), "both are being closed"
+    connections.evictor.discard(connections.progress["0"])
+    assert connections.evictor.make_room(1, 10)
+    assert connections.evicted == ["0", "1"]
+    connections.progress["2"].started_at = 9.9  # it has sent its request since
+    assert connections.evictor.make_room(2, 10)
+    assert connections.evicted == ["0", "1", "3"]
+
+
+def test_make_room_limits_connections_being_closed() -> None:
+    connections = Connections()
+    for number in range(2 * MAX_CLOSING):
+        connections.open(str(number), 0)
+    assert connections.evictor.make_room(MAX_CLOSING, 10)
+    assert not connections.evictor.make_room(MAX_CLOSING + 1, 10)
+    assert len(set(connections.evicted)) == MAX_CLOSING
+
+
+def test_make_room_at_limit_aborts_connection_that_is_closing() -> None:
+    connections = Connections()
+    connections.open("lingering", 0)
+    assert connections.evictor.make_room(1, 10)
+    assert not connections.evictor.make_room(MAX_CLOSING + 1, 10)
+    assert connections.evicted == ["lingering", "lingering"]
+
+
+def test_make_room_forgets_an_old_scan() -> None:
+    connections = Connections()
+    for number in range(2):
+        connections.open(str(number), number)
+    assert connections.evictor.make_room(1, 10)
+    connections.open("idle", 11).is_idle = True
+    assert connections.evictor.make_room(2, 13)
+    assert connections.evicted == ["0", "idle"]
+
+
+def test_pending_bytes_above_limit_close_largest_request() -> None:
+    connections = Connections()
+    for name in ("share", "body", "vote", "answered"):
+        connections.open(name, 0)
+    connections.receive("share", UNCOUNTED_BYTES, 1)
+    connections.receive("body", UNCOUNTED_BYTES + 35_000, 2)
+    connections.receive("answered", UNCOUNTED_BYTES + 40_000, 2)
+    connections.not_evictable.add("answered")
+    connections.receive("vote", UNCOUNTED_BYTES + 25_000, 3)
+    assert connections.evicted == []
+    connections.receive("vote", 1, 4)
+    assert connections.evicted == ["body"]
+
+
+def test_pending_bytes_of_small_requests_do_not_count() -> None:
+    connections = Connections()
+    for number in range(10):
+        connections.open(str(number), 0)
+        connections.receive(str(number), UNCOUNTED_BYTES, number)
+    connections.open("vote", 0)
+    connections.receive("vote", UNCOUNTED_BYTES + MAX_PENDING_BYTES, 11)
+    assert connections.evicted == []
+
+
+def test_pending_bytes_of_complete_request_do_not_count() -> None:
+    connections = Connections()
+    for name in ("complete", "closed", "sending"):
+        connections.open(name, 0)
+        connections.receive(name, UNCOUNTED_BYTES if name == "sending" else UNCOUNTED_BYTES + 40_000, 1)
+    connections.evictor.clear_pending(connections.progress["complete"])
+    connections.evictor.discard(connections.progress["closed"])
+    connections.receive("sending", MAX_PENDING_BYTES, 2)
+    assert connections.evicted == []
+    connections.receive("sending", 1, 3)
+    assert connections.evicted == ["sending"]
