@@ -215,9 +215,7 @@ def export(
     emit(result, print_exported, json=json)
 
 
-def _select(
-    database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption | None
-) -> ExportSelection:
+def _select(database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption) -> ExportSelection:
     """Select shares from a snapshot of the database."""
     conditions = operator_parameters.parse_filter(*options.values())
     for ref in refs:

@@ -128,12 +128,12 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
         return Wait(now + (reveal.due_ms - process.now_ms) / 1000, 0 if head is None else head + 1)
     if head is None:
         return Wait(now + RECHECK_SECONDS, 0)
-    reason = _reason_to_prove(reveal, process, head, nodes)
+    reason = _reason_to_prove(reveal, process, head, has_new_block=any(node.has_new_block for node in nodes))
     if reason:
         return ProveAnew(reason)
     first, last = reveal.first_sent_height, reveal.last_sent_height
     if reveal.sends and first is not None and last is not None:
-        is_spent = is_answer_of_all(nodes, Verdict.SPENT)
+        is_spent = is_spent_everywhere(nodes)
         height = decide_height(first=first, last=last, outcome=reveal.last_outcome, is_spent=is_spent)
         until = (now if process.ended_at is None else process.ended_at) + RESEND_SECONDS * (6 if is_spent else 1)
         # A height that is not above that of the last send says nothing: one of both may be false.
@@ -143,7 +143,7 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
     return node or Wait(now + RECHECK_SECONDS, head + 1)
 
 
-def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, nodes: Sequence[NodeFacts]) -> str:
+def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, has_new_block: bool) -> str:
     """Why a share needs a new proof, "" if it does not."""
     outcome, first, last = reveal.last_outcome, reveal.first_sent_height, reveal.last_sent_height
     if process.is_circuit_refused and (not reveal.sends or outcome == Verdict.BAD_PROOF.name):
@@ -154,10 +154,9 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, nodes
     for height in (process.agreed, head if is_old else 0):
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
-    # The recorded height was false, heights stand still, or waiting is of no use: the time alone decides. If no node
-    # knows the anchor, a false one may have served its root.
-    is_refused = outcome in _REFUSED_OUTCOMES or is_answer_of_all(nodes, Verdict.BEHIND)
-    if is_old and any(node.has_new_block for node in nodes) and (head <= first or is_refused):
+    # The recorded height was false, heights stand still, or waiting is of no use: the time alone decides. A node that
+    # is behind may catch up; if no node ever knows the anchor, since a false one served its root, ten blocks decide.
+    if is_old and has_new_block and (head <= first or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 
@@ -185,9 +184,9 @@ def decide_height(*, first: int, last: int, outcome: str | None, is_spent: bool 
     return height if last >= first + REPROVE_BLOCKS else min(height, max(last + 1, first + REPROVE_BLOCKS))
 
 
-def is_answer_of_all(nodes: Iterable[NodeFacts], verdict: Verdict) -> bool:
-    """Whether every usable node has answered this message so."""
-    return {node.verdict for node in nodes} == {verdict}
+def is_spent_everywhere(nodes: Iterable[NodeFacts]) -> bool:
+    """Whether every usable node has answered this message with "spent"."""
+    return {node.verdict for node in nodes} == {Verdict.SPENT}
 
 
 def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = math.inf) -> Send | None:

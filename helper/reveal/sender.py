@@ -400,7 +400,7 @@ class Sender:
             first=reveal.first_sent_height,
             last=reveal.last_sent_height,
             outcome=verdict.name,
-            is_spent=send_policy.is_answer_of_all(self._node_facts(reveal, state), Verdict.SPENT),
+            is_spent=send_policy.is_spent_everywhere(self._node_facts(reveal, state)),
         )
         await self._store.record_outcome(reveal.share_id, outcome=verdict.name, decide_height=height)
 

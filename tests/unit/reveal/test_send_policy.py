@@ -144,21 +144,12 @@ def test_time_decides_where_heights_stand_still_or_are_false(
     assert REPROVE_SECONDS == 60.0
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "seconds", "expected"),
-    [
-        ((Verdict.BEHIND, Verdict.BEHIND), 59, Wait),
-        ((Verdict.BEHIND, Verdict.BEHIND), 60, ProveAnew),
-        ((Verdict.BEHIND, Verdict.ACCEPTED), 60, Wait),  # it may be in a mempool
-        ((Verdict.BEHIND, None), 60, Wait),
-    ],
-)
-def test_message_whose_anchor_no_node_knows_is_proven_anew_after_a_minute(
-    verdicts: tuple[Verdict | None, ...], seconds: int, expected: type[Step]
-) -> None:
-    nodes = tuple(node._replace(verdict=verdict) for node, verdict in zip(NODES, verdicts, strict=True))
-    process = {"head": 105, "agreed": 105, "began_at": NOW - seconds}
-    assert type(step_at(110, last=105, outcome="BEHIND", nodes=nodes, process=process)) is expected
+def test_message_whose_anchor_no_node_knows_is_sent_at_each_height_and_proven_anew_after_ten_blocks() -> None:
+    nodes = tuple(node._replace(verdict=Verdict.BEHIND) for node in NODES)
+    steps = [type(step_at(height, last=height - 1, outcome="BEHIND", nodes=nodes)) for height in range(101, 111)]
+    assert steps == [Send] * 9 + [ProveAnew]
+    slow = {"head": 105, "agreed": 105, "began_at": NOW - 600}
+    assert isinstance(step_at(105, last=104, outcome="BEHIND", nodes=nodes, process=slow), Send)
 
 
 def test_share_of_a_refused_circuit_is_proven_anew_unless_its_message_may_be_in_a_mempool() -> None:
