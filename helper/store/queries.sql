@@ -216,11 +216,6 @@ SELECT at_ms, stage, note, counted FROM history WHERE share_id = ? ORDER BY n;
 -- name: damaged
 SELECT ref, round_id, state FROM damaged ORDER BY share_id;
 
--- name: failures
-SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
-FROM shares s WHERE s.state <> 0 AND s.state = 3
-GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
-
 -- A share with a spent attempt has a history, so only the rows of such shares are read.
 
 -- name: retries

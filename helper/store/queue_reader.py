@@ -20,7 +20,6 @@ from helper.store.models import (
     QueueFilter,
     RetryGroup,
     RevealFacts,
-    RoundSummary,
     ShareDetails,
     StoredRound,
 )
@@ -196,10 +195,6 @@ class QueueReader:
         rows = await self._operator_reader.fetch("damaged")
         return [DamagedShare(ref, round_id, state) for ref, round_id, state in rows]
 
-    async def list_failures(self, *, limit: int) -> list[FailureGroup]:
-        """Return failed shares grouped by stage and reason, the latest first."""
-        return [FailureGroup(*row) for row in await self._operator_reader.fetch("failures", {"limit": limit})]
-
     async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
         """Return failed shares that match a filter, grouped by stage and reason, the latest first."""
         if query.state not in {None, ShareState.FAILED}:
@@ -260,26 +255,6 @@ class QueueReader:
         }
         rows = await self._operator_reader.fetch("due_buckets", params)
         return [DueBucket(ShareState(state), bool(is_due), index, count) for state, is_due, index, count in rows]
-
-    async def summarize_rounds(self, *, now: float) -> list[RoundSummary]:
-        """Return for each round its end, its shares by state, and the due times of pending shares.
-
-        Args:
-            now: Unix seconds.
-        """
-        rows = {row[0]: RoundRow(*row[1:]) for row in await self._operator_reader.fetch("rounds")}
-        numbers, ahead = await self.count_shares(), await self.count_due_ahead(now=now)
-        no_shares_due = DueForecast((0,) * MINUTES_AHEAD, 0)
-        return [
-            RoundSummary(
-                round_id=round_id,
-                status=rows[round_id].status if round_id in rows else None,
-                vote_end_time=rows[round_id].vote_end_time if round_id in rows else None,
-                counts=numbers.get(round_id, {}),
-                due_ahead=ahead.get(round_id, no_shares_due),
-            )
-            for (round_id,) in await self._operator_reader.fetch("all_round_ids")
-        ]
 
     async def list_rounds(self) -> list[StoredRound]:
         """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists its round again.

@@ -163,7 +163,7 @@ async def test_lateness_is_measured_from_submit_at_once(pipeline: Pipeline) -> N
     assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
     pipeline.clock.advance(2)
     assert await pipeline.revealer.prove(await pipeline.claim_due_share())
-    assert pipeline.stats.lateness_start.summary()["max_ms"] == 250.0
+    assert pipeline.stats.lateness_start.summary().max_ms == 250.0
     assert pipeline.stats.lateness_start.count == 1
     assert pipeline.stats.counts["proven"] == 1
     assert pipeline.stats.proving.total_seconds(pipeline.clock.monotonic() + 100) == 0, "no proof is in progress"

@@ -23,6 +23,7 @@ from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import ShareState
 from helper.errors import ChainUnavailable
+from helper.observability.service_state import RecentFailure
 from helper.reveal import sender
 from helper.reveal.send_policy import AVOIDANCE_SECONDS, PROBE_SECONDS, REPROVE_BLOCKS
 from helper.reveal.sender import CONCURRENT_RESENDS, SendCall
@@ -443,9 +444,7 @@ async def test_permanently_refused_message_fails_and_is_reported(pipeline: Pipel
     assert pipeline.read_share(1, "state, attempts, length(witness)") == (ShareState.FAILED, 0, 742)
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["share_failed"]
     assert pipeline.stats.counts["failed"] == 1
-    assert pipeline.stats.summary(0)["recent_failures"] == [
-        {"stage": "broadcast", "reason": "invalid message field: proposal"}
-    ]
+    assert list(pipeline.stats.failures) == [RecentFailure("broadcast", "invalid message field: proposal")]
 
 
 @pytest.mark.parametrize(
