@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from hashlib import sha256
@@ -25,7 +24,6 @@ from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import OperationsHarness
 
-ROOT = Path(__file__).parents[3]
 NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 
 
@@ -187,7 +185,5 @@ def test_rounds_without_helper_are_read_from_file(
     assert (entry["round"], entry["closed"], entry["left"], entry["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)
 
 
-def test_rounds_has_a_text_and_a_schema_for_every_authentication() -> None:
-    schema = json.loads(Path(ROOT / "docs" / "schemas" / "rounds.json").read_text())
-    listed = schema["properties"]["rounds"]["items"]["properties"]["authentication"]["enum"]
-    assert set(queue._AUTHENTICATION_TEXTS) == set(RoundAuthentication) == set(listed)
+def test_rounds_has_a_text_for_every_authentication() -> None:
+    assert set(queue._AUTHENTICATION_TEXTS) == set(RoundAuthentication)
