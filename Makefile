@@ -124,6 +124,7 @@ package: $(VENV)/.deps
 docs: $(VENV)/.native ## regenerate the generated documents
 	$(BIN)/python -m scripts.conformance
 	$(BIN)/python -m scripts.cli_docs
+	$(BIN)/python -m scripts.json_schemas
 	$(BIN)/python -m scripts.performance_docs
 
 pictures: $(VENV)/.native $(WALLET) ## create the images in docs/images/ from the running product

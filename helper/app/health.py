@@ -15,7 +15,7 @@ from helper.config.sections import ROLES, Role
 from helper.core.refusals import text_of
 from helper.core.text_forms import format_time
 from helper.observability.readiness_text import Check
-from helper.observability.service_state import CheckState, HealthState
+from helper.observability.service_state import NodeState, ProverState, ServiceState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import ProverPool
@@ -203,37 +203,43 @@ class ServiceHealth:
         head = self._node_pool.head
         return None if head is None else max(0, head.height - self._chain_sync.synced_height)
 
-    def collect_status(self) -> HealthState:
+    def collect_status(self) -> ServiceState:
         """Return health, timings and pauses for operators, without data of single shares."""
-        reasons, head = self._node_pool.unusable_reasons(), self._node_pool.last_head
-        return {
-            "ready": self.is_ready,
-            "intake_paused": text_of(self._gates.intake_pause_reason()),
-            "checks": [
-                CheckState(name=check.name, problem=check.problem, note=check.note) for check in self.run_checks()
-            ],
-            "process": get_process_limits(),
-            "circuit": self._circuit_choice.current,
-            "chain_id": self._node_pool.chain_id,
-            "clock_skew": self._node_pool.clock_skew,
-            "block_age": self._age_of(None if head is None else head.time),
-            "tree_lag": self._tree_lag(),
-            "unread_blocks": self._block_follower.gap_count,
-            "endpoints": [
-                {
-                    "name": endpoint.name,
-                    "reason": reasons.get(endpoint.name),
-                    "height": endpoint.height,
-                    "block_age": self._age_of(endpoint.health.head.time if endpoint.health.head is not None else None),
-                }
+        reasons, head, stats = self._node_pool.unusable_reasons(), self._node_pool.last_head, self._stats
+        circuit = self._circuit_choice.current
+        return ServiceState(
+            ready=self.is_ready,
+            intake_paused=text_of(self._gates.intake_pause_reason()),
+            checks=self.run_checks(),
+            process=get_process_limits(),
+            circuit=circuit,
+            chain_id=self._node_pool.chain_id,
+            clock_skew=self._node_pool.clock_skew,
+            block_age=self._age_of(None if head is None else head.time),
+            tree_lag=self._tree_lag(),
+            unread_blocks=self._block_follower.gap_count,
+            endpoints=[
+                NodeState(
+                    name=endpoint.name,
+                    reason=reasons.get(endpoint.name),
+                    height=endpoint.height,
+                    block_age=self._age_of(endpoint.health.head.time if endpoint.health.head is not None else None),
+                )
                 for endpoint in self._node_pool.nodes
             ],
-            "provers": {
-                "workers": self._prover_pool.workers,
-                "pids": self._prover_pool.pids,
-                "deaths": dict(self._prover_pool.unexpected_exits),
-                "self_test_seconds": self._prover_pool.estimated_seconds(self._circuit_choice.current),
-                "timeout_seconds": self._prover_pool.proof_timeout(self._circuit_choice.current),
-            },
-            **self._stats.summary(self._clock.monotonic()),
-        }
+            provers=ProverState(
+                workers=self._prover_pool.workers,
+                pids=self._prover_pool.pids,
+                deaths=dict(self._prover_pool.unexpected_exits),
+                self_test_seconds=self._prover_pool.estimated_seconds(circuit),
+                timeout_seconds=self._prover_pool.proof_timeout(circuit),
+            ),
+            counts=dict(stats.counts),
+            proving_seconds=round(stats.proving.total_seconds(self._clock.monotonic()), 3),
+            lateness_start=stats.lateness_start.summary(),
+            lateness_broadcast=stats.lateness_broadcast.summary(),
+            proof=stats.proof.summary(),
+            queue_age=stats.queue_age.summary(),
+            confirmation=stats.confirmation.summary(),
+            recent_failures=list(stats.failures),
+        )

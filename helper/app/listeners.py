@@ -33,7 +33,8 @@ from helper.config.sections import Config
 from helper.core.refusals import PauseCause
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
-from helper.observability.queue_observer import QueueFigures, QueueObserver
+from helper.observability.queue_observer import QueueObserver
+from helper.observability.queue_snapshot import HelperSnapshot
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
@@ -81,7 +82,7 @@ class Listeners:
         unusable = str(PauseCause.NO_NODE_IN_SYNC.reason())
         self._run_checks: CheckRunner = lambda: [Check("chain", None if node_pool.has_usable_node else unusable)]
         self._stats = Stats()
-        self._read_figures: Callable[[], Awaitable[QueueFigures]] = self._read_refusals
+        self._read_for_scrape: Callable[[], Awaitable[HelperSnapshot]] = _read_no_queue
         self._feed: StatusFeed | None = None
         self._wallet_app = create_app(None, refusals=self._refusals, more_routes=self._common_routes())
         self._operator_app: ASGIApp | None = None
@@ -109,8 +110,8 @@ class Listeners:
             more_operator_routes: additional routes of the operator API.
         """
         self._run_checks = run_checks
-        observer = QueueObserver(store, round_registry, read_status, refusals=self._refusals, clock=self._clock)
-        self._read_figures, self._stats = observer.read_figures, stats
+        observer = QueueObserver(store, round_registry, read_status, clock=self._clock)
+        self._read_for_scrape, self._stats = observer.read_for_scrape, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
         operator_token = self._config.operator.token
         self._wallet_app = create_app(
@@ -123,7 +124,7 @@ class Listeners:
         )
         operator_routes = [
             *more_operator_routes,
-            *overview_routes(self._feed, observer.read_overview),
+            *overview_routes(self._feed, observer),
             *health_routes(run_checks),
         ]
         self._operator_app = create_operator_app(store, read_status, more_routes=operator_routes)
@@ -222,7 +223,7 @@ class Listeners:
         from helper.observability.metrics import Metrics  # noqa: PLC0415
         from helper.server.metrics_routes import create_metrics_server  # noqa: PLC0415
 
-        metrics = Metrics(self._stats, self._read_figures, clock=self._clock)
+        metrics = Metrics(self._stats, self._read_for_scrape, refusals=self._refusals, clock=self._clock)
         return create_metrics_server(metrics, self._run_checks)
 
     def _bind_metrics_listener(self) -> contextlib.closing[socket.socket]:
@@ -231,14 +232,15 @@ class Listeners:
         log.info("metrics_listening", url=f"{base_url(listener)}/metrics")
         return contextlib.closing(listener)
 
-    async def _read_refusals(self) -> QueueFigures:
-        """Metrics of a host without a queue."""
-        return QueueFigures(now=self._clock.now(), refusals=self._refusals)
-
     def _create_gateway(self, node_pool: NodePool) -> Gateway:
         limits, timeout = GatewayLimits(), self._config.chain.timeout_seconds
         proxy = GatewayProxy(node_pool, timeout=timeout, connections=limits.max_connections)
         return Gateway(proxy, limits=limits)
+
+
+async def _read_no_queue() -> HelperSnapshot:
+    """What the metrics of a host without a queue show."""
+    return HelperSnapshot()
 
 
 def published_addresses(config: Config) -> tuple[str, str]:

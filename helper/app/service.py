@@ -11,9 +11,10 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
@@ -40,7 +41,7 @@ from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
 from helper.lease.keeper import create_lease
 from helper.observability.queue_summary import QueueSummaries, read_block_time
-from helper.observability.service_state import RunningState, ServiceState
+from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats
 from helper.operations.archive_writer import ArchiveWriter, create_archive_writer
 from helper.operations.finished_rounds import FinishedRounds, create_finished_rounds
@@ -54,7 +55,7 @@ from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
-from helper.server.operator_routes import operator_action_routes, retries_route, round_states, rounds_route
+from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
 from helper.server.wallet_routes import WalletView
 from helper.store.factory import create_store
 from helper.store.maintenance import run_maintenance
@@ -363,7 +364,6 @@ class Service:
                     self._chain_time,
                     authentication=listeners.get_round_authentication,
                 ),
-                retries_route(self.store, self.clock.now),
                 *operator_action_routes(self.operations),
             ],
         )
@@ -431,21 +431,15 @@ class Service:
         )
 
     def _collect_status(self) -> ServiceState:
-        running: RunningState = {
-            **self.health.collect_status(),
-            "paused": text_of(self._pause_reason()),
-            "height": self.block_follower.height,
-            "in_hand": self.dispatcher.claimed_count,
-        }
-        state = cast(ServiceState, running)
+        state = replace(
+            self.health.collect_status(),
+            paused=text_of(self._pause_reason()),
+            height=self.block_follower.height,
+            in_hand=self.dispatcher.claimed_count,
+            archive=None if self.archive_writer is None else self.archive_writer.collect_status(),
+        )
         if self.cluster is not None:
-            cluster = self.cluster.facts()
-            state["role"] = self.config.helper.role
-            state["sends"], state["sender"] = cluster["sends"], cluster["sender"]
-            if "database_skew" in cluster:
-                state["database_skew"] = cluster["database_skew"]
-        if self.archive_writer is not None:
-            state["archive"] = self.archive_writer.collect_status()
+            state = replace(self.cluster.add_state(state), role=self.config.helper.role)
         return state
 
     async def run_components(

@@ -42,7 +42,7 @@ from helper.object_store.bucket import Bucket
 from helper.operations.archive_reader import open_archive_bucket, read_finished_round
 from helper.operations.archived_objects import parse_round_directory
 from helper.runtime.process_security import acting_as_owner
-from helper.server.operator_json import parse_hex32
+from helper.server.operator_parameters import parse_hex32
 
 PROBE_SECONDS: Final = 5.0
 """Seconds between two checks of the nodes."""

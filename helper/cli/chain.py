@@ -31,7 +31,7 @@ from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
 from helper.errors import ChainUnavailable
 from helper.observability import log_config
-from helper.server.operator_json import parse_hex32
+from helper.server.operator_parameters import parse_hex32
 
 
 @asynccontextmanager

@@ -126,7 +126,7 @@ def restore(
     image = _open_backup(file, identity, passphrase_file)
     contents = check_image(image, str(file), encryption)
     aside = restore_database(image, database, set_aside=force)
-    if encryption is not None and not contents.encrypted:
+    if encryption.is_encrypted and not contents.encrypted:
         print_message(
             "the restored database is not encrypted: run `svote-helper db encrypt` before you start the helper"
         )
@@ -259,8 +259,8 @@ def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file:
     print_message(f"backed up to {output}")
 
 
-def database_encryption(config: Path | None) -> RowEncryption | None:
-    """Return the encryption with the keys in [store] key_file, None if it is not set.
+def database_encryption(config: Path | None) -> RowEncryption:
+    """Return the encryption with the keys in [store] key_file; `UNENCRYPTED` if it is not set.
 
     Raises:
         StoreError: the key file cannot be used.
@@ -295,8 +295,8 @@ def encrypt(
     """Encrypt witnesses and messages in the database with the first key of the key file.
 
     The helper must not be running. The previous rows are erased from the file. An encrypted database is encrypted
-    again: afterwards, it no longer needs the other keys of the key file. Needs free space of three times the size
-    of the database.
+    again: afterwards, it no longer needs the other keys of the key file. Needs free space of twice the size of the
+    database.
     """
     _rewrite(key_file, config, db, encrypt=True, dry_run=dry_run, yes=yes, json=json)
 
@@ -325,7 +325,6 @@ def _rewrite(
     if not keys:
         fail("no key file: use --key-file or set [store] key_file", ExitCode.USAGE)
     encryption = read_file_encryption(keys)
-    assert encryption is not None
     with acting_as_owner(database):
         before = take_snapshot(database, SystemClock(), encryption).contents  # refuses another program's file first
         if not dry_run:

@@ -6,7 +6,9 @@ import asyncio
 import os
 import sys
 import textwrap
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
 import typer
@@ -23,6 +25,38 @@ _INDENT: Final = " " * 6
 _COLOURS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 
 
+@dataclass(frozen=True, slots=True)
+class LevelCounts:
+    """Number of results by level.
+
+    Attributes:
+        ok: number of checks that are ok.
+        warn: number of warnings.
+        fail: number of failed checks.
+    """
+
+    ok: int
+    warn: int
+    fail: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """Output of `doctor --json`.
+
+    Attributes:
+        ok: whether all checks are ok.
+        counts: number of results by level.
+        seconds: duration in seconds.
+        findings: results of the checks.
+    """
+
+    ok: bool
+    counts: LevelCounts
+    seconds: float
+    findings: Sequence[CheckResult]
+
+
 def doctor(
     config: ConfigOption = None,
     skip_proof: Annotated[
@@ -36,21 +70,14 @@ def doctor(
     """
     log_config.configure("error", "auto")
     report = asyncio.run(run_doctor(config, os.environ, SystemClock(), skip_proof=skip_proof))
-    counts = {level.value: sum(finding.level is level for finding in report.findings) for level in Level}
+    levels = Counter(finding.level for finding in report.findings)
+    counts = LevelCounts(levels[Level.OK], levels[Level.WARN], levels[Level.FAIL])
     if json:
-        emit_json(
-            {
-                "ok": all_ok(report.findings),
-                "counts": counts,
-                "seconds": round(report.seconds, 2),
-                "findings": list(map(asdict, report.findings)),
-            }
-        )
+        result = DoctorReport(all_ok(report.findings), counts, round(report.seconds, 2), report.findings)
+        emit_json(asdict(result))
     else:
         _print_results(report.findings)
-        print_message(
-            f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed, in {report.seconds:.1f} s"
-        )
+        print_message(f"{counts.ok} ok, {counts.warn} warnings, {counts.fail} failed, in {report.seconds:.1f} s")
     code = ExitCode.OK if all_ok(report.findings) else ExitCode.DEGRADED
     if report.has_hung_checks:
         # hung threads would block a normal exit

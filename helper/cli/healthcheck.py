@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 from urllib.parse import urlsplit
 
 import typer
@@ -30,9 +30,32 @@ from helper.server.control_client import (
     request_tcp,
 )
 
+Status = Literal["ready", "degraded", "unreachable"]
+
 _READY_TARGET = "/readyz?verbose"
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - wildcard addresses and their loopback addresses
-_STATUS_BY_EXIT_CODE = {ExitCode.OK: "ready", ExitCode.DEGRADED: "degraded", ExitCode.UNREACHABLE: "unreachable"}
+_STATUS_BY_EXIT_CODE: Final[Mapping[ExitCode, Status]] = {
+    ExitCode.OK: "ready",
+    ExitCode.DEGRADED: "degraded",
+    ExitCode.UNREACHABLE: "unreachable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """Output of `healthcheck --json`.
+
+    Attributes:
+        status: state of the helper.
+        asked: base URL or socket path that responded; null if none did.
+        checks: readiness checks.
+        problems: reasons why the helper could not be queried.
+    """
+
+    status: Status
+    asked: str | None
+    checks: Sequence[Check]
+    problems: Sequence[str]
 
 
 def healthcheck(
@@ -84,14 +107,7 @@ def _report_and_exit(
     json: bool,
 ) -> NoReturn:
     if json:
-        emit_json(
-            {
-                "status": _STATUS_BY_EXIT_CODE[code],
-                "asked": address,
-                "checks": list(map(asdict, checks)),
-                "problems": problems,
-            }
-        )
+        emit_json(asdict(HealthReport(_STATUS_BY_EXIT_CODE[code], address, checks, problems)))
     else:
         failed = [f"{check.name}: {check.problem}" for check in checks if check.problem is not None]
         for line in (*failed, *problems):

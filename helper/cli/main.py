@@ -119,16 +119,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def create_cli(arguments: Sequence[str]) -> typer.Typer:
-    """Create the command line with the command that the arguments name; of all others, only their lines in the help."""
+    """Create the command line with only the command that the arguments name; if none, with the help of all commands."""
     words = [argument for argument in arguments if not argument.startswith("-")]
+    requested = [path for path in COMMANDS if words[: len(path.split())] == path.split()]
     cli, groups = _create_group(_HELP), dict[str, typer.Typer]()
-    for path, command in COMMANDS.items():
+    for path in requested or COMMANDS:
+        command = COMMANDS[path]
         group, _, name = path.rpartition(" ")
         if group and group not in groups:
             groups[group] = _create_group(GROUPS[group])
             cli.add_typer(groups[group], name=group, no_args_is_help=True)
         parent = groups.get(group, cli)
-        if words[: len(path.split())] == path.split():
+        if requested:
             parent.command(name)(load_function(command))
         else:
             parent.command(name, help=command.summary)(_do_nothing)

@@ -16,7 +16,7 @@ import httpx
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import proofs
+from helper.circuits import known_circuits
 from helper.clock import SystemClock
 from helper.core.round_authentication import RoundAuthentication
 from helper.observability import log_config
@@ -54,7 +54,7 @@ def request_file(
 
 
 async def _request(
-    database: Path, target: str, body: bytes | Iterable[bytes] | None, encryption: RowEncryption | None
+    database: Path, target: str, body: bytes | Iterable[bytes] | None, encryption: RowEncryption
 ) -> tuple[int, bytes]:
     opened = _open_for_query(database, encryption) if body is None else _open_for_action(database, encryption)
     async with opened as app:
@@ -68,14 +68,14 @@ async def _request(
 
 
 @asynccontextmanager
-async def _open_for_query(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
+async def _open_for_query(database: Path, encryption: RowEncryption) -> AsyncIterator[ASGIApp]:
     with acting_as_owner(database):
         async with open_queue_file(database, encryption) as queue:
             yield _create_app(queue)
 
 
 @asynccontextmanager
-async def _open_for_action(database: Path, encryption: RowEncryption | None) -> AsyncIterator[ASGIApp]:
+async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIterator[ASGIApp]:
     with acting_as_owner(database):
         store = SqliteStore(database, encryption=encryption)
         await store.open()
@@ -83,7 +83,7 @@ async def _open_for_action(database: Path, encryption: RowEncryption | None) -> 
             operations = OperatorActions(
                 store=store,
                 round_authority=StoredRoundAuthority(store),
-                share_checks=proofs,
+                share_checks=known_circuits,
                 wake=lambda: None,
                 is_daemon_running=False,
             )

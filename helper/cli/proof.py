@@ -38,7 +38,7 @@ from helper.operations.proof_bundle import (
     verify_bundle,
 )
 from helper.runtime.process_security import acting_as_owner
-from helper.server.operator_json import parse_hex32, parse_round
+from helper.server.operator_parameters import parse_hex32, parse_round
 
 FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""

@@ -34,7 +34,7 @@ from helper.cli.terminal import emit_table
 from helper.core.round_authentication import RoundAuthentication
 from helper.core.text_forms import format_duration, format_time
 from helper.runtime.process_security import harden_process
-from helper.server import operator_json
+from helper.server import operator_parameters
 
 # A string, because the operator API validates the number and reports invalid ones.
 LimitOption = Annotated[str, typer.Option(metavar="<int>", help="Maximum number of rows.")]
@@ -137,7 +137,7 @@ def purge(
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(config, db)
     round_id = resolve_round(api, round_id)
-    path = f"/rounds/{operator_json.parse_round(round_id).hex()}/purge"
+    path = f"/rounds/{operator_parameters.parse_round(round_id).hex()}/purge"
     harden_process()
 
     if not yes and not dry_run:
@@ -206,6 +206,8 @@ _STATES = ("received", "witnessed", "broadcast", "submitted", "failed", "total")
 ROUND_CHARS = 12
 _DATE_CHARS = len("2026-01-01")
 MOVED_TEXT = "already moved to another helper (if it lost them: `queue retry --stage moved`)"
+_SHOWN_STATS = frozenset({"source", "total", "rounds", "failed", "failed_before", "damaged", "service"})
+"""The parts of `queue stats` that are not shown as a name and a value."""
 _STATE_NAMES = {
     "block_age": "seconds since the newest block",
     "clock_skew": "clock minus chain, seconds",
@@ -311,12 +313,10 @@ def print_stats(response: Mapping[str, Any]) -> None:
         )
     if response["damaged"]:
         print_message(f"{len(response['damaged'])} damaged rows quarantined: see --json")
-    service = response.get("service")
-    if service:
+    values = {name: value for name, value in response.items() if name not in _SHOWN_STATS} | response.get("service", {})
+    if values:
         typer.echo("")
-        emit_table(
-            ("daemon", "value"), [(_state_name(name), _format_value(value)) for name, value in _flatten(service)]
-        )
+        emit_table(("daemon", "value"), [(_state_name(name), _format_value(value)) for name, value in _flatten(values)])
 
 
 def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:

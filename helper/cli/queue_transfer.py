@@ -46,7 +46,7 @@ from helper.clock import SystemClock
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
 from helper.operations.svoted_format import MAX_FILE_BYTES, SvotedExport, encode_svoted_export, read_svoted_export
 from helper.runtime.process_security import acting_as_owner, harden_process
-from helper.server import operator_json
+from helper.server import operator_parameters
 from helper.server.operator_routes import MARK_STRUCT
 from helper.store.backup import (
     DATABASE_HEADER,
@@ -215,13 +215,11 @@ def export(
     emit(result, print_exported, json=json)
 
 
-def _select(
-    database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption | None
-) -> ExportSelection:
+def _select(database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption) -> ExportSelection:
     """Select shares from a snapshot of the database."""
-    conditions = operator_json.parse_filter(*options.values())
+    conditions = operator_parameters.parse_filter(*options.values())
     for ref in refs:
-        operator_json.parse_ref(ref)
+        operator_parameters.parse_ref(ref)
     with acting_as_owner(database):
         snapshot = take_snapshot(database, SystemClock(), encryption)
     return select_for_export(snapshot.image, conditions, refs, encryption)

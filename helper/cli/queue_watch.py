@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from helper.chain.chain_data import RoundStatus
 from helper.cli.conventions import (
     ConfigOption,
     DbOption,
@@ -31,11 +33,13 @@ from helper.cli.conventions import (
 )
 from helper.cli.operator_api import OperatorApi
 from helper.core.text_forms import format_duration, format_time
+from helper.observability.queue_snapshot import Overview, RoundOverview, enum_name
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, stream_control_socket
+
+_OVERVIEW: Final = TypeAdapter(Overview)
 
 MIN_WIDE_COLUMNS: Final = 72
 """Minimum terminal width for one table row per round."""
-STATUS_NAMES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
 COUNT_KEYS: Final = ("waiting", "proving", "broadcast", "confirmed", "failed")
 _COUNT_HEADINGS: Final = ("waiting", "proving", "sent", "conf.", "failed")
 _BLOCK_SYMBOLS: Final = " ▁▂▃▄▅▆▇█"
@@ -48,6 +52,11 @@ _ENDING_SOON_SECONDS: Final = 600
 """Seconds before its end from which a round is highlighted."""
 
 
+def parse_state(state: Mapping[str, Any]) -> Overview:
+    """Parse the data of an event `state`."""
+    return _OVERVIEW.validate_python(state)
+
+
 @dataclass(frozen=True, slots=True)
 class Screen:
     """The current screen; rich renders it again whenever the terminal's size changes.
@@ -57,7 +66,7 @@ class Screen:
         lost_reason: why the stream is interrupted, None while it is not.
     """
 
-    state: Mapping[str, Any] | None
+    state: Overview | None
     lost_reason: str | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -92,15 +101,15 @@ class Screen:
         yield from (*gap, *rest)
 
 
-def _header_lines(state: Mapping[str, Any], width: int, *, stale: bool) -> Iterator[Text]:
-    paused = state["paused"]
+def _header_lines(state: Overview, width: int, *, stale: bool) -> Iterator[Text]:
+    paused = state.paused
     status, style = ("paused", "bold red") if paused else ("ready", "bold green")
-    if not state["ready"] and not paused:
+    if not state.ready and not paused:
         status, style = "starting", "bold yellow"
-    when = format_time(int(state["at"]))
-    height = format_one_line(state["height"])
+    when = format_time(int(state.at))
+    height = format_one_line(state.height)
     rest = (
-        f"  height {height}  circuit {state['circuit']}  {when} UTC"
+        f"  height {height}  circuit {state.circuit}  {when} UTC"
         if width >= MIN_WIDE_COLUMNS
         else f"  {height}  {when[11:]}"
     )
@@ -116,24 +125,24 @@ def _header_lines(state: Mapping[str, Any], width: int, *, stale: bool) -> Itera
 class _RoundLines:
     """Lines of a round: its numbers, and the due times of waiting shares."""
 
-    round: Mapping[str, Any]
+    round: RoundOverview
     numbers: list[Text]
     due_chart: list[Text]
 
     @property
     def is_idle(self) -> bool:
         """Report whether the round has no open shares."""
-        return not (self.round["waiting"] or self.round["proving"] or self.round["broadcast"])
+        return not (self.round.waiting or self.round.proving or self.round.broadcast)
 
     @property
     def sort_key(self) -> tuple[bool, bool, int]:
         """Sort key: rounds with open shares by end, then rounds with failures, then the others, latest first."""
-        end = int(self.round["vote_end_time"])
-        return (self.is_idle, self.is_idle and not self.round["failed"], -end if self.is_idle else end)
+        end = int(self.round.vote_end_time)
+        return (self.is_idle, self.is_idle and not self.round.failed, -end if self.is_idle else end)
 
 
-def _round_lines(state: Mapping[str, Any], width: int, *, ascii_only: bool, max_lines: int) -> Iterator[Text]:
-    rounds = [row for row in state["rounds"] if row["status"] in (1, 4) or any(row[name] for name in COUNT_KEYS)]
+def _round_lines(state: Overview, width: int, *, ascii_only: bool, max_lines: int) -> Iterator[Text]:
+    rounds = [row for row in state.rounds if row.status in (1, 4) or any(_counts(row))]
     if not rounds:
         yield Text("no open rounds, no shares", "dim")
         return
@@ -144,24 +153,27 @@ def _round_lines(state: Mapping[str, Any], width: int, *, ascii_only: bool, max_
     )
     yield from head
     shown = [
-        _RoundLines(
-            row, [*_number_lines(row, state["at"], width)], [*_due_chart_lines(row, width, ascii_only=ascii_only)]
-        )
+        _RoundLines(row, [*_number_lines(row, state.at, width)], [*_due_chart_lines(row, width, ascii_only=ascii_only)])
         for row in rounds
     ]
     yield from _fit_rounds(sorted(shown, key=lambda lines: lines.sort_key), max_lines - len(head))
 
 
-def _number_lines(row: Mapping[str, Any], now: float, width: int) -> Iterator[Text]:
-    left = row["vote_end_time"] - now
-    needed = row["seconds_needed"] if row["waiting"] or row["proving"] else None
+def _counts(row: RoundOverview) -> tuple[int, ...]:
+    """Return the counts of `COUNT_KEYS`."""
+    return tuple(getattr(row, name) for name in COUNT_KEYS)
+
+
+def _number_lines(row: RoundOverview, now: float, width: int) -> Iterator[Text]:
+    left = row.vote_end_time - now
+    needed = row.seconds_needed if row.waiting or row.proving else None
     style = _urgency_style(row, left, needed)
     if width < MIN_WIDE_COLUMNS:
         yield from _narrow_lines(row, left, needed, style)
         return
-    numbers = [str(row[name]) for name in COUNT_KEYS]
-    status = STATUS_NAMES.get(row["status"], str(row["status"]))
-    yield Text(_format_row(row["round_id"][:8], status, format_duration(left), numbers, format_duration(needed)), style)
+    numbers = [str(number) for number in _counts(row)]
+    status = enum_name(RoundStatus, row.status)
+    yield Text(_format_row(row.round_id[:8], status, format_duration(left), numbers, format_duration(needed)), style)
 
 
 def _fit_rounds(shown: list[_RoundLines], max_lines: int) -> Iterator[Text]:
@@ -185,7 +197,8 @@ def _fit_rounds(shown: list[_RoundLines], max_lines: int) -> Iterator[Text]:
     for lines in shown:
         yield from (*lines.numbers, *lines.due_chart)
     if omitted:
-        waiting, failed = (sum(lines.round[name] for lines in omitted) for name in ("waiting", "failed"))
+        waiting = sum(lines.round.waiting for lines in omitted)
+        failed = sum(lines.round.failed for lines in omitted)
         rounds = f"and {len(omitted)} more round{'s' if len(omitted) > 1 else ''}"
         yield Text(f"{rounds}: {waiting} waiting, {failed} failed", "red" if failed else "dim")
 
@@ -194,27 +207,27 @@ def _format_row(name: str, status: str, ends: str, numbers: Sequence[str], neede
     return f"{name:<9} {status:<9} {ends:>8} " + "".join(f"{number:>8}" for number in numbers) + f" {needed:>8}"
 
 
-def _narrow_lines(row: Mapping[str, Any], left: float, needed: float | None, style: str) -> Iterator[Text]:
-    status = STATUS_NAMES.get(row["status"], str(row["status"]))
+def _narrow_lines(row: RoundOverview, left: float, needed: float | None, style: str) -> Iterator[Text]:
+    status = enum_name(RoundStatus, row.status)
     time_left = "ended" if left < 0 else f"{format_duration(left)} left"
-    yield Text(f"{row['round_id'][:8]} {status}, {time_left}", style)
-    waiting = f"{row['waiting']} waiting" + ("" if needed is None else f", {format_duration(needed)} needed")
+    yield Text(f"{row.round_id[:8]} {status}, {time_left}", style)
+    waiting = f"{row.waiting} waiting" + ("" if needed is None else f", {format_duration(needed)} needed")
     yield Text(f" {waiting}")
-    yield Text(f" {row['proving']} proving, {row['broadcast']} sent, {row['confirmed']} confirmed")
-    if row["failed"]:
-        yield Text(f" {row['failed']} failed", "red")
+    yield Text(f" {row.proving} proving, {row.broadcast} sent, {row.confirmed} confirmed")
+    if row.failed:
+        yield Text(f" {row.failed} failed", "red")
 
 
-def _urgency_style(row: Mapping[str, Any], left: float, needed: float | None) -> str:
-    if row["failed"] or (needed is not None and needed > left):
+def _urgency_style(row: RoundOverview, left: float, needed: float | None) -> str:
+    if row.failed or (needed is not None and needed > left):
         return "red"
-    open_shares = row["waiting"] or row["proving"] or row["broadcast"]
+    open_shares = row.waiting or row.proving or row.broadcast
     return "yellow" if open_shares and left < _ENDING_SOON_SECONDS else ""
 
 
-def _due_chart_lines(row: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[Text]:
+def _due_chart_lines(row: RoundOverview, width: int, *, ascii_only: bool) -> Iterator[Text]:
     """Yield a bar chart of due shares, one bar per minute. A bar covers more minutes on a narrow terminal."""
-    minutes, later = row["due_per_minute"], row["later"]
+    minutes, later = row.due_per_minute, row.later
     if not any(minutes) and not later:
         return
     room = max(10, width - _LABEL_WIDTH - 1)
@@ -236,35 +249,29 @@ def bar_chart(values: Sequence[int], *, ascii_only: bool = False) -> str:
 # ---------------------------------------------------------------- the service
 
 
-def _service_lines(state: Mapping[str, Any], width: int) -> Iterator[Text]:
-    provers, late = state["provers"], state["lateness_ms"]
-    each = provers["seconds_per_proof"]
+def _service_lines(state: Overview, width: int) -> Iterator[Text]:
+    provers, late = state.provers, state.lateness_ms
+    each = provers.seconds_per_proof
     speed = "" if each is None else f", {each:.2f} s per proof"
     wide = width >= MIN_WIDE_COLUMNS
-    slots = (
-        f"{provers['busy']} in progress, {provers['slots']} concurrent"
-        if wide
-        else f"{provers['busy']} of {provers['slots']}"
-    )
+    slots = f"{provers.busy} in progress, {provers.slots} concurrent" if wide else f"{provers.busy} of {provers.slots}"
     yield _labelled_line("provers", f"{slots}{speed}")
-    for label, name, text in (("lateness", "start", "start"), ("", "broadcast", "sent")):
-        p50, p99 = _milliseconds(late[name]["p50"]), _milliseconds(late[name]["p99"])
+    for label, times, text in (("lateness", late.start, "start"), ("", late.broadcast, "sent")):
+        p50, p99 = _milliseconds(times.p50), _milliseconds(times.p99)
         shown = f"proof {text:<6} median {p50}, p99 {p99}" if wide else f"{text:<5} {p50}, p99 {p99}"
         yield _labelled_line(label, shown)
-    for number, node in enumerate(state["endpoints"]):
+    for number, node in enumerate(state.endpoints):
         label = "nodes" if number == 0 else ""
-        if node["fresh"]:
-            yield _labelled_line(label, f"{node['name']} ok")
+        if node.fresh:
+            yield _labelled_line(label, f"{node.name} ok")
         else:
-            yield from _problem_lines(label, node["name"], str(node["reason"]), width)
+            yield from _problem_lines(label, node.name, str(node.reason), width)
 
 
-def _failure_lines(state: Mapping[str, Any], width: int) -> Iterator[Text]:
-    for number, failure in enumerate(state["failures"]):
-        when = f"{format_time(int(failure['at']))[11:]} {failure['stage']}"
-        yield from _problem_lines(
-            "failed" if number == 0 else "", when, f"{failure['reason']} ({failure['count']})", width
-        )
+def _failure_lines(state: Overview, width: int) -> Iterator[Text]:
+    for number, failure in enumerate(state.failures):
+        when = f"{format_time(int(failure.at))[11:]} {failure.stage}"
+        yield from _problem_lines("failed" if number == 0 else "", when, f"{failure.reason} ({failure.count})", width)
 
 
 def _problem_lines(label: str, subject: str, reason: str, width: int) -> Iterator[Text]:
@@ -286,13 +293,13 @@ def _labelled_line(label: str, text: str, style: str = "") -> Text:
 PIPE_COLUMNS: Final = ("time", "status", *COUNT_KEYS, "busy provers", "usable nodes", "paused")
 
 
-def pipe_cells(state: Mapping[str, Any]) -> tuple[object, ...]:
+def pipe_cells(state: Overview) -> tuple[object, ...]:
     """Return a state as cells of `PIPE_COLUMNS`."""
-    sums = [sum(row[name] for row in state["rounds"]) for name in COUNT_KEYS]
-    nodes = state["endpoints"]
-    status = "paused" if state["paused"] else "ready" if state["ready"] else "starting"
-    usable = f"{sum(node['fresh'] for node in nodes)}/{len(nodes)}"
-    return (format_time(int(state["at"])), status, *sums, state["provers"]["busy"], usable, state["paused"])
+    sums = [sum(numbers) for numbers in zip(*map(_counts, state.rounds), strict=True)] or [0] * len(COUNT_KEYS)
+    nodes = state.endpoints
+    status = "paused" if state.paused else "ready" if state.ready else "starting"
+    usable = f"{sum(node.fresh for node in nodes)}/{len(nodes)}"
+    return (format_time(int(state.at)), status, *sums, state.provers.busy, usable, state.paused)
 
 
 def _milliseconds(value: float | None) -> str:
@@ -339,7 +346,7 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
 
 @dataclass(frozen=True, slots=True)
 class StateEvent:
-    """A queue state: `helper.observability.queue_overview` as JSON."""
+    """A queue state: `helper.observability.queue_snapshot.Overview` as JSON."""
 
     state: dict[str, Any]
 
@@ -408,16 +415,20 @@ def _print_text_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
         if isinstance(event, StreamLost):
             print_message(event.reason)
         else:
-            sys.stdout.write("\t".join(format_one_line(cell) for cell in pipe_cells(event.state)) + "\n")
+            cells = pipe_cells(parse_state(event.state))
+            sys.stdout.write("\t".join(map(format_one_line, cells)) + "\n")
         sys.stdout.flush()
 
 
 def _show_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
-
     console = Console()
     screen = Screen(None, "waiting for the helper")
     with Live(screen, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         for event in stream:
-            screen = Screen(event.state) if isinstance(event, StateEvent) else Screen(screen.state, event.reason)
+            screen = (
+                Screen(parse_state(event.state))
+                if isinstance(event, StateEvent)
+                else Screen(screen.state, event.reason)
+            )
             live.update(screen, refresh=True)

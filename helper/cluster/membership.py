@@ -9,6 +9,7 @@ of the file at the same time.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import structlog
@@ -21,7 +22,7 @@ from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import StoreError
 from helper.lease import Lease
 from helper.lease.keeper import LeaseKeeper
-from helper.observability.service_state import ClusterState
+from helper.observability.service_state import ServiceState
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.store.store import Store
 
@@ -198,16 +199,16 @@ class ClusterMember:
         grace = max(MISSING_GRACE_SECONDS, 2 * self._lease.seconds)
         return _MISSING_TEXTS[task] if since is not None and self._clock.monotonic() - since >= grace else None
 
-    def facts(self) -> ClusterState:
-        """State for operators.
+    def add_state(self, state: ServiceState) -> ServiceState:
+        """Add the state of the lease, for operators.
 
         `sender` is the host that holds the lease. For a shared queue it comes from the database ("" for none, None
         while it is unknown), otherwise it is the other host that holds it.
         """
+        state = replace(state, sends=self._lease.is_held)
         if self._store.is_shared:
-            skew = round(self.skew_monitor.skew_seconds, 3)
-            return {"sends": self._lease.is_held, "sender": self._sender, "database_skew": skew}
-        return {"sends": self._lease.is_held, "sender": self._lease.holder if self.keeper is not None else None}
+            return replace(state, sender=self._sender, database_skew=round(self.skew_monitor.skew_seconds, 3))
+        return replace(state, sender=self._lease.holder if self.keeper is not None else None)
 
     async def _exchange_state(self) -> None:
         """Exchange state with the other hosts until cancelled.

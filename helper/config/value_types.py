@@ -5,18 +5,57 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
 from ipaddress import ip_network
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from helper.core.text_forms import PinnedUrl, is_loopback
+from helper.core.text_forms import is_loopback
 from helper.object_store.bucket import BucketLocation
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path of a unix socket on Linux: `sun_path` has 108 bytes, the last one is zero."""
 _ONION_ADDRESS: Final = re.compile(r"[a-z2-7]{56}\.onion")
+_CHECKSUM_PARAMETER: Final = "checksum"
+_CHECKSUM: Final = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedUrl:
+    """A URL, and the SHA-256 that its content must have.
+
+    Attributes:
+        url: the URL to request, without the checksum.
+        sha256: 32 bytes; None if the content is not pinned.
+    """
+
+    url: str
+    sha256: bytes | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> PinnedUrl:
+        """Split a URL and the query parameter `checksum`. Other parameters stay in the URL.
+
+        Raises:
+            ValueError: the checksum is not `sha256:` and 64 lower-case hexadecimal digits, or given twice.
+        """
+        parts = urlsplit(text)
+        parameters = parts.query.split("&")
+        checksums = [parameter for parameter in parameters if parameter.partition("=")[0] == _CHECKSUM_PARAMETER]
+        if not checksums:
+            return cls(text)
+        match = _CHECKSUM.fullmatch(checksums[0].partition("=")[2])
+        if match is None or len(checksums) > 1:
+            raise ValueError("has a checksum that is not sha256: and 64 lower-case hexadecimal digits")
+        query = "&".join(parameter for parameter in parameters if parameter not in checksums)
+        return cls(parts._replace(query=query).geturl(), bytes.fromhex(match[1]))
+
+    def matches(self, content: bytes) -> bool:
+        """Whether content has the pinned SHA-256, or none is pinned."""
+        return self.sha256 is None or sha256(content).digest() == self.sha256
 
 
 def _or_blank(validate: Callable[[str], str]) -> Callable[[str], str]:

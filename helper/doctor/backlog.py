@@ -8,62 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from helper.core.load_forecast import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
 from helper.core.text_forms import format_duration
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.store.models import RetryGroup
+from helper.observability.queue_snapshot import QueueSnapshot, RetryingShares, RoundSnapshot
 
 TIGHT_FRACTION: Final = 0.8
 """Fraction of the remaining time above which a round is reported as tight."""
 _OTHER_HELPERS: Final = "Wallets send each share to several helpers, so another helper may still reveal the rest."
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingShares:
-    """Waiting shares of one round.
-
-    Attributes:
-        round_id: hex.
-        end: its vote_end_time, Unix seconds.
-        unproven: shares without a proof.
-        unconfirmed: shares that were sent and are not confirmed.
-        minutes: of `unproven`, the number due in each of the next minutes; the first includes overdue shares.
-        later: of `unproven`, the number due after these minutes.
-    """
-
-    round_id: str
-    end: float
-    unproven: int
-    unconfirmed: int = 0
-    minutes: Sequence[int] = ()
-    later: int = 0
-
-
-def evaluate_backlog(
-    waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float, retries: Sequence[RetryGroup] = ()
-) -> list[CheckResult]:
+def evaluate_backlog(queue: QueueSnapshot, proof_rate: ProofRate, now: float) -> list[CheckResult]:
     """Return one result for each round with waiting shares, in the order in which the rounds end.
 
     Args:
-        waiting: the rounds.
+        queue: the queue, with its retries.
         proof_rate: rate at which shares can be revealed.
         now: Unix seconds.
-        retries: shares of `waiting` that wait for a retry.
     """
-    rounds = [waiting_round for waiting_round in waiting if waiting_round.unproven or waiting_round.unconfirmed]
-    rounds.sort(key=lambda waiting_round: waiting_round.end)
-    groups = [[group for group in retries if group.round_id.hex() == row.round_id] for row in rounds]
+    rounds = [row for row in reversed(queue.known_rounds) if row.counts.unproven or row.counts.broadcast]
+    groups = [[group for group in queue.retries if group.round == row.round_id] for row in rounds]
     work = [_forecast_without_retries(row, own, now) for row, own in zip(rounds, groups, strict=True)]
     drained = simulate_drain(work, proof_rate.per_second, now)
     results = []
-    for number, (waiting_round, result) in enumerate(zip(rounds, drained, strict=True)):
-        advice = _speed_advice(waiting_round.round_id, work[: number + 1], proof_rate, now)
-        results.append(
-            _evaluate_round(waiting_round, result, proof_rate, now, speed_advice=advice, retries=groups[number])
-        )
+    for number, (row, result) in enumerate(zip(rounds, drained, strict=True)):
+        advice = _speed_advice(row.round_id, work[: number + 1], proof_rate, now)
+        results.append(_evaluate_round(row, result, proof_rate, now, speed_advice=advice, retries=groups[number]))
     return results or [ok("backlog", "no shares are waiting")]
 
 
@@ -84,20 +56,20 @@ def _speed_advice(round_id: str, work: Sequence[RoundWork], proof_rate: ProofRat
 
 
 def _evaluate_round(
-    waiting: WaitingShares,
+    row: RoundSnapshot,
     drained: DrainResult,
     proof_rate: ProofRate,
     now: float,
     *,
     speed_advice: str,
-    retries: Sequence[RetryGroup],
+    retries: Sequence[RetryingShares],
 ) -> CheckResult:
-    subject = f"round {waiting.round_id[:8]}"
-    seconds_left, seconds_needed = waiting.end - now, drained.work_seconds
+    subject, unproven, unconfirmed = f"round {row.round_id[:8]}", row.counts.unproven, row.counts.broadcast
+    seconds_left, seconds_needed = row.vote_end_time - now, drained.work_seconds
     facts: dict[str, Any] = {
-        "round": waiting.round_id,
-        "shares_left": waiting.unproven,
-        "unconfirmed": waiting.unconfirmed,
+        "round": row.round_id,
+        "shares_left": unproven,
+        "unconfirmed": unconfirmed,
         "seconds_needed": round(seconds_needed, 1),
         "seconds_left": round(seconds_left, 1),
         "slack_seconds": round(drained.slack_seconds, 1),
@@ -107,15 +79,13 @@ def _evaluate_round(
         advice = (
             "Shares not confirmed by the end of a round are not counted. They are reported once the chain closes it."
         )
-        return fail(
-            subject, f"{waiting.unproven + waiting.unconfirmed} shares left after the round ended", advice, **facts
-        )
+        return fail(subject, f"{unproven + unconfirmed} shares left after the round ended", advice, **facts)
     needed, left = format_duration(seconds_needed), format_duration(seconds_left)
-    text = f"{waiting.unproven} shares left, {needed} needed, {left} left"
+    text = f"{unproven} shares left, {needed} needed, {left} left"
     if proof_rate.seconds_per_proof is None:
         text += " (limited by block capacity only: proof time was not measured)"
-    if waiting.unconfirmed:
-        text += f"; {waiting.unconfirmed} sent and not confirmed"
+    if unconfirmed:
+        text += f"; {unconfirmed} sent and not confirmed"
     if retries:
         facts["retrying"] = sum(group.count for group in retries)
         text += f"; {_describe_retries(retries, now)}"
@@ -130,22 +100,22 @@ def _evaluate_round(
     return ok(subject, text, **facts)
 
 
-def _describe_retries(retries: Sequence[RetryGroup], now: float) -> str:
+def _describe_retries(retries: Sequence[RetryingShares], now: float) -> str:
     """Describe how many shares wait for a retry, until when, and after which failure."""
-    first = min(retries, key=lambda group: group.next_ms)
-    others = len({(group.stage, group.note) for group in retries}) - 1
+    first = min(retries, key=lambda group: group.next)
+    others = len({(group.stage, group.reason) for group in retries}) - 1
     more = f" and {others} other failure{'s' if others > 1 else ''}" if others else ""
-    next_in = format_duration(max(0.0, first.next_ms / 1000 - now))
+    next_in = format_duration(max(0.0, first.next - now))
     number = sum(group.count for group in retries)
-    return f"{number} of them waiting for a retry, the next in {next_in} (after {first.stage}: {first.note}{more})"
+    return f"{number} of them waiting for a retry, the next in {next_in} (after {first.stage}: {first.reason}{more})"
 
 
-def _forecast_without_retries(waiting: WaitingShares, retries: Sequence[RetryGroup], now: float) -> RoundWork:
+def _forecast_without_retries(row: RoundSnapshot, retries: Sequence[RetryingShares], now: float) -> RoundWork:
     """Return the work of a round. Shares that wait for a retry count as due now, an upper limit of the work."""
-    minutes, later = list(waiting.minutes), waiting.later
+    minutes, later = list(row.due_per_minute), row.later
     for group in retries:
         if group.minute < len(minutes):
             minutes[group.minute] = max(0, minutes[group.minute] - group.count)
         else:
             later = max(0, later - group.count)
-    return forecast_work(waiting.end, waiting.unproven, minutes, later, now)
+    return forecast_work(row.vote_end_time, row.counts.unproven, minutes, later, now)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
-from helper.chain.chain_data import ENDED_STATUSES
-from helper.doctor.backlog import WaitingShares
+from pydantic import TypeAdapter, ValidationError
+
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.observability.readiness_text import Check
-from helper.observability.service_state import ArchiveState
-from helper.runtime.process_security import ProcessLimits
+from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot
+from helper.observability.service_state import ServiceState
 from helper.server.control_client import (
     TIMEOUT_SECONDS,
     DaemonNotRunningError,
     DaemonUnresponsiveError,
     request_control_socket,
 )
-from helper.store.models import RetryGroup
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
+
+_TARGET: Final = "/snapshot"
+_HELPER_SNAPSHOT: Final = TypeAdapter(HelperSnapshot)
 
 ADVICE_BY_CHECK: Final = {
     "store": "Free space on the disk of the database, and check the kernel log for disk errors; the helper's log has "
@@ -60,48 +60,6 @@ _ADVICE_BY_NOTE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceReport:
-    """State of the running helper (`helper.observability.service_state.ServiceState`).
-
-    A field that the helper does not report is None or the default: the helper may have another version, or could not be
-    queried.
-
-    Attributes:
-        paused: why processing is paused, None if it is not.
-        workers: number of prover workers.
-        prover_exits: number of unexpected exits of prover workers.
-        proofs: number of proofs made; `p50_ms` and `p99_ms` are percentiles of the recent proving times.
-        self_test_seconds: time of one proof in the self-test.
-        sends: whether this host holds the sender lease; `sender` is the holder, "" for none.
-        shares_database: whether the database is shared between hosts.
-    """
-
-    ready: bool | None = None
-    height: int | None = None
-    circuit: str | None = None
-    chain_id: str | None = None
-    paused: str | None = None
-    checks: tuple[Check, ...] = ()
-    process: ProcessLimits | None = None
-    workers: int = 1
-    prover_exits: int = 0
-    proofs: int = 0
-    p50_ms: float | None = None
-    p99_ms: float | None = None
-    self_test_seconds: float | None = None
-    role: str | None = None
-    sends: bool | None = None
-    sender: str | None = None
-    shares_database: bool = False
-    archive: ArchiveState | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The helper's process id."""
-        return None if self.process is None else self.process["pid"]
-
-
-@dataclass(frozen=True, slots=True)
 class DaemonReport:
     """State reported by the running helper.
 
@@ -109,118 +67,44 @@ class DaemonReport:
         is_running: whether a helper responds, or at least listens; True if this user lacks permission.
         problem: why it could not be queried, None if it could.
         is_forbidden: whether this user lacks permission.
-        service: its state.
-        failed: number of failed shares; None if unknown.
-        failed_in_ended: number of these in rounds that have ended.
-        damaged: number of damaged rows.
-        waiting: waiting shares; None if unknown.
-        retries: shares of `waiting` that wait for a retry.
+        service: its state; without known values if it could not be queried.
+        queue: its queue; None if it could not be queried.
     """
 
     is_running: bool
     problem: str | None = None
     is_forbidden: bool = False
-    service: ServiceReport = field(default_factory=ServiceReport)
-    failed: int | None = None
-    failed_in_ended: int = 0
-    damaged: int = 0
-    waiting: tuple[WaitingShares, ...] | None = None
-    retries: tuple[RetryGroup, ...] = ()
+    service: ServiceState = field(default_factory=ServiceState)
+    queue: QueueSnapshot | None = None
 
 
 def query_daemon(socket: Path) -> DaemonReport:
-    """Query the helper's stats and overview. Never raises."""
+    """Query the state of the helper and its queue. Never raises."""
     try:
-        return parse_daemon(_query(socket, "/stats"), _query(socket, "/overview"), _query_retries(socket))
+        helper = _query(socket)
     except DaemonNotRunningError:
         return DaemonReport(False)
     except PermissionError:
         return DaemonReport(True, problem=f"no permission to use {socket}", is_forbidden=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        return DaemonReport(True, problem=f"unexpected response: {where}: {problem['msg']}")
     except (DaemonUnresponsiveError, ValueError) as error:
         return DaemonReport(True, problem=str(error))
-    except (AttributeError, LookupError, TypeError) as error:
-        return DaemonReport(True, problem=f"unexpected response: {error!r}")
+    return DaemonReport(True, service=helper.service or ServiceState(), queue=helper.queue)
 
 
-def _query_retries(socket: Path) -> Mapping[str, Any]:
-    """Return the response to `/retries`; empty from a helper of an earlier version, which does not have it."""
-    try:
-        return _query(socket, "/retries")
-    except ValueError:
-        return {}
-
-
-def parse_daemon(
-    stats: Mapping[str, Any], overview: Mapping[str, Any], retries: Mapping[str, Any] | None = None
-) -> DaemonReport:
-    """Parse the responses to `/stats`, `/overview` and `/retries`."""
-    return DaemonReport(
-        is_running=True,
-        service=parse_service(stats.get("service") or {}),
-        failed=int(stats["total"].get("failed", 0)),
-        failed_in_ended=sum(
-            int(row["failed"])
-            for row in overview.get("rounds", ())
-            if row["status"] in ENDED_STATUSES or row["vote_end_time"] <= overview["at"]
-        ),
-        damaged=len(stats["damaged"]),
-        waiting=tuple(waiting_shares_from_overview(overview)),
-        retries=tuple(
-            RetryGroup(
-                round_id=bytes.fromhex(row["round"]),
-                stage=str(row["stage"]),
-                note=str(row["reason"]),
-                minute=int(row["minute"]),
-                count=int(row["count"]),
-                next_ms=round(row["next"] * 1000),
-            )
-            for row in (retries or {}).get("retries", ())
-        ),
-    )
-
-
-def parse_service(state: Mapping[str, Any]) -> ServiceReport:
-    """Parse the section `service` of `GET /stats`.
-
-    Raises:
-        TypeError, AttributeError: a value is not of the expected type.
-        KeyError: a check has no name.
-    """
-    provers, proof = state.get("provers") or {}, state.get("proof") or {}
-    return ServiceReport(
-        ready=state.get("ready"),
-        height=state.get("height"),
-        circuit=state.get("circuit"),
-        chain_id=state.get("chain_id"),
-        paused=state.get("paused"),
-        checks=tuple(
-            Check(str(check["name"]), check.get("problem"), check.get("note")) for check in state.get("checks") or ()
-        ),
-        process=cast("ProcessLimits | None", state.get("process")),
-        workers=provers.get("workers", 1),
-        prover_exits=sum((provers.get("deaths") or {}).values()),
-        proofs=proof.get("count") or 0,
-        p50_ms=proof.get("p50_ms"),
-        p99_ms=proof.get("p99_ms"),
-        self_test_seconds=provers.get("self_test_seconds"),
-        role=state.get("role"),
-        sends=state.get("sends"),
-        sender=state.get("sender"),
-        shares_database="database_skew" in state,
-        archive=cast("ArchiveState | None", state.get("archive")),
-    )
-
-
-def _query(socket: Path, target: str) -> dict[str, Any]:
-    status, body = request_control_socket(socket, target, timeout=TIMEOUT_SECONDS)
+def _query(socket: Path) -> HelperSnapshot:
+    status, body = request_control_socket(socket, _TARGET, timeout=TIMEOUT_SECONDS)
     try:
         reported = json.loads(body)
     except ValueError:
         reported = None
     if status != 200 or not isinstance(reported, dict):
         reason = reported.get("error") if isinstance(reported, dict) else "unexpected response"
-        raise ValueError(f"{target}: HTTP {status} {reason}")
-    return reported
+        raise ValueError(f"{_TARGET}: HTTP {status} {reason}")
+    return _HELPER_SNAPSHOT.validate_python(reported)
 
 
 def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool = False) -> list[CheckResult]:
@@ -255,11 +139,7 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
         for name, problem in problems.items()
     ]
     results += [
-        warn(
-            f"helper: {check.name}",
-            check.note,
-            _ADVICE_BY_NOTE.get(check.name, _ADVICE_BY_NOTE["rounds"]),
-        )
+        warn(f"helper: {check.name}", check.note, _ADVICE_BY_NOTE.get(check.name, _ADVICE_BY_NOTE["rounds"]))
         for check in service.checks
         if check.note
     ]
@@ -268,17 +148,18 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
         results.append(fail("helper: dispatch", f"dispatch is paused: {service.paused}", advice))
     if results:
         return results
-    reported = {"pid": service.pid, "ready": service.ready, "height": service.height}
-    return [ok("helper", f"running (pid {service.pid}), ready at height {service.height}", **reported)]
+    pid = None if service.process is None else service.process.pid
+    reported = {"pid": pid, "ready": service.ready, "height": service.height}
+    return [ok("helper", f"running (pid {pid}), ready at height {service.height}", **reported)]
 
 
-def _advice_name(check: str, problem: str, service: ServiceReport) -> str:
+def _advice_name(check: str, problem: str, service: ServiceState) -> str:
     if problem in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
         return "moved store"
-    if check == "provers" and service.role != "api" and not service.prover_exits:
+    if check == "provers" and service.role != "api" and not sum(service.provers.deaths.values()):
         return "starting provers"
     shared = {"store", "sender", "provers"} if service.role == "api" else {"store", "sender"}
-    return f"shared {check}" if check in shared and service.shares_database else check
+    return f"shared {check}" if check in shared and service.database_skew is not None else check
 
 
 def evaluate_sender(daemon: DaemonReport) -> list[CheckResult]:
@@ -295,7 +176,7 @@ def evaluate_sender(daemon: DaemonReport) -> list[CheckResult]:
                 **reported,
             )
         ]
-    if not service.shares_database or service.sender is None:
+    if service.database_skew is None or service.sender is None:
         return []  # lease problems are reported by the helper's own health checks
     return [
         warn(
@@ -313,53 +194,28 @@ def evaluate_archive(daemon: DaemonReport) -> list[CheckResult]:
     archive = daemon.service.archive
     if archive is None:
         return []
-    where = (
-        f"complete up to block {archive['through']}, {archive['behind']} behind"
-        if archive["through"]
-        else "not started yet"
-    )
-    if archive["problem"]:
+    where = f"complete up to block {archive.through}, {archive.behind} behind" if archive.through else "not started yet"
+    if archive.problem:
         advice = "It is retried, and nothing else depends on it. Check the log, and the section [s3]."
-        return [warn("archive", f"{archive['problem']}; {where}", advice, **archive)]
-    return [ok("archive", where, **archive)]
+        return [warn("archive", f"{archive.problem}; {where}", advice, **asdict(archive))]
+    return [ok("archive", where, **asdict(archive))]
 
 
-def evaluate_failures(failed: int, damaged: int, *, in_ended: int) -> list[CheckResult]:
-    """Report the numbers of failed shares and damaged rows.
-
-    Args:
-        failed: number of failed shares.
-        damaged: number of damaged rows.
-        in_ended: number of the failed shares in rounds that have ended.
-    """
+def evaluate_failures(queue: QueueSnapshot) -> list[CheckResult]:
+    """Report the numbers of failed shares and damaged rows."""
     results = []
-    if failed > in_ended:
+    in_ended = sum(row.counts.failed for row in queue.rounds if row.has_ended(queue.at))
+    if failed := queue.total.failed - in_ended:
         advice = (
             "See `svote-helper queue list --state failed`. `queue retry` retries them while a round is open, those "
             "moved to another helper only with --stage moved."
         )
-        open_ = failed - in_ended
-        results.append(warn("failed shares", f"{open_} shares failed", advice, failed=open_))
+        results.append(warn("failed shares", f"{failed} shares failed", advice, failed=failed))
     if in_ended:
         text = f"{in_ended} shares failed in rounds that have ended, and can no longer count"
         advice = "See `svote-helper queue list --state failed` for the reasons. They are deleted with their round."
         results.append(warn("lost shares", text, advice, failed=in_ended))
-    if damaged:
+    if damaged := len(queue.damaged):
         advice = "Copy the database and check the disk for errors; restore a backup if many rows are damaged."
         results.append(fail("damaged rows", f"{damaged} rows were quarantined and are not used", advice, rows=damaged))
     return results
-
-
-def waiting_shares_from_overview(overview: Mapping[str, Any]) -> list[WaitingShares]:
-    """Waiting shares according to the helper's overview."""
-    return [
-        WaitingShares(
-            round_id=str(row["round_id"]),
-            end=float(row["vote_end_time"]),
-            unproven=int(row["waiting"]) + int(row["proving"]),
-            unconfirmed=int(row["broadcast"]),
-            minutes=tuple(row["due_per_minute"]),
-            later=int(row["later"]),
-        )
-        for row in overview.get("rounds", ())
-    ]

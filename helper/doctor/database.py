@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
 from helper.config.sections import Config
-from helper.core.share import ShareState
 from helper.core.text_forms import format_time
-from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError
+from helper.observability.queue_snapshot import QueueSnapshot, read_snapshot
 from helper.store.factory import check_shared_database as connect_shared_database
 from helper.store.factory import read_file_encryption
-from helper.store.models import DamagedShare, RetryGroup, RoundSummary
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 
@@ -47,15 +44,11 @@ class DatabaseReport:
 
     Attributes:
         finding: whether it can be read.
-        outlook: totals of each round; None if they could not be read.
-        damaged: number of quarantined rows.
-        retries: shares that wait for a retry.
+        queue: its queue; None if it could not be read.
     """
 
     finding: CheckResult
-    outlook: Sequence[RoundSummary] | None = None
-    damaged: Sequence[DamagedShare] = ()
-    retries: Sequence[RetryGroup] = ()
+    queue: QueueSnapshot | None = None
 
 
 async def read_database(path: Path, key_file: str, *, now: float) -> DatabaseReport:
@@ -69,19 +62,18 @@ async def read_database(path: Path, key_file: str, *, now: float) -> DatabaseRep
     try:
         size = path.stat().st_size
         if not size:
-            return DatabaseReport(ok("database", f"{path} is empty: the first start creates the schema"), ())
+            empty = ok("database", f"{path} is empty: the first start creates the schema")
+            return DatabaseReport(empty, QueueSnapshot(at=now))
         if not os.access(path, os.R_OK):
             raise PermissionError
         encryption = read_file_encryption(key_file)
-        async with open_queue_file(path, encryption, allow_unencrypted=False) as queue:
-            outlook, damaged = await queue.summarize_rounds(now=now), await queue.list_damaged()
-            retries = await queue.list_retries(now=now)
+        async with open_queue_file(path, encryption, allow_unencrypted=False) as reader:
+            queue = await read_snapshot(reader, await reader.list_rounds(), now=now, with_retries=True)
     except (HelperError, OSError) as error:
         return DatabaseReport(_unreadable_result(path, error))
-    shares = sum(sum(row.counts.values()) for row in outlook)
-    text = f"{path}: {shares} shares in {len(outlook)} rounds, {size >> 10} kB"
-    finding = ok("database", text, bytes=size, shares=shares, rounds=len(outlook))
-    return DatabaseReport(finding, outlook, damaged, retries)
+    shares, rounds = queue.total.total, len(queue.rounds)
+    text = f"{path}: {shares} shares in {rounds} rounds, {size >> 10} kB"
+    return DatabaseReport(ok("database", text, bytes=size, shares=shares, rounds=rounds), queue)
 
 
 def check_integrity(path: Path, clock: Clock) -> CheckResult:
@@ -138,32 +130,6 @@ def check_shared_database(config: Config, *, now: float, running: bool) -> Check
         )
     used = f"{text}, and this host's helper has it open" if running else f"{text}, and this host can connect to it"
     return ok("database", used, **({} if expires_at is None else {"certificate_expires": expires_at}))
-
-
-def waiting_shares_from_outlook(outlook: Sequence[RoundSummary]) -> list[WaitingShares]:
-    """Waiting shares according to the file. Rounds without a known end are omitted."""
-    return [
-        WaitingShares(
-            round_id=row.round_id.hex(),
-            end=float(row.vote_end_time),
-            unproven=row.counts.get(ShareState.RECEIVED, 0) + row.counts.get(ShareState.WITNESSED, 0),
-            unconfirmed=row.counts.get(ShareState.BROADCAST, 0),
-            minutes=row.due_ahead.minutes,
-            later=row.due_ahead.later,
-        )
-        for row in outlook
-        if row.vote_end_time is not None
-    ]
-
-
-def failed_shares(outlook: Sequence[RoundSummary]) -> int:
-    """Number of failed shares in all rounds."""
-    return sum(row.counts.get(ShareState.FAILED, 0) for row in outlook)
-
-
-def failed_in_ended_rounds(outlook: Sequence[RoundSummary], now: float) -> int:
-    """Number of failed shares in rounds that have ended."""
-    return failed_shares([row for row in outlook if row.vote_end_time is not None and row.vote_end_time <= now])
 
 
 def _unreadable_result(path: Path, error: HelperError | OSError) -> CheckResult:

@@ -122,7 +122,7 @@ def evaluate_cores(limits: ProcessLimits, core_pattern: str | None, *, process_n
         core_pattern: where the kernel writes core files; None if unknown.
         process_name: the process, for the message.
     """
-    core, dumpable = limits["core_bytes"], limits["dumpable"]
+    core, dumpable = limits.core_bytes, limits.dumpable
     measured = {"core_bytes": core, "dumpable": dumpable, "core_pattern": core_pattern}
     if core == 0 and dumpable is not True:
         return ok("core files", f"{process_name} writes none: limit 0, not dumpable", **measured)

@@ -10,9 +10,9 @@ from typing import Any, Final
 from helper.circuits.generation import LATEST_KNOWN_VERSION, format_version, is_newer_than_known
 from helper.circuits.known_circuits import circuit_for_version, default_circuit
 from helper.clock import Clock
-from helper.doctor.daemon import ServiceReport
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
+from helper.observability.service_state import ServiceState
 from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerProcess, WorkerSpawner
 
 SELF_TEST_TIMEOUT_SECONDS: Final = 12.0
@@ -127,12 +127,13 @@ def evaluate_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckRes
     return ok("prover", f"{text}; {slots} provers", **facts)
 
 
-def evaluate_recorded_proofs(service: ServiceReport) -> CheckResult | None:
+def evaluate_recorded_proofs(service: ServiceState) -> CheckResult | None:
     """Evaluate the proofs that the helper has made; None if it has made none."""
-    if not service.proofs or service.p50_ms is None:
+    proof, slots = service.proof, service.provers.workers
+    if not proof.count or proof.p50_ms is None:
         return None
-    text = f"{service.proofs} proofs made, median {service.p50_ms / 1000:.2f} s; {service.workers} provers"
-    return ok("proofs", text, count=service.proofs, p50_ms=service.p50_ms, p99_ms=service.p99_ms, slots=service.workers)
+    text = f"{proof.count} proofs made, median {proof.p50_ms / 1000:.2f} s; {slots} provers"
+    return ok("proofs", text, count=proof.count, p50_ms=proof.p50_ms, p99_ms=proof.p99_ms, slots=slots)
 
 
 def evaluate_circuit(setting: str, current: str | None, versions: Sequence[str]) -> CheckResult:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,16 +26,15 @@ from helper.core.load_forecast import ProofRate
 from helper.doctor import backlog, chain, database, disk, machine, onion, page, proving
 from helper.doctor import daemon as daemons
 from helper.doctor import settings as configuration
-from helper.doctor.backlog import WaitingShares
 from helper.doctor.daemon import DaemonReport
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.doctor.voting_config import DOCUMENT_SECONDS, check_voting_config
 from helper.observability.log_config import describe_exception
+from helper.observability.queue_snapshot import QueueSnapshot
 from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
-from helper.store.models import RetryGroup
 from helper.store.sqlite.file_system import MOUNTS_FILE, find_file_system_type
 
 T = TypeVar("T")
@@ -176,24 +175,23 @@ class _Doctor:
         return [*results, *daemons.evaluate_sender(self.daemon), *daemons.evaluate_archive(self.daemon)]
 
     async def _check_database(self) -> list[CheckResult]:
-        if self.config.store.url:
-            config, now, running = self.config, self.clock.now(), self.daemon.is_running
-            return [
-                await self._call_in_thread(lambda: database.check_shared_database(config, now=now, running=running))
-            ]
-        path, now = self.config.db_path, self.clock.now()
-        if is_missing(path):
-            missing = database.evaluate_missing_file(path, running=self.daemon.is_running)
-            self.file_report = database.DatabaseReport(missing, outlook=())
-            return [missing]
-        self.file_report = await self._call_in_thread(
-            lambda: asyncio.run(database.read_database(path, self.config.store.key_file, now=now))
-        )
-        outlook, damaged = self.file_report.outlook or (), len(self.file_report.damaged)
-        failed, in_ended = database.failed_shares(outlook), database.failed_in_ended_rounds(outlook, now)
-        if self.daemon.failed is not None:
-            failed, damaged, in_ended = self.daemon.failed, self.daemon.damaged, self.daemon.failed_in_ended
-        return [self.file_report.finding, *daemons.evaluate_failures(failed, damaged, in_ended=in_ended)]
+        config, path = self.config, self.config.db_path
+        now, running = self.clock.now(), self.daemon.is_running
+        if config.store.url:
+            finding = await self._call_in_thread(
+                lambda: database.check_shared_database(config, now=now, running=running)
+            )
+        else:
+            if is_missing(path):
+                missing = database.evaluate_missing_file(path, running=running)
+                self.file_report = database.DatabaseReport(missing, QueueSnapshot(at=now))
+            else:
+                self.file_report = await self._call_in_thread(
+                    lambda: asyncio.run(database.read_database(path, config.store.key_file, now=now))
+                )
+            finding = self.file_report.finding
+        queue = self._queue
+        return [finding, *([] if queue is None else daemons.evaluate_failures(queue))]
 
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path
@@ -286,7 +284,7 @@ class _Doctor:
                 machine.read_text(machine.CORE_PATTERN),
                 process_name="the helper" if reported else "a process of this user",
             ),
-            machine.evaluate_open_files(facts["open_files"], needed, raised=reported is not None),
+            machine.evaluate_open_files(facts.open_files, needed, raised=reported is not None),
             machine.evaluate_accept_queue(
                 machine.parse_number(machine.read_text(machine.ACCEPT_QUEUE_LIMIT) or ""), BACKLOG
             ),
@@ -317,6 +315,11 @@ class _Doctor:
 
     # ---------------------------------------------------------------- checks that use results of others
 
+    @property
+    def _queue(self) -> QueueSnapshot | None:
+        """The queue as the helper reports it, else as it is in the file; None if neither is known."""
+        return self.daemon.queue or self.file_report.queue
+
     def _circuit_name(self) -> str:
         setting = self.config.prover.circuit
         return self.daemon.service.circuit or (default_circuit() if setting == "auto" else setting)
@@ -328,24 +331,20 @@ class _Doctor:
         return [proving.evaluate_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
 
     def _check_backlog(self) -> list[CheckResult]:
-        waiting: Sequence[WaitingShares] | None = self.daemon.waiting
-        retries: Sequence[RetryGroup] = self.daemon.retries
-        if waiting is None:
-            if self.file_report.outlook is None:
-                return []  # the check of the database reports why
-            waiting = database.waiting_shares_from_outlook(self.file_report.outlook)
-            retries = self.file_report.retries
+        queue = self._queue
+        if queue is None:
+            return []  # the check of the database reports why
         blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]
         rate = ProofRate(self._seconds_per_proof(), self.config.proof_slots)
         if blocks:
             rate = replace(rate, block_seconds=max(blocks))
-        return backlog.evaluate_backlog(waiting, rate, self.clock.now(), retries)
+        return backlog.evaluate_backlog(queue, rate, self.clock.now())
 
     def _seconds_per_proof(self) -> float | None:
         """Median time of the helper's proofs; else of our self-test; else of the helper's self-test."""
         service = self.daemon.service
-        if service.p50_ms is not None:
-            return service.p50_ms / 1000
+        if service.proof.p50_ms is not None:
+            return service.proof.p50_ms / 1000
         if self.self_test is not None and self.self_test.seconds is not None:
             return self.self_test.seconds
-        return service.self_test_seconds
+        return service.provers.self_test_seconds

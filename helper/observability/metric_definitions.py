@@ -1,4 +1,4 @@
-"""Definitions of counters and histograms for Prometheus, and their sources in `Stats`. Pure data.
+"""Definitions of counters for Prometheus, and their sources in `Stats`. Pure data.
 
 All label values are known in advance: outcomes, states, stages, hosts of the configured nodes. There are no labels for
 rounds, shares or clients. On a helper with few shares, a counter change can still reveal when a share arrived.
@@ -29,15 +29,6 @@ class CounterDefinition:
     help_text: str
     label: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramDefinition:
-    """A histogram: metric name, help text, and attribute of `Stats`."""
-
-    name: str
-    help_text: str
-    stats_attribute: str
 
 
 POST_OUTCOMES: Final = (
@@ -98,19 +89,4 @@ COUNTERS: Final = (
     ),
     CounterDefinition("helper_failed", "Shares that failed permanently.", sources={"": "failed"}),
     CounterDefinition("helper_expired", "Shares unconfirmed when their round closed.", sources={"": "expired"}),
-)
-HISTOGRAMS: Final = (
-    HistogramDefinition(
-        "helper_start_lateness_seconds", "Time from a share's due time to the start of its proof.", "lateness_start"
-    ),
-    HistogramDefinition(
-        "helper_broadcast_lateness_seconds", "Time from a share's due time to its broadcast.", "lateness_broadcast"
-    ),
-    HistogramDefinition("helper_proof_seconds", "Duration of a proof.", "proof_seconds"),
-    HistogramDefinition(
-        "helper_queue_age_seconds", "Time since the due time of the oldest due share, at each claim.", "queue_age"
-    ),
-    HistogramDefinition(
-        "helper_confirmation_seconds", "Time from broadcast to confirmation in a block.", "confirmation"
-    ),
 )

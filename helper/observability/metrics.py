@@ -1,6 +1,6 @@
 """Prometheus exposition of the service's counters and timings.
 
-A scrape reads `Stats` and the figures of the queue. Scrapes within `REUSE_SECONDS` seconds share one reading and its
+A scrape reads `Stats`, the service and its queue. Scrapes within `REUSE_SECONDS` seconds share one reading and its
 text. The text fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import metadata
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -18,16 +19,17 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from helper.chain.chain_data import Round, RoundStatus
+from helper.chain.chain_data import RoundStatus
 from helper.clock import Clock
-from helper.core.share import ShareState
-from helper.observability.backlog_forecast import Counts, count_unproven, forecast_rounds, measured_rate
+from helper.core.load_forecast import ProofRate
 from helper.observability.log_config import count_dropped_fields
-from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, LABELLED_STATUSES
-from helper.observability.queue_observer import QueueFigures
+from helper.observability.metric_definitions import COUNTERS, LABELLED_STATUSES
+from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, forecast_rounds, measured_rate
 from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats, Timings
-from helper.store.models import DueForecast
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 REUSE_SECONDS: Final = 0.5
 """Seconds for which a reading is reused."""
@@ -38,18 +40,27 @@ class Metrics(Collector):
 
     Args:
         stats: counters and timings of the service.
-        read_figures: reads all other figures.
+        read_helper: reads the service and its queue.
+        refusals: responses of the wallet API with status 400 or above, by status.
         clock: the time.
     """
 
-    def __init__(self, stats: Stats, read_figures: Callable[[], Awaitable[QueueFigures]], *, clock: Clock) -> None:
+    def __init__(
+        self,
+        stats: Stats,
+        read_helper: Callable[[], Awaitable[HelperSnapshot]],
+        *,
+        refusals: Mapping[int, int],
+        clock: Clock,
+    ) -> None:
         self._stats = stats
-        self._read_figures = read_figures
+        self._read_helper = read_helper
+        self._refusals = refusals
         self._clock = clock
         self._lock = asyncio.Lock()
         self._read_at = float("-inf")
         self._texts: dict[bool, bytes] = {}
-        self._figures = QueueFigures(now=0.0)
+        self._helper = HelperSnapshot()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -59,7 +70,7 @@ class Metrics(Collector):
         use_openmetrics = "application/openmetrics-text" in accept
         async with self._lock:
             if self._clock.monotonic() - self._read_at > REUSE_SECONDS:
-                self._figures = await self._read_figures()
+                self._helper = await self._read_helper()
                 self._read_at = self._clock.monotonic()
                 self._texts = {}
             if use_openmetrics not in self._texts:
@@ -75,25 +86,26 @@ class Metrics(Collector):
         build.add_metric(list(labels.values()), 1)
         yield build
         yield from self._counters()
-        for histogram in HISTOGRAMS:
-            yield _histogram(histogram.name, histogram.help_text, getattr(self._stats, histogram.stats_attribute))
-        if self._figures.service_status is not None:
-            yield from _service_metrics(self._figures.service_status)
-            yield from _lease_and_archive_metrics(self._figures.service_status)
-            yield from _node_metrics(self._figures.service_status)
-        yield from _queue_metrics(self._figures)
+        for fact in fields(ServiceState):
+            timings = getattr(self._stats, fact.name, None)
+            if isinstance(timings, Timings):
+                name, about = fact.metadata["metric"], fact.metadata["description"]
+                yield HistogramMetricFamily(name, about, buckets=timings.bucket_counts(), sum_value=timings.total)
+        service, queue = self._helper.service, self._helper.queue
+        if service is not None:
+            yield from _service_metrics(service)
+        if queue is not None:
+            yield from _queue_metrics(queue, None if service is None else measured_rate(service))
 
     def _counters(self) -> Iterator[Metric]:
         for counter in COUNTERS:
             counts = {value: self._stats.counts[source] for value, source in counter.sources.items()}
             yield _counter(counter.name, counter.help_text, counter.label, counts)
-        refusals = self._figures.refusals
+        refusals, service = self._refusals, self._helper.service or ServiceState()
         by_status = {str(status): refusals.get(status, 0) for status in LABELLED_STATUSES}
         by_status["other"] = sum(number for status, number in refusals.items() if status not in LABELLED_STATUSES)
         yield _counter("helper_refusals", "Responses with status 400 or above on the wallet API.", "status", by_status)
-        facts = self._figures.service_status
-        deaths = facts["provers"]["deaths"] if facts is not None else {}
-        counts = {reason: deaths.get(reason, 0) for reason in ("died", "timeout")}
+        counts = {reason: service.provers.deaths.get(reason, 0) for reason in ("died", "timeout")}
         yield _counter("helper_prover_deaths", "Unexpected exits of prover workers by reason.", "reason", counts)
         dropped = {"": sum(count_dropped_fields().values())}
         yield _counter("helper_log_fields_dropped", "Log fields dropped because they are not allowed.", "", dropped)
@@ -101,100 +113,69 @@ class Metrics(Collector):
             "helper_proving_seconds",
             "Time during which at least one proof was running.",
             "",
-            {"": facts["proving_seconds"] if facts is not None else 0.0},
+            {"": service.proving_seconds},
         )
 
 
-def _service_metrics(status: ServiceState) -> Iterator[Metric]:
-    """Readiness, provers, clock and chain height."""
-    checks = {check["name"]: check["problem"] is None for check in status["checks"]}
+def _gauges(state: DataclassInstance) -> Iterator[Metric]:
+    """The facts that have a gauge and are known. That of a sequence is its length."""
+    for fact in fields(state):
+        value = getattr(state, fact.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            yield from _gauges(value)
+        elif value is not None and (name := fact.metadata.get("metric")):
+            yield _gauge(name, fact.metadata["description"], len(value) if isinstance(value, Sequence) else value)
+
+
+def _service_metrics(service: ServiceState) -> Iterator[Metric]:
+    """Readiness, nodes and archive."""
+    yield from _gauges(service)
+    checks = {check.name: check.has_passed for check in service.checks}
     yield _gauge("helper_ready", "Whether the service is ready.", all(checks.values()))
     yield _labelled_gauge("helper_check", "Whether a readiness check passes.", "check", checks)
-    paused = {"intake": status["intake_paused"] is not None, "dispatch": status["paused"] is not None}
+    paused = {"intake": service.intake_paused is not None, "dispatch": service.paused is not None}
     yield _labelled_gauge("helper_paused", "Whether intake or dispatch of shares is paused.", "what", paused)
-    provers = status["provers"]
-    yield _gauge("helper_prover_slots", "Maximum number of concurrent proofs.", provers["workers"])
-    yield _gauge("helper_provers_running", "Running prover workers.", len(provers["pids"]))
-    yield _gauge("helper_shares_in_hand", "Claimed shares: being proven or waiting for a prover.", status["in_hand"])
-    for name, about, value in (
-        ("helper_block_height", "Height of the newest processed block.", status["height"]),
-        ("helper_block_age_seconds", "Local clock minus the time of the newest block.", status["block_age"]),
-        ("helper_clock_skew_seconds", "Local clock minus a block's time on arrival.", status["clock_skew"]),
-        ("helper_tree_lag_blocks", "Blocks that the commitment trees are behind the newest block.", status["tree_lag"]),
-    ):
-        if value is not None:
-            yield _gauge(name, about, value)
-
-
-def _lease_and_archive_metrics(status: ServiceState) -> Iterator[Metric]:
-    """Sender lease in a cluster, and progress of the archive; each only if it is configured."""
-    if "sends" in status:
-        yield _gauge("helper_sends", "Whether this host holds the sender lease.", status["sends"])
-    archive = status.get("archive")
-    if archive is not None:
-        yield _gauge("helper_archive_fails", "Whether the last archive write failed.", bool(archive["problem"]))
-        if archive["behind"] is not None:
-            yield _gauge("helper_archive_height", "Height of the newest archived block.", archive["through"])
-            yield _gauge("helper_archive_lag_blocks", "Blocks not yet archived.", archive["behind"])
-
-
-def _node_metrics(status: ServiceState) -> Iterator[Metric]:
-    """State of the nodes, labelled with their configured hosts."""
-    nodes = {node["name"]: node for node in status["endpoints"]}
-    fresh = {name: node["reason"] is None for name, node in nodes.items()}
+    nodes = {node.name: node for node in service.endpoints}
+    fresh = {name: node.reason is None for name, node in nodes.items()}
     yield _labelled_gauge("helper_endpoint_fresh", "Whether a node is usable.", "endpoint", fresh)
-    ages = {name: node["block_age"] for name, node in nodes.items() if node["block_age"] is not None}
+    ages = {name: node.block_age for name, node in nodes.items() if node.block_age is not None}
     yield _labelled_gauge("helper_endpoint_block_age_seconds", "Age of a node's newest block.", "endpoint", ages)
-    heights = {name: node["height"] for name, node in nodes.items()}
+    heights = {name: node.height for name, node in nodes.items()}
     yield _labelled_gauge("helper_endpoint_height", "Height of a node's newest block.", "endpoint", heights)
+    archive = service.archive
+    if archive is not None:
+        yield _gauge("helper_archive_fails", "Whether the last archive write failed.", bool(archive.problem))
+        if archive.behind is not None:
+            yield _gauge("helper_archive_height", "Height of the newest archived block.", archive.through)
+            yield _gauge("helper_archive_lag_blocks", "Blocks not yet archived.", archive.behind)
 
 
-def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
-    """Figures of the queue; none if the store could not be read."""
-    if figures.counts is None:
-        return
-    totals = {
-        state.name.lower(): sum(states.get(state, 0) for states in figures.counts.values()) for state in ShareState
-    }
-    yield _labelled_gauge("helper_shares", "Shares by state, in all stored rounds.", "state", totals)
-    yield _gauge("helper_damaged_rows", "Damaged database rows that were quarantined.", figures.damaged)
-    yield _gauge("helper_wal_bytes", "Size of the write-ahead log of the database file.", figures.wal_bytes)
-    about = "Time for which deleted witnesses have not been erased from the database file."
-    yield _gauge("helper_erasure_pending_seconds", about, figures.erasure_pending_seconds)
-    active = [known for known in figures.rounds if known.status is RoundStatus.ACTIVE]
+def _queue_metrics(queue: QueueSnapshot, rate: ProofRate | None) -> Iterator[Metric]:
+    """Figures of the queue, and whether rounds will be finished at the measured rate, once there is one."""
+    yield from _gauges(queue)
+    yield _labelled_gauge("helper_shares", "Shares by state, in all stored rounds.", "state", queue.total.by_state())
+    active = [row for row in queue.rounds if row.status == RoundStatus.ACTIVE]
     yield _gauge("helper_rounds_active", "Rounds with status ACTIVE.", len(active))
-    due_ms = figures.oldest_due_ms
-    overdue = 0.0 if due_ms is None else max(0.0, figures.now - due_ms / 1000)
-    yield _gauge("helper_oldest_due_seconds", "Time since the due time of the oldest due share.", overdue)
-    yield from _forecast_metrics(figures, figures.counts, active)
-
-
-def _forecast_metrics(figures: QueueFigures, counts: Counts, active: Sequence[Round]) -> Iterator[Metric]:
-    """Whether rounds will be finished at the measured rate; absent before the first proof."""
-    rate = None if figures.service_status is None else measured_rate(figures.service_status)
     if rate is None or rate.seconds_per_proof is None:
         return
-    rounds = [known for known in active if count_unproven(counts.get(known.round_id, {}))]
-    due = 0
-    for known in rounds:
-        ahead = figures.due_ahead.get(known.round_id, DueForecast((), 0))
-        due += count_unproven(counts[known.round_id]) - sum(ahead.minutes[1:]) - ahead.later
+    rounds = [row for row in active if row.counts.unproven]
+    due = sum(row.counts.unproven - sum(row.due_per_minute[1:]) - row.later for row in rounds)
     about = "Time to prove the shares that are due by the end of this minute, at the measured rate."
     yield _gauge("helper_backlog_drain_seconds", about, max(0, due) / rate.per_second)
     if not rounds:
         return
-    forecasts = forecast_rounds(rounds, counts, figures.due_ahead, rate, figures.now)
+    forecasts = forecast_rounds(rounds, rate, queue.at)
     about = "Minimum over rounds of time left minus proving time needed; absent if no share is waiting."
-    left = [known.vote_end_time - figures.now - forecasts[known.round_id].work_seconds for known in rounds]
+    left = [row.vote_end_time - queue.at - forecasts[row.round_id].work_seconds for row in rounds]
     yield _gauge("helper_backlog_slack_seconds", about, min(left))
     about = (
         "Minimum over rounds of the longest pause after which all shares are still revealed in time, with their due"
         " times; below 0, a round will not be finished at the measured rate; absent if no share is waiting."
     )
-    tightest = min(rounds, key=lambda known: forecasts[known.round_id].slack_seconds)
+    tightest = min(rounds, key=lambda row: forecasts[row.round_id].slack_seconds)
     yield _gauge("helper_round_slack_seconds", about, forecasts[tightest.round_id].slack_seconds)
     about = "Time until the end of the round with that slack."
-    yield _gauge("helper_round_left_seconds", about, max(0.0, tightest.vote_end_time - figures.now))
+    yield _gauge("helper_round_left_seconds", about, max(0.0, tightest.vote_end_time - queue.at))
 
 
 def _counter(name: str, about: str, label: str, counts: Mapping[str, float]) -> Metric:
@@ -213,7 +194,3 @@ def _labelled_gauge(name: str, about: str, label: str, values: Mapping[str, floa
     for value, number in values.items():
         family.add_metric([value], float(number))
     return family
-
-
-def _histogram(name: str, about: str, timings: Timings) -> Metric:
-    return HistogramMetricFamily(name, about, buckets=timings.labelled_counts(), sum_value=timings.total)

@@ -1,127 +1,143 @@
-"""State of the running service: JSON keys and types, as reported to operators.
+"""State of the running service, as operators see it.
 
-`ServiceState` is the section `service` of `GET /stats`; the overview and the metrics are created from it.
+`ServiceState` is the section `service` of `GET /stats`. Page, commands, metrics and `doctor` read its fields; `doctor`
+parses the JSON into the same class. A field that another version does not report has its default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
-if TYPE_CHECKING:  # commands import this module and must not load ctypes, which is slow to import
-    from helper.runtime.process_security import ProcessLimits
-
-
-class TimingSummary(TypedDict):
-    """Number of all samples, and percentiles and extremes of the recent ones in milliseconds; None without samples."""
-
-    count: int
-    p50_ms: float | None
-    p99_ms: float | None
-    min_ms: float | None
-    max_ms: float | None
+from helper.observability.readiness_text import Check
+from helper.runtime.process_security import ProcessLimits
 
 
-class RecentFailure(TypedDict):
+def fact(description: str, *, metric: str = "", **default: Any) -> Any:
+    """Create a field of a state.
+
+    Args:
+        description: what the value is, in JSON schemas and as help text of the metric.
+        metric: name of a gauge with this value or the length of this sequence, or of the histogram of this timing; ""
+            for none.
+        default: `default` or `default_factory`, as of `dataclasses.field`.
+    """
+    return field(metadata={"description": description, "metric": metric}, **default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingSummary:
+    """Number of all samples, and percentiles and extremes of the recent ones in milliseconds; null without samples."""
+
+    count: int = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    min_ms: float | None = None
+    max_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecentFailure:
     """A failure by stage and reason."""
 
     stage: str
     reason: str
 
 
-class StatsSummary(TypedDict):
-    """Counters and timings since the start (`helper.observability.stats.Stats`)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """State of a node."""
 
-    counts: dict[str, int]
-    proving_seconds: float
-    lateness_start: TimingSummary
-    lateness_broadcast: TimingSummary
-    proof: TimingSummary
-    queue_age: TimingSummary
-    confirmation: TimingSummary
-    recent_failures: list[RecentFailure]
+    name: str = fact("Host and port of the node.", default="")
+    reason: str | None = fact("Why the node is not used; null if it is.", default=None)
+    height: int = fact("Height of its newest block.", default=0)
+    block_age: float | None = fact("Age of that block in seconds.", default=None)
 
 
-class CheckState(TypedDict):
-    """A readiness check (`helper.observability.readiness_text.Check`)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProverState:
+    """The prover workers."""
 
-    name: str
-    problem: str | None
-    note: str | None
-
-
-class NodeState(TypedDict):
-    """State of a node: problem (None if it is used), newest block, and age of that block in seconds."""
-
-    name: str
-    reason: str | None
-    height: int
-    block_age: float | None
+    workers: int = fact("Maximum number of concurrent proofs.", metric="helper_prover_slots", default=0)
+    pids: Sequence[int] = fact("Running prover workers.", metric="helper_provers_running", default=())
+    deaths: Mapping[str, int] = fact("Unexpected exits of workers by reason.", default_factory=dict)
+    self_test_seconds: float | None = fact("Time of one proof in seconds; null before the first.", default=None)
+    timeout_seconds: float = fact("Timeout of a proof in seconds.", default=0.0)
 
 
-class ProverState(TypedDict):
-    """The prover workers. `self_test_seconds` is the time of one proof, None before the first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveState:
+    """The archive."""
 
-    workers: int
-    pids: list[int]
-    deaths: dict[str, int]
-    self_test_seconds: float | None
-    timeout_seconds: float
-
-
-class HealthState(StatsSummary):
-    """Health, timings and pauses (`helper.app.health.ServiceHealth`)."""
-
-    ready: bool
-    intake_paused: str | None
-    checks: list[CheckState]
-    process: ProcessLimits
-    circuit: str
-    chain_id: str | None
-    clock_skew: float | None
-    block_age: float | None
-    tree_lag: int | None
-    unread_blocks: int
-    endpoints: list[NodeState]
-    provers: ProverState
+    through: int = fact("Height of the newest archived block.", default=0)
+    behind: int | None = fact("Blocks not yet archived; null while unknown.", default=None)
+    problem: str | None = fact("Current problem; null if there is none.", default=None)
 
 
-class ClusterState(TypedDict):
-    """The sender lease (`helper.cluster.membership.ClusterMember`).
-
-    `sender` is the host that holds the sender lease, "" for none and None while it is unknown. `database_skew` is
-    reported for a shared database only.
-    """
-
-    sends: bool
-    sender: str | None
-    database_skew: NotRequired[float]
+_NO_TIMES: Final = TimingSummary()
 
 
-class ArchiveState(TypedDict):
-    """The archive: newest archived block, blocks not yet archived (None while unknown), and current problem."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """State of the running helper; absent if none is running. More properties may be added."""
 
-    through: int
-    behind: int | None
-    problem: str | None
+    ready: bool = fact("Whether shares are accepted and revealed.", default=False)
+    intake_paused: str | None = fact("Why no shares are accepted; null if they are.", default=None)
+    checks: Sequence[Check] = fact("Readiness checks.", default=())
+    process: ProcessLimits | None = fact("Limits of the process.", default=None)
+    circuit: str | None = fact("Circuit in use.", default=None)
+    chain_id: str | None = fact("Chain id.", default=None)
+    clock_skew: float | None = fact(
+        "Local clock minus a block's time on arrival.", metric="helper_clock_skew_seconds", default=None
+    )
+    block_age: float | None = fact(
+        "Local clock minus the time of the newest block.", metric="helper_block_age_seconds", default=None
+    )
+    tree_lag: int | None = fact(
+        "Blocks that the commitment trees are behind the newest block.", metric="helper_tree_lag_blocks", default=None
+    )
+    unread_blocks: int = fact("Older blocks that are not read yet.", default=0)
+    endpoints: Sequence[NodeState] = fact("Chain nodes.", default=())
+    provers: ProverState = fact("Prover workers.", default=ProverState())
+    counts: Mapping[str, int] = fact("Counters since the start.", default_factory=dict)
+    proving_seconds: float = fact("Time during which at least one proof was running.", default=0.0)
+    lateness_start: TimingSummary = fact(
+        "Time from a share's due time to the start of its proof.",
+        metric="helper_start_lateness_seconds",
+        default=_NO_TIMES,
+    )
+    lateness_broadcast: TimingSummary = fact(
+        "Time from a share's due time to its broadcast.", metric="helper_broadcast_lateness_seconds", default=_NO_TIMES
+    )
+    proof: TimingSummary = fact("Duration of a proof.", metric="helper_proof_seconds", default=_NO_TIMES)
+    queue_age: TimingSummary = fact(
+        "Time since the due time of the oldest due share, at each claim.",
+        metric="helper_queue_age_seconds",
+        default=_NO_TIMES,
+    )
+    confirmation: TimingSummary = fact(
+        "Time from broadcast to confirmation in a block.", metric="helper_confirmation_seconds", default=_NO_TIMES
+    )
+    recent_failures: Sequence[RecentFailure] = fact("The latest failures.", default=())
+    paused: str | None = fact("Why dispatch is paused; null if it is not.", default=None)
+    height: int | None = fact("Height of the newest processed block.", metric="helper_block_height", default=None)
+    in_hand: int = fact(
+        "Claimed shares: being proven or waiting for a prover.", metric="helper_shares_in_hand", default=0
+    )
+    role: str | None = fact("Role of this host; absent outside a cluster.", default=None)
+    sends: bool | None = fact("Whether this host holds the sender lease.", metric="helper_sends", default=None)
+    sender: str | None = fact('Host that holds the sender lease; "" for none, null while unknown.', default=None)
+    database_skew: float | None = fact("Clock of a shared database minus the local one, in seconds.", default=None)
+    archive: ArchiveState | None = fact("The archive; absent if none is configured.", default=None)
 
-
-class RunningState(HealthState):
-    """State that every running service reports."""
-
-    paused: str | None
-    height: int | None
-    in_hand: int
-
-
-class ServiceState(RunningState):
-    """State of the running service, with the optional keys for a cluster and an archive."""
-
-    role: NotRequired[str]
-    sends: NotRequired[bool]
-    sender: NotRequired[str | None]
-    database_skew: NotRequired[float]
-    archive: NotRequired[ArchiveState]
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, without those of a cluster, a shared database and an archive if there is none."""
+        values = asdict(self)
+        absent = [name for name in ("role", "database_skew", "archive") if values[name] is None]
+        if self.role is None:
+            absent += ["sends", "sender"]
+        return {name: value for name, value in values.items() if name not in absent}
 
 
 StatusSource = Callable[[], ServiceState]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from itertools import accumulate
-from math import ceil, inf
+from math import ceil
 from statistics import median
 from typing import Final
 
-from helper.observability.service_state import RecentFailure, StatsSummary, TimingSummary
+from helper.observability.service_state import RecentFailure, TimingSummary
 
 MAX_RECENT_SAMPLES = 20_000
 """Number of recent samples in memory per timing."""
@@ -46,24 +46,21 @@ class Timings:
         self.count += 1
         self.total += seconds
 
-    def cumulative_counts(self) -> list[tuple[float, int]]:
-        """Return the cumulative count of samples for each bound and infinity."""
-        return list(zip((*BUCKET_BOUNDS_SECONDS, inf), accumulate(self._bucket_counts), strict=True))
-
-    def labelled_counts(self) -> list[tuple[str, int]]:
-        """Return the cumulative counts with their bounds as Prometheus writes them."""
-        return [(f"{bound:g}" if bound != inf else "+Inf", count) for bound, count in self.cumulative_counts()]
+    def bucket_counts(self) -> list[tuple[str, int]]:
+        """Return the cumulative count of samples for each bound, as Prometheus writes it."""
+        bounds = [*(f"{bound:g}" for bound in BUCKET_BOUNDS_SECONDS), "+Inf"]
+        return list(zip(bounds, accumulate(self._bucket_counts), strict=True))
 
     def summary(self) -> TimingSummary:
         """Return the number of all samples, and statistics of the recent ones in milliseconds."""
         recent = list(self._samples)
-        return {
-            "count": self.count,
-            "p50_ms": _ms(median(recent)) if recent else None,
-            "p99_ms": _ms(percentile(recent, 0.99)),
-            "min_ms": _ms(min(recent, default=None)),
-            "max_ms": _ms(max(recent, default=None)),
-        }
+        return TimingSummary(
+            count=self.count,
+            p50_ms=_ms(median(recent)) if recent else None,
+            p99_ms=_ms(percentile(recent, 0.99)),
+            min_ms=_ms(min(recent, default=None)),
+            max_ms=_ms(max(recent, default=None)),
+        )
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -96,17 +93,16 @@ class BusyTime:
 
 
 class Stats:
-    """Counters by name, and timings of the stages of a share.
+    """Counters by name, and timings of the stages of a share, with their names in `ServiceState`.
 
-    Lateness is the time since the due time of a share in its first attempt. Queue age is the time since the earliest
-    due time, measured at each claim. Confirmation is the time from broadcast to confirmation in a block.
+    Lateness is measured in the first attempt of a share.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.lateness_start = Timings()
         self.lateness_broadcast = Timings()
-        self.proof_seconds = Timings()
+        self.proof = Timings()
         self.queue_age = Timings()
         self.confirmation = Timings()
         self.proving = BusyTime()
@@ -120,7 +116,7 @@ class Stats:
     def record_failure(self, stage: str, reason: str) -> None:
         """Record a failure by stage and reason, for the list of recent failures."""
         self.count("failures")
-        self.failures.append({"stage": stage, "reason": reason})
+        self.failures.append(RecentFailure(stage, reason))
 
     def note_attempt(self, activity: str, error: BaseException | None, now: float) -> None:
         """Record an attempt at an activity that no share may make fail: its error, None if it succeeded."""
@@ -132,16 +128,3 @@ class Stats:
     def find_failing(self, seconds: float, now: float) -> list[str]:
         """Return the activities of which each attempt has failed for this long. Times are monotonic."""
         return [activity for activity, since in self._failing_since.items() if now - since >= seconds]
-
-    def summary(self, now: float) -> StatsSummary:
-        """Return all counters and timings as plain JSON values. `now` is in monotonic seconds."""
-        return {
-            "counts": dict(self.counts),
-            "proving_seconds": round(self.proving.total_seconds(now), 3),
-            "lateness_start": self.lateness_start.summary(),
-            "lateness_broadcast": self.lateness_broadcast.summary(),
-            "proof": self.proof_seconds.summary(),
-            "queue_age": self.queue_age.summary(),
-            "confirmation": self.confirmation.summary(),
-            "recent_failures": list(self.failures),
-        }

@@ -107,11 +107,11 @@ class ArchiveWriter:
     def collect_status(self) -> ArchiveState:
         """Progress, lag and current problem, for operators."""
         head = self._history.head
-        return {
-            "through": self.archived_height,
-            "behind": max(0, head - self.archived_height) if self.archived_height and head else None,
-            "problem": self._problem or None,
-        }
+        return ArchiveState(
+            through=self.archived_height,
+            behind=max(0, head - self.archived_height) if self.archived_height and head else None,
+            problem=self._problem or None,
+        )
 
     async def run(self) -> None:
         """Write parts until cancelled. Errors are logged and retried."""

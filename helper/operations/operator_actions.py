@@ -122,7 +122,7 @@ class OperatorActions:
     Args:
         store: the queue.
         round_authority: decides which rounds are closed.
-        share_checks: validates imported shares; `proofs`.
+        share_checks: validates imported shares; `helper.circuits.known_circuits`.
         wake: called when shares may have become due.
         is_daemon_running: whether a running service processes the queue. Shares that it has claimed are not changed.
         find_counted: finds imported messages that the chain has counted; None without a connection to the chain.

@@ -257,7 +257,7 @@ class Revealer:
             if is_proving:
                 self._stats.proving.end(self._clock.monotonic())
         self._stats.count("proven")
-        self._stats.proof_seconds.add_sample(proof.seconds)
+        self._stats.proof.add_sample(proof.seconds)
         self._proof_times.record(proof.seconds)
         return proof
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 PR_GET_DUMPABLE = 3
 """prctl(2) option: returns 1 if the process is dumpable."""
@@ -27,11 +27,15 @@ PR_SET_DUMPABLE = 4
 """prctl(2) option: 0 makes the process not dumpable and gives its /proc entries to root."""
 
 
-class ProcessLimits(TypedDict):
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
     """Resource limits of a process.
 
-    `core_bytes` is the size limit of core dumps (-1: unlimited), `dumpable` whether the process is dumpable (None if
-    unknown), `open_files` the soft and hard limits of open files (-1: unlimited).
+    Attributes:
+        pid: its process id.
+        core_bytes: size limit of core dumps (-1: unlimited).
+        dumpable: whether the process is dumpable, None if unknown.
+        open_files: soft and hard limits of open files (-1: unlimited).
     """
 
     pid: int
@@ -60,16 +64,16 @@ def harden_process() -> list[str]:
 
 
 def get_process_limits() -> ProcessLimits:
-    """Return limits of this process for operators, as JSON values."""
+    """Return limits of this process for operators."""
     dumpable = None
     if sys.platform == "linux":
         dumpable = ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
-    return {
-        "pid": os.getpid(),
-        "core_bytes": resource.getrlimit(resource.RLIMIT_CORE)[0],
-        "dumpable": dumpable,
-        "open_files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
-    }
+    return ProcessLimits(
+        pid=os.getpid(),
+        core_bytes=resource.getrlimit(resource.RLIMIT_CORE)[0],
+        dumpable=dumpable,
+        open_files=list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+    )
 
 
 _ROOT_UID: Final = 0

@@ -1,43 +1,30 @@
-"""JSON responses of the operator API, and parsers of its parameters. Pure.
+"""JSON responses of the operator API. Pure.
 
-Each record is built field by field, so that a new column is not shown unintentionally.
+Each record is a class of its own, so that a new column is not shown unintentionally.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
+from helper.chain.chain_data import RoundStatus
 from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
-from helper.observability.service_state import ServiceState
-from helper.store.action_models import Action, PurgedFailures
+from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
+from helper.observability.service_state import fact
+from helper.store.action_models import Action
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
-    MIN_REF_CHARS,
-    DamagedShare,
     FailureGroup,
     QueueEntry,
-    QueueFilter,
-    RetryGroup,
     ShareDetails,
 )
 
-Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 AuthenticationSource = Callable[[bytes], RoundAuthentication]
 """Returns whether the published voting configuration authenticates a round, by its id."""
-
-DEFAULT_LIST_LIMIT = 100
-"""Default maximum number of entries in a list."""
-DEFAULT_ACTION_LIMIT = 50
-"""Default maximum number of actions in a list."""
-MAX_LIST_LIMIT = 10_000
-MAX_FAILURE_GROUPS = 100
-"""Maximum number of failure groups."""
-ROUND_STATUS_NAMES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
-_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,67 +50,146 @@ class RoundState:
     frozen_reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRow:
+    """A share, without its witness."""
+
+    ref: str = fact("Reference of the share, used only by this helper.")
+    round: str = fact("Round id, hex.")
+    state: str = fact("State of the share.")
+    submit_at: int = fact("`submit_at` as set by the wallet, in Unix seconds; 0 means immediately.")
+    due: float = fact("Time at which the share is processed next, in Unix seconds.")
+    attempts: int = fact("Number of attempts spent.")
+    crashes: int = fact("Number of prover worker crashes while the share was proven.")
+    stage: str = fact("Stage of the latest event.")
+    note: str = fact("Text of the latest event.")
+    damaged: bool = fact("Whether the row is damaged and quarantined.")
+
+    @classmethod
+    def of(cls, entry: QueueEntry, **more: Any) -> Self:
+        """Create it from an entry of the store, and the other fields of a subclass."""
+        return cls(
+            ref=entry.ref,
+            round=entry.round_id.hex(),
+            state=enum_name(ShareState, entry.state),
+            submit_at=entry.submit_at,
+            due=_seconds(entry.due_ms),
+            attempts=entry.attempts,
+            crashes=entry.crashes,
+            stage=entry.stage,
+            note=entry.note,
+            damaged=entry.damaged,
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareList:
+    """`queue list`."""
+
+    source: Source = fact(SOURCE)
+    shares: Sequence[ShareRow] = fact("Matching shares in order of due time, up to the limit.")
+    failed: Sequence[FailedShares] = fact("With --state failed: failures by stage and reason, latest first.")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """An event."""
+
+    at: float = fact("Time in Unix seconds.")
+    stage: str = fact("Stage of the event.")
+    note: str = fact("Text of the event.")
+    counted: bool = fact("Whether the event spent an attempt.")
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRow:
+    """A stored transaction."""
+
+    hash: str = fact("Transaction hash, hex.")
+    anchor_height: int = fact("Height of the tree root that the proof was made against.")
+    circuit: str = fact("Circuit of the proof.")
+    sends: int = fact("Number of sends started.")
+    first_sent_height: int | None = fact("Chain height at the first send; null before it.")
+    last_sent_height: int | None = fact("Chain height at the latest send; null before the first.")
+    last_endpoint: str | None = fact("Node of the latest send; null before the first.")
+    last_outcome: str | None = fact("Result of the latest send; null if unknown.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareStory(ShareRow):
+    """`queue show`: all details of one share except its witness."""
+
+    source: Source = fact(SOURCE)
+    received: float = fact("Time of arrival in Unix seconds.")
+    vote_end_time: int | None = fact("End of the round in Unix seconds; null if the round is unknown.")
+    cannot_count: bool = fact(
+        "Whether `submit_at` is the end of the round, which is too late for the chain to count the share."
+    )
+    next_attempt: float | None = fact(
+        "Unix seconds of the next attempt; null if none is scheduled before the round ends."
+    )
+    attempts_by_stage: Mapping[str, int] = fact("Number of attempts spent by stage.")
+    history: Sequence[HistoryRow] = fact("Events, oldest first.")
+    transaction: TransactionRow | None = fact("The stored transaction, if it may have been sent; otherwise null.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """A round and its shares."""
+
+    round: str = fact("Round id, hex.")
+    status: str = fact("Status on the chain: pending, active, tallying or finalized.")
+    ends: int = fact("End of the round in Unix seconds.")
+    left: float = fact("Seconds until the end; 0 after it.")
+    created_at_height: int = fact("Height of the block that created the round.")
+    tree_size: int = fact("Number of stored leaves of the round's tree.")
+    closed: bool = fact("Whether the chain has closed the round.")
+    frozen: str | None = fact("Why the round is frozen; null if it is not.")
+    authentication: RoundAuthentication = fact(
+        "Whether a trusted key signed the round in the published voting configuration. unknown: there is no"
+        " configuration yet, its trusted keys are not known, or no helper is running."
+    )
+    shares: ShareCounts = fact("Number of shares by state.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundList:
+    """`rounds`."""
+
+    source: Source = fact(SOURCE)
+    now: float = fact("Current time in Unix seconds: the chain's, or this machine's if no helper is running.")
+    rounds: Sequence[RoundRow] = fact("Rounds in order of their end, latest first.")
+
+
 def list_json(
     entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailureGroup] | None = None
 ) -> dict[str, Any]:
     """`queue list`; `failed` are the failure groups, if failed shares were selected."""
-    shares = [entry_json(entry) for entry in entries]
-    return {"source": source, "shares": shares, **({} if failed is None else {"failed": failure_groups_json(failed)})}
+    groups = [FailedShares.of(group) for group in failed or ()]
+    listed = asdict(ShareList(source=source, shares=[ShareRow.of(entry) for entry in entries], failed=groups))
+    if failed is None:
+        del listed["failed"]
+    return listed
 
 
 def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
-    """`queue show`: all details of one share except its witness."""
+    """`queue show`."""
     entry = details.entry
-    cannot_count = details.vote_end_time is not None and entry.submit_at == details.vote_end_time
-    return {
-        "source": source,
-        **entry_json(entry),
-        "received": _seconds(details.received_ms),
-        "vote_end_time": details.vote_end_time,
-        "cannot_count": cannot_count,
-        "next_attempt": _next_attempt(details),
-        "attempts_by_stage": dict(details.attempts_by_stage),
-        "history": [
-            {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.spent_attempt}
-            for event in details.history
+    story = ShareStory.of(
+        entry,
+        source=source,
+        received=_seconds(details.received_ms),
+        vote_end_time=details.vote_end_time,
+        cannot_count=details.vote_end_time is not None and entry.submit_at == details.vote_end_time,
+        next_attempt=_next_attempt(details),
+        attempts_by_stage=details.attempts_by_stage,
+        history=[
+            HistoryRow(_seconds(event.at_ms), event.stage, event.note, event.spent_attempt) for event in details.history
         ],
-        "transaction": _transaction(details),
-    }
-
-
-def stats_json(
-    counts: Counts,
-    damaged: Sequence[DamagedShare],
-    *,
-    source: Source,
-    failed: Sequence[FailureGroup] = (),
-    purged_failures: Sequence[PurgedFailures] = (),
-    service: ServiceState | None = None,
-) -> dict[str, Any]:
-    """`queue stats`.
-
-    Args:
-        counts: number of shares by round and state.
-        damaged: number of quarantined rows.
-        source: origin of the data.
-        failed: failed shares, by stage and reason.
-        purged_failures: failed shares of purged rounds.
-        service: state of the running service, if there is one.
-    """
-    rounds = {round_id.hex(): counts_json(states) for round_id, states in counts.items()}
-    totals = {state: sum(states.get(state, 0) for states in counts.values()) for state in ShareState}
-    return {
-        "source": source,
-        "total": counts_json(totals),
-        "rounds": rounds,
-        "damaged": [{"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged],
-        "failed": failure_groups_json(failed),
-        "failed_before": [
-            {"day": row.day * _DAY_SECONDS, "stage": row.stage, "reason": row.reason, "count": row.count}
-            for row in purged_failures
-        ],
-        **({} if service is None else {"service": dict(service)}),
-    }
+        transaction=_transaction(details),
+    )
+    return asdict(story)
 
 
 def rounds_json(
@@ -136,25 +202,22 @@ def rounds_json(
 ) -> dict[str, Any]:
     """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
     listed = sorted(rounds, key=lambda state: (-state.vote_end_time, state.round_id))
-    return {
-        "source": source,
-        "now": round(now, 3),
-        "rounds": [
-            {
-                "round": state.round_id.hex(),
-                "status": ROUND_STATUS_NAMES.get(state.status, str(state.status)),
-                "ends": state.vote_end_time,
-                "left": max(0.0, round(state.vote_end_time - now, 3)),
-                "created_at_height": state.created_at_height,
-                "tree_size": state.tree_size,
-                "closed": state.is_closed,
-                "frozen": state.frozen_reason,
-                "authentication": authentication(state.round_id),
-                "shares": counts_json(counts.get(state.round_id, {})),
-            }
-            for state in listed
-        ],
-    }
+    rows = [
+        RoundRow(
+            round=state.round_id.hex(),
+            status=enum_name(RoundStatus, state.status),
+            ends=state.vote_end_time,
+            left=max(0.0, round(state.vote_end_time - now, 3)),
+            created_at_height=state.created_at_height,
+            tree_size=state.tree_size,
+            closed=state.is_closed,
+            frozen=state.frozen_reason,
+            authentication=authentication(state.round_id),
+            shares=ShareCounts.of(counts.get(state.round_id, {})),
+        )
+        for state in listed
+    ]
+    return asdict(RoundList(source=source, now=round(now, 3), rounds=rows))
 
 
 def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]:
@@ -178,144 +241,6 @@ def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]
     }
 
 
-def retries_json(retries: Sequence[RetryGroup], *, source: Source) -> dict[str, Any]:
-    """Shares that wait for a retry, by round, failure and minute; times in Unix seconds."""
-    return {
-        "source": source,
-        "retries": [
-            {
-                "round": group.round_id.hex(),
-                "stage": group.stage,
-                "reason": group.note,
-                "minute": group.minute,
-                "count": group.count,
-                "next": _seconds(group.next_ms),
-            }
-            for group in retries
-        ],
-    }
-
-
-def entry_json(entry: QueueEntry) -> dict[str, Any]:
-    """One entry of a list; times in Unix seconds."""
-    return {
-        "ref": entry.ref,
-        "round": entry.round_id.hex(),
-        "state": state_name(entry.state),
-        "submit_at": entry.submit_at,
-        "due": _seconds(entry.due_ms),
-        "attempts": entry.attempts,
-        "crashes": entry.crashes,
-        "stage": entry.stage,
-        "note": entry.note,
-        "damaged": entry.damaged,
-    }
-
-
-def failure_groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
-    """Failed shares by stage and reason; `latest` in Unix seconds."""
-    return [
-        {"stage": group.stage, "note": group.note, "count": group.count, "latest": _seconds(group.at_ms)}
-        for group in groups
-    ]
-
-
-def counts_json(states: Mapping[ShareState, int]) -> dict[str, int]:
-    """Counts by state name, and their sum."""
-    named = {state_name(state): states.get(state, 0) for state in ShareState}
-    return {"total": sum(named.values()), **named}
-
-
-def state_name(state: int) -> str:
-    """The state's name in lower case; an unknown number (in a damaged row) as digits."""
-    try:
-        return ShareState(state).name.lower()
-    except ValueError:
-        return str(state)
-
-
-def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
-    """Parse the filter of a list. An empty parameter is the same as an absent one.
-
-    Args:
-        round_hex: 64 hex characters.
-        state: name of a state, in any case.
-        due_before: Unix seconds.
-        stage: stage of the latest history entry.
-
-    Raises:
-        ValueError: a parameter is invalid; the text contains its name.
-    """
-    return QueueFilter(
-        round_id=parse_round(round_hex) if round_hex else None,
-        state=_state(state) if state else None,
-        due_before_ms=_due_ms(due_before) if due_before else None,
-        stage=stage or None,
-    )
-
-
-def parse_limit(text: str | None, default: int = DEFAULT_LIST_LIMIT) -> int:
-    """Parse the maximum number of entries; empty is `default`.
-
-    Raises:
-        ValueError: it is not a number from 1 to 10,000.
-    """
-    if not text:
-        return default
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST_LIMIT):
-        raise ValueError(f"limit must be a number from 1 to {MAX_LIST_LIMIT}")
-    return int(text)
-
-
-def parse_round(text: str) -> bytes:
-    """Parse a round id.
-
-    Raises:
-        ValueError: it is not 64 hex characters.
-    """
-    return parse_hex32("round", text)
-
-
-def parse_hex32(name: str, text: str) -> bytes:
-    """Parse 32 bytes in hex.
-
-    Raises:
-        ValueError: it is not 64 hex characters; the text begins with the name.
-    """
-    try:
-        value = bytes.fromhex(text)
-    except ValueError:
-        value = b""
-    if len(value) != 32:
-        raise ValueError(f"{name} must be 64 hex characters")
-    return value
-
-
-def parse_ref(text: str) -> str:
-    """Parse a share's reference or a prefix of it; returns it in lower case.
-
-    Raises:
-        ValueError: it is not 6 to 64 hex characters.
-    """
-    if not MIN_REF_CHARS <= len(text) <= 64 or set(text.lower()) - set("0123456789abcdef"):
-        raise ValueError(f"a share reference must be {MIN_REF_CHARS} to 64 hex characters")
-    return text.lower()
-
-
-def _state(text: str) -> ShareState:
-    try:
-        return ShareState[text.upper()]
-    except KeyError:
-        names = ", ".join(state.name.lower() for state in ShareState)
-        raise ValueError(f"state must be one of {names}") from None
-
-
-def _due_ms(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
-        raise ValueError("due_before must be a time in Unix seconds")
-    return int(text) * 1000
-
-
 def _next_attempt(details: ShareDetails) -> float | None:
     """Unix seconds of the next attempt; None if none is scheduled before the round ends."""
     entry, end = details.entry, details.vote_end_time
@@ -323,21 +248,21 @@ def _next_attempt(details: ShareDetails) -> float | None:
     return _seconds(entry.due_ms) if is_scheduled else None
 
 
-def _transaction(details: ShareDetails) -> dict[str, Any] | None:
+def _transaction(details: ShareDetails) -> TransactionRow | None:
     """The share's transaction, None if there is none."""
     reveal = details.reveal
     if reveal is None or reveal.tx_hash is None:
         return None
-    return {
-        "hash": reveal.tx_hash.hex().upper(),
-        "anchor_height": reveal.anchor_height,
-        "circuit": reveal.circuit,
-        "sends": reveal.sends,
-        "first_sent_height": reveal.first_sent_height,
-        "last_sent_height": reveal.last_sent_height,
-        "last_endpoint": reveal.last_endpoint,
-        "last_outcome": reveal.last_outcome,
-    }
+    return TransactionRow(
+        reveal.tx_hash.hex().upper(),
+        reveal.anchor_height,
+        reveal.circuit,
+        reveal.sends,
+        reveal.first_sent_height,
+        reveal.last_sent_height,
+        reveal.last_endpoint,
+        reveal.last_outcome,
+    )
 
 
 def _seconds(milliseconds: int) -> float:

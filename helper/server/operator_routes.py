@@ -22,9 +22,10 @@ from starlette.types import ASGIApp
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
+from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, SkippedShare, split_lines
-from helper.server import operator_json
+from helper.server import operator_json, operator_parameters
 from helper.server.connection_io import PEER_KEY, Peer, user_name
 from helper.server.middleware import JsonResponse, internal_application
 from helper.server.operator_json import RoundState
@@ -47,7 +48,7 @@ def create_operator_app(
     queue: QueueReader,
     service_status: StatusSource | None = None,
     *,
-    source: operator_json.Source = "daemon",
+    source: Source = "daemon",
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """Create the operator application.
@@ -57,7 +58,7 @@ def create_operator_app(
 
     Args:
         queue: reads the store for operators.
-        service_status: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
+        service_status: state of the running service (node health, timings, pauses); None if none runs.
         source: `source` in the responses.
         more_routes: routes of other modules.
     """
@@ -65,16 +66,16 @@ def create_operator_app(
     async def list_shares(request: Request) -> Response:
         params = request.query_params
         query = parsed(
-            operator_json.parse_filter,
+            operator_parameters.parse_filter,
             params.get("round"),
             params.get("state"),
             params.get("due_before"),
             params.get("stage"),
         )
-        limit = parsed(operator_json.parse_limit, params.get("limit"))
+        limit = parsed(operator_parameters.parse_limit, params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
-            failed = await queue.list_matching_failures(query, limit=operator_json.MAX_FAILURE_GROUPS)
+            failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
         return JsonResponse(
             operator_json.list_json(await queue.list_shares(query, limit), source=source, failed=failed)
         )
@@ -86,24 +87,19 @@ def create_operator_app(
         return JsonResponse(operator_json.share_details_json(details, source=source))
 
     async def stats(_request: Request) -> Response:
-        return JsonResponse(
-            operator_json.stats_json(
-                await queue.count_shares(),
-                await queue.list_damaged(),
-                source=source,
-                failed=await queue.list_matching_failures(QueueFilter(), limit=operator_json.MAX_FAILURE_GROUPS),
-                purged_failures=await queue.list_purged_failures(),
-                service=None if service_status is None else service_status(),
-            )
-        )
+        snapshot = await read_snapshot(queue, max_failures=MAX_FAILURE_GROUPS)
+        service = None if service_status is None else service_status()
+        return JsonResponse(stats_json(snapshot, source=source, service=service))
 
     async def spent(request: Request) -> Response:
-        nullifier = parsed(operator_json.parse_hex32, "nullifier", request.path_params["nullifier"])
+        nullifier = parsed(operator_parameters.parse_hex32, "nullifier", request.path_params["nullifier"])
         rounds = await queue.find_rounds_of_nullifier(nullifier)
         return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
 
     async def actions(request: Request) -> Response:
-        limit = parsed(operator_json.parse_limit, request.query_params.get("limit"), operator_json.DEFAULT_ACTION_LIMIT)
+        limit = parsed(
+            operator_parameters.parse_limit, request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
+        )
         return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
 
     async def rescan(_request: Request) -> Response:
@@ -137,7 +133,7 @@ def rounds_route(
     now: Callable[[], float],
     *,
     authentication: operator_json.AuthenticationSource,
-    source: operator_json.Source = "daemon",
+    source: Source = "daemon",
 ) -> Route:
     """`GET /rounds`.
 
@@ -157,20 +153,6 @@ def rounds_route(
         )
 
     return Route("/rounds", all_rounds, methods=["GET"])
-
-
-def retries_route(queue: QueueReader, now: Callable[[], float]) -> Route:
-    """`GET /retries`, for `doctor`.
-
-    Args:
-        queue: the queue of the running service.
-        now: Unix seconds.
-    """
-
-    async def retries(_request: Request) -> Response:
-        return JsonResponse(operator_json.retries_json(await queue.list_retries(now=now()), source="daemon"))
-
-    return Route("/retries", retries, methods=["GET"])
 
 
 def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
@@ -241,7 +223,7 @@ class ActionFilter(BaseModel):
         Raises:
             ValueError: a field is invalid; the text contains its name.
         """
-        return operator_json.parse_filter(self.round, self.state, self.due_before, self.stage)
+        return operator_parameters.parse_filter(self.round, self.state, self.due_before, self.stage)
 
 
 class RetryRequest(ActionFilter):
@@ -277,7 +259,7 @@ class RescanRequest(BaseModel):
     first: Annotated[int, Field(ge=1, alias="from")]
 
 
-def operator_action_routes(operations: OperatorActions, *, source: operator_json.Source = "daemon") -> list[Route]:
+def operator_action_routes(operations: OperatorActions, *, source: Source = "daemon") -> list[Route]:
     """The routes of actions.
 
     Args:
@@ -316,7 +298,7 @@ def operator_action_routes(operations: OperatorActions, *, source: operator_json
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
-        round_id = parsed(operator_json.parse_round, request.path_params["round"])
+        round_id = parsed(operator_parameters.parse_round, request.path_params["round"])
         return _result(await operations.purge(actor, round_id, dry_run=params.dry_run), source, dry=params.dry_run)
 
     async def rescan(request: Request) -> Response:
@@ -333,7 +315,7 @@ def operator_action_routes(operations: OperatorActions, *, source: operator_json
     ]
 
 
-async def identify_actor(request: Request, source: operator_json.Source) -> Actor:
+async def identify_actor(request: Request, source: Source) -> Actor:
     """Return the user that sent a request, for the audit log. Raise HTTPException (403) if unknown."""
     peer = getattr(request.state, PEER_KEY, None)
     if not isinstance(peer, Peer):
@@ -342,7 +324,7 @@ async def identify_actor(request: Request, source: operator_json.Source) -> Acto
     return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
 
 
-def _result(facts: Mapping[str, Any], source: operator_json.Source, *, dry: bool = False) -> Response:
+def _result(facts: Mapping[str, Any], source: Source, *, dry: bool = False) -> Response:
     """The response with the result of an action, or with the expected result of a dry run."""
     return JsonResponse({"source": source, "dry_run": dry, **facts})
 

@@ -6,7 +6,7 @@ and a single snapshot at `GET /overview`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from helper.clock import Clock
 from helper.errors import ConfigError
-from helper.observability.queue_overview import Overview
+from helper.observability.queue_observer import QueueObserver
 from helper.observability.status_feed import FeedEvent, StatusFeed
 from helper.server.client_limits import TokenBuckets
 from helper.server.middleware import JsonResponse, token_matches
@@ -168,21 +168,25 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
     return ApiRoute(PATH, events, "GET", EVENTS)
 
 
-def overview_routes(feed: StatusFeed, snapshot: Callable[[], Awaitable[Overview]]) -> list[Route]:
-    """The control socket's routes of the feed.
+def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
+    """The control socket's routes of the feed and of the current state.
 
     Args:
         feed: the status feed.
-        snapshot: returns the current state.
+        observer: reads the current state.
     """
 
     async def overview(_request: Request) -> Response:
-        return JsonResponse(await snapshot())
+        return JsonResponse(await observer.read_overview())
+
+    async def snapshot(_request: Request) -> Response:
+        return JsonResponse(await observer.read_helper())
 
     async def events(request: Request) -> Response:
         return _stream(feed, request)
 
-    return [Route("/overview", overview, methods=["GET"]), Route("/events", events, methods=["GET"])]
+    handlers = {"/overview": overview, "/snapshot": snapshot, "/events": events}
+    return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
 
 def _stream(feed: StatusFeed, request: Request) -> Response:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from helper.clock import Clock
 from helper.config.sections import ROLES, Config
 from helper.errors import StoreError, StoreLocked
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.file_lock import is_locked
 from helper.store.sqlite.file_system import MOUNTS_FILE, refuse_unsuitable_file_system
 from helper.store.sqlite.store import SqliteStore
@@ -18,7 +19,6 @@ from helper.store.store import Store
 
 if TYPE_CHECKING:
     from helper.store.postgres.connection import ConnectionSettings
-    from helper.store.row_encryption import RowEncryption
 
 
 def create_store(config: Config, clock: Clock) -> Store:
@@ -45,23 +45,19 @@ def create_store(config: Config, clock: Clock) -> Store:
     )
 
 
-def read_file_encryption(key_file: str) -> RowEncryption | None:
+def read_file_encryption(key_file: str) -> RowEncryption:
     """Return the encryption of a database file with the keys of a key file.
 
     Args:
         key_file: path of the key file, `[store] key_file`; empty for none.
 
-    Returns:
-        None without a key file.
-
     Raises:
         StoreError: the key file cannot be used.
     """
     if not key_file:
-        return None
+        return UNENCRYPTED
     # Imported here because most helpers with a SQLite file do not need the cipher.
     from helper.store.keyring import read_keyring  # noqa: PLC0415
-    from helper.store.row_encryption import RowEncryption  # noqa: PLC0415
 
     return RowEncryption(read_keyring(Path(key_file)))
 

@@ -11,20 +11,20 @@ import hmac
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from nacl.bindings import crypto_secretbox, crypto_secretbox_NONCEBYTES, crypto_secretbox_open
+from nacl.bindings import crypto_secretbox, crypto_secretbox_open
 from nacl.exceptions import CryptoError
 
 from helper.errors import StoreCorrupt, StoreError, StoreKeyError
 from helper.object_store.bucket import CREDENTIALS_DIRECTORY
+from helper.store.null_cipher import KEY_ID_BYTES, NONCE_BYTES, TAG_BYTES, DecryptionError
 
 KEY_BYTES: Final = 32
-TAG_BYTES: Final = 16
-KEY_ID_BYTES: Final = 4
-_NONCE: Final = slice(KEY_ID_BYTES, KEY_ID_BYTES + crypto_secretbox_NONCEBYTES)
+_NONCE: Final = slice(KEY_ID_BYTES, KEY_ID_BYTES + NONCE_BYTES)
 _FILE_ADVICE: Final = (
     "It has one key of 64 hex digits per line, the same on every host. Create it with "
     "`(umask 077; openssl rand -hex 32 > FILE)`."
@@ -33,15 +33,15 @@ _PROBE_TEXT: Final = b"svote-helper"
 """Plaintext of the key check value."""
 
 
-class DecryptionError(Exception):
-    """A ciphertext is damaged."""
-
-
 class Keyring:
     """The encryption keys that the hosts of one database share.
 
     Args:
         keys: 32 bytes each; the first encrypts, all decrypt.
+
+    Attributes:
+        missing_keys: identifiers of keys that rows may need and that the key file lacks. Decrypting such a row is an
+            error; a row with any other unknown key identifier is damaged.
 
     Raises:
         StoreError: there is no key, or a key has the wrong length.
@@ -54,6 +54,7 @@ class Keyring:
         # The key is set up once, because this takes most of the time of a hash of 32 bytes.
         self._tags = [hmac.new(_derive_key(key, b"tag"), digestmod="sha256") for key in keys]
         self._first = _key_id(keys[0])
+        self.missing_keys: frozenset[bytes] = frozenset()
 
     @property
     def key_ids(self) -> list[bytes]:
@@ -66,7 +67,7 @@ class Keyring:
         Returns:
             Key identifier (4 bytes), random nonce (24), ciphertext with its authentication tag (16 more).
         """
-        nonce = os.urandom(crypto_secretbox_NONCEBYTES)
+        nonce = os.urandom(NONCE_BYTES)
         # Not with `SecretBox`, which takes 1.5 times as long for a witness.
         return b"".join((self._first, nonce, crypto_secretbox(plain, nonce, self._keys[self._first])))
 
@@ -75,11 +76,14 @@ class Keyring:
 
         Raises:
             DecryptionError: the ciphertext is damaged.
-            StoreKeyError: it was encrypted with a key that this host does not have.
+            StoreKeyError: it was encrypted with one of `missing_keys`.
         """
-        key = self._keys.get(sealed[:KEY_ID_BYTES])
+        key_id = sealed[:KEY_ID_BYTES]
+        if key_id in self.missing_keys:
+            raise _missing_key_error()
+        key = self._keys.get(key_id)
         if key is None:
-            raise StoreKeyError("the database has shares that are encrypted with a key that this host does not have")
+            raise DecryptionError
         try:
             return crypto_secretbox_open(sealed[_NONCE.stop :], sealed[_NONCE], key)
         except (CryptoError, ValueError) as error:
@@ -102,21 +106,22 @@ class Keyring:
             StoreKeyError: it was encrypted with a key that is not one of these.
             StoreCorrupt: it is damaged.
         """
-        try:
+        with suppress(DecryptionError, ValueError):
             sealed = bytes.fromhex(probe or "")
-            if sealed and self.decrypt(sealed) == _PROBE_TEXT:
-                return sealed[:KEY_ID_BYTES]
-        except (DecryptionError, ValueError):
-            pass
+            key_id = sealed[:KEY_ID_BYTES]
+            if sealed and key_id not in self._keys:
+                raise _missing_key_error()
+            if self.decrypt(sealed) == _PROBE_TEXT:
+                return key_id
         raise StoreCorrupt("the database is damaged: its key check value failed")
 
     def nullifier_tags(self, nullifier: bytes) -> list[bytes]:
         """Return the possible keyed hashes of a nullifier, one for each key; new rows have the first."""
         return [_finish(keyed, nullifier) for keyed in self._tags]
 
-    def nullifier_tag(self, nullifier: bytes) -> bytes:
-        """Return the keyed hash of a nullifier with the first key."""
-        return _finish(self._tags[0], nullifier)
+
+def _missing_key_error() -> StoreKeyError:
+    return StoreKeyError("the database has shares that are encrypted with a key that this host does not have")
 
 
 def _finish(keyed: hmac.HMAC, nullifier: bytes) -> bytes:

@@ -6,7 +6,7 @@ contains a witness field, a nullifier or a message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -347,25 +347,6 @@ class DueBucket:
     is_due: bool
     index: int
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSummary:
-    """Totals of one round.
-
-    Attributes:
-        round_id: 32 bytes.
-        status: as the chain last listed it, None if it is not stored.
-        vote_end_time: Unix seconds, None if it is not stored.
-        counts: shares by state.
-        due_ahead: number of pending shares by due time.
-    """
-
-    round_id: bytes
-    status: int | None
-    vote_end_time: int | None
-    counts: Mapping[ShareState, int]
-    due_ahead: DueForecast
 
 
 @dataclass(frozen=True, slots=True)

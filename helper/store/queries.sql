@@ -1,5 +1,6 @@
 -- Named statements of the store that are the same on both databases. `sqlite/queries.sql` and `postgres/queries.sql`
--- contain the others. `?` and `:name` are parameters; times and limits are always parameters.
+-- contain the others. `?` and `:name` are parameters; times and limits are always parameters. A parameter is compared
+-- with a column before `IS NULL`, because PostgreSQL takes its type from its first use.
 
 -- ---------------------------------------------------------------- rounds and metadata
 
@@ -7,11 +8,22 @@
 SELECT no, round_id, mac_key, row_check FROM round_keys ORDER BY no;
 
 -- name: round
-SELECT * FROM rounds WHERE round_no = ?;
+SELECT {round} FROM rounds r WHERE r.round_no = ?;
 
 -- name: rounds
-SELECT k.round_id, r.* FROM rounds r JOIN round_keys k ON k.no = r.round_no
+SELECT k.round_id, {round} FROM rounds r JOIN round_keys k ON k.no = r.round_no
 ORDER BY r.created_at_height, r.round_no;
+
+-- name: save_round
+INSERT INTO rounds ({round_columns}) VALUES ({round_values})
+ON CONFLICT (round_no) DO UPDATE SET
+  status = excluded.status, vote_end_time = excluded.vote_end_time, created_at_height = excluded.created_at_height,
+  proposals = excluded.proposals, seen_ms = excluded.seen_ms, closed_ms = excluded.closed_ms,
+  alerted_ms = excluded.alerted_ms, row_check = excluded.row_check;
+
+-- name: counts
+SELECT k.round_id, c.state, CAST(sum(c.n) AS BIGINT) FROM counters c JOIN round_keys k ON k.no = c.round_no
+GROUP BY k.round_id, c.state HAVING sum(c.n) > 0;
 
 -- name: get_meta
 SELECT key, value, row_check FROM meta WHERE key = ?;
@@ -23,7 +35,17 @@ SELECT key, value, row_check FROM meta WHERE key IN ('copy.unfinished', 'copy.mo
 INSERT INTO meta (key, value, row_check) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row_check;
 
+-- Whether a row is encrypted with the key that has this identifier.
+
+-- name: uses_key
+SELECT EXISTS (SELECT 1 FROM round_keys WHERE substr(mac_key, 1, 4) = :id)
+  OR EXISTS (SELECT 1 FROM shares WHERE substr(witness, 1, 4) = :id)
+  OR EXISTS (SELECT 1 FROM reveals WHERE substr(message, 1, 4) = :id);
+
 -- ---------------------------------------------------------------- shares: enqueue
+
+-- name: add_share
+INSERT INTO shares ({share_columns}) VALUES ({share_values});
 
 -- name: has_tombstone
 SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;
@@ -80,8 +102,27 @@ DELETE FROM history WHERE share_id = ? AND n <= ? AND counted = 0;
 
 -- ---------------------------------------------------------------- reveals
 
+-- name: add_reveal
+INSERT INTO reveals ({reveal_columns}) VALUES ({reveal_values});
+
 -- name: reveal
-SELECT * FROM reveals WHERE share_id = ?;
+SELECT {reveal} FROM reveals m WHERE m.share_id = ?;
+
+-- The condition on :after applies to the start of the scan and again to each row (+), because on a damaged page, rows can
+-- be out of order.
+
+-- name: unconfirmed
+SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
+WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
+ORDER BY s.id LIMIT :limit;
+
+-- name: sent_reveal
+SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
+WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 
 -- name: change_reveal
 UPDATE reveals SET
@@ -140,6 +181,32 @@ DELETE FROM round_keys WHERE no = ?;
 
 -- ---------------------------------------------------------------- operators
 
+-- Lists read the times of a share from its witness, which is in their fourth column. They do not read an unreadable row
+-- (state -1).
+
+-- name: list_in_progress
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = :state AND (k.round_id = :round_id OR :round_id IS NULL)
+  AND s.due_ms < :due_before_ms AND (s.stage = :stage OR :stage IS NULL)
+  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
+ORDER BY s.due_ms, s.rank LIMIT :limit;
+
+-- name: shares_by_prefix
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.id, r.vote_end_time
+FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
+WHERE s.mac BETWEEN ? AND ? LIMIT 2;
+
+-- name: reveal_facts
+SELECT message, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
+FROM reveals WHERE share_id = ?;
+
+-- name: tree_sizes
+SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
+FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.round_id;
+
 -- name: all_round_ids
 SELECT round_id FROM round_keys ORDER BY no;
 
@@ -148,11 +215,6 @@ SELECT at_ms, stage, note, counted FROM history WHERE share_id = ? ORDER BY n;
 
 -- name: damaged
 SELECT ref, round_id, state FROM damaged ORDER BY share_id;
-
--- name: failures
-SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
-FROM shares s WHERE s.state <> 0 AND s.state = 3
-GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
 
 -- A share with a spent attempt has a history, so only the rows of such shares are read.
 
@@ -180,6 +242,20 @@ WHERE round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND stat
 GROUP BY 1, 2, 3;
 
 -- ---------------------------------------------------------------- operator actions
+
+-- Reads only the index; a row is checked when an operation uses it.
+
+-- name: failed_ids
+SELECT id FROM shares WHERE state <> 0 AND state = 3 AND (round_no = :round_no OR :round_no IS NULL)
+  AND id > :after AND +id > :after AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT :limit;
+
+-- name: failed_groups
+SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = 3 AND (k.round_id = :round_id OR :round_id IS NULL)
+  AND s.due_ms < :due_before_ms AND (s.stage = :stage OR :stage IS NULL)
+GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
 
 -- name: end_action
 UPDATE actions SET ended_ms = ?, outcome = ? WHERE id = ?;

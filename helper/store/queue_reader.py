@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.store.action_models import Action, PurgedFailures
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
-from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.models import (
+    MIN_REF_CHARS,
     MINUTES_AHEAD,
     DamagedShare,
     DueBucket,
@@ -19,14 +20,106 @@ from helper.store.models import (
     QueueFilter,
     RetryGroup,
     RevealFacts,
-    RoundSummary,
     ShareDetails,
     StoredRound,
 )
 from helper.store.operations.actions import read_action
-from helper.store.share_listing import ListedShare, list_shares, mac_bounds, to_query_params, to_queue_entry
-from helper.store.table_rows import Column, RoundKeyRow, RoundRow
-from helper.store.transaction import RowReader
+from helper.store.table_rows import ROW_CHECK_KEY, Column, RoundKeyRow, RoundRow, read_key, read_meta_value, share_ref
+from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader
+
+UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
+_NO_LIMIT_MS: Final = 2**62
+_MAC_CHARS: Final = 64
+_COLUMN_TYPES: Final = (bytes, bytes, int, int, int, int, int, int, str, str)
+"""Types of the columns of an entry in an undamaged row."""
+
+
+class ListedShare(NamedTuple):
+    """A live share as the queries of this module return it.
+
+    In a damaged row, any column may have any value. Only the query `shares_by_prefix` returns the last two columns.
+    """
+
+    mac: bytes
+    round_id: bytes
+    state: int
+    submit_at: int
+    received_ms: int
+    due_ms: int
+    attempts: int
+    crashes: int
+    stage: str
+    note: str
+    is_quarantined: int
+    id: int = 0
+    vote_end_time: int | None = None
+
+
+async def list_shares(reader: RowReader, query: QueueFilter, limit: int) -> list[QueueEntry]:
+    """Return the first shares that match, by due time. Shares that were quarantined as unreadable always match.
+
+    The states are read from one snapshot: otherwise a share that changes its state between two queries is not listed.
+    """
+    params: dict[str, Column] = {**to_query_params(query), "limit": limit}
+    queries: list[tuple[str, Params]] = []
+    if query.state in {None, ShareState.RECEIVED}:
+        round_ids = [(query.round_id,)] if query.round_id is not None else await reader.fetch("all_round_ids", ())
+        queries += [("list_waiting", {**params, "round_id": round_id}) for (round_id,) in round_ids]
+    for state in sorted({ShareState.WITNESSED, ShareState.FAILED, ShareState.BROADCAST}):
+        if query.state in {None, state}:
+            queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
+    entries = [to_queue_entry(ListedShare(*row)) for row in await reader.fetch_snapshot(queries)]
+    damaged = [DamagedShare(*row) for row in await reader.fetch("damaged")]
+    entries += [_make_damaged_entry("", b"", ShareState.RECEIVED) for share in damaged if share == UNREADABLE_SHARE]
+    return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
+
+
+def to_query_params(query: QueueFilter) -> dict[str, Column]:
+    """Return due time and stage of a filter as query parameters."""
+    return {
+        "due_before_ms": _NO_LIMIT_MS if query.due_before_ms is None else query.due_before_ms,
+        "stage": query.stage,
+    }
+
+
+def _is_malformed(row: ListedShare) -> bool:
+    """Return whether a row has a column of the wrong type or an unknown state."""
+    well_typed = all(type(value) is expected for value, expected in zip(row, _COLUMN_TYPES, strict=False))
+    return not well_typed or row.state not in set(ShareState)
+
+
+def to_queue_entry(row: ListedShare) -> QueueEntry:
+    """Return the list entry of a row. For a malformed row, it contains only the reference and the state."""
+    if _is_malformed(row):
+        return _make_damaged_entry(
+            share_ref(row.mac) if isinstance(row.mac, bytes) else "",
+            row.round_id if isinstance(row.round_id, bytes) else b"",
+            ShareState(row.state) if row.state in set(ShareState) else ShareState.RECEIVED,
+        )
+    return QueueEntry(
+        ref=share_ref(row.mac),
+        round_id=row.round_id,
+        state=ShareState(row.state),
+        submit_at=row.submit_at,
+        due_ms=row.due_ms,
+        attempts=row.attempts,
+        crashes=row.crashes,
+        stage=row.stage,
+        note=row.note,
+        damaged=bool(row.is_quarantined),
+    )
+
+
+def _make_damaged_entry(ref: str, round_id: bytes, state: ShareState) -> QueueEntry:
+    return QueueEntry(ref, round_id, state, 0, 0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True)
+
+
+def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:
+    """Return the lowest and highest mac with this hex prefix; None if the prefix is not valid."""
+    prefix = ref.lower()
+    if not MIN_REF_CHARS <= len(prefix) <= _MAC_CHARS or set(prefix) - set("0123456789abcdef"):
+        return None
+    return bytes.fromhex(prefix.ljust(_MAC_CHARS, "0")), bytes.fromhex(prefix.ljust(_MAC_CHARS, "f"))
 
 
 class QueueReader:
@@ -102,10 +195,6 @@ class QueueReader:
         rows = await self._operator_reader.fetch("damaged")
         return [DamagedShare(ref, round_id, state) for ref, round_id, state in rows]
 
-    async def list_failures(self, *, limit: int) -> list[FailureGroup]:
-        """Return failed shares grouped by stage and reason, the latest first."""
-        return [FailureGroup(*row) for row in await self._operator_reader.fetch("failures", {"limit": limit})]
-
     async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
         """Return failed shares that match a filter, grouped by stage and reason, the latest first."""
         if query.state not in {None, ShareState.FAILED}:
@@ -166,26 +255,6 @@ class QueueReader:
         }
         rows = await self._operator_reader.fetch("due_buckets", params)
         return [DueBucket(ShareState(state), bool(is_due), index, count) for state, is_due, index, count in rows]
-
-    async def summarize_rounds(self, *, now: float) -> list[RoundSummary]:
-        """Return for each round its end, its shares by state, and the due times of pending shares.
-
-        Args:
-            now: Unix seconds.
-        """
-        rows = {row[0]: RoundRow(*row[1:]) for row in await self._operator_reader.fetch("rounds")}
-        numbers, ahead = await self.count_shares(), await self.count_due_ahead(now=now)
-        no_shares_due = DueForecast((0,) * MINUTES_AHEAD, 0)
-        return [
-            RoundSummary(
-                round_id=round_id,
-                status=rows[round_id].status if round_id in rows else None,
-                vote_end_time=rows[round_id].vote_end_time if round_id in rows else None,
-                counts=numbers.get(round_id, {}),
-                due_ahead=ahead.get(round_id, no_shares_due),
-            )
-            for (round_id,) in await self._operator_reader.fetch("all_round_ids")
-        ]
 
     async def list_rounds(self) -> list[StoredRound]:
         """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists its round again.

@@ -1,4 +1,9 @@
-"""Loads the SQL files of this package: named statements and numbered migrations."""
+"""Loads the SQL files of this package: named statements and numbered migrations.
+
+Statements name their columns, because a migration adds a column at the end of a table. The names of the columns of
+shares, messages and rounds stand once, in the code: `{share}`, `{reveal}` and `{round}` in a statement are the columns
+of the tables with the aliases s, m and r; `{share_columns}`, `{share_values}` and the like are for an INSERT.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,23 @@ from functools import cache
 from importlib import resources
 from itertools import repeat
 
+from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
+from helper.store.table_rows import RoundRow
+
 _NAME_PREFIX = "-- name: "
 _NAMED_PARAMETER = re.compile(r"(?<!:):(\w+)")  # not a cast (::)
+_COLUMNS = {
+    "{share}": ", ".join(f"s.{column}" for column in SHARE_COLUMNS),
+    "{reveal}": ", ".join(f"m.{column}" for column in REVEAL_COLUMNS),
+    "{round}": ", ".join(f"r.{column}" for column in RoundRow._fields),
+    "{round_columns}": ", ".join(RoundRow._fields),
+    "{round_values}": ", ".join("?" * len(RoundRow._fields)),
+    "{share_columns}": ", ".join(SHARE_COLUMNS),
+    "{share_values}": ", ".join("?" * len(SHARE_COLUMNS)),
+    "{reveal_columns}": ", ".join(REVEAL_COLUMNS),
+    "{reveal_values}": ", ".join("?" * len(REVEAL_COLUMNS)),
+}
+_COLUMNS_KEY = re.compile(r"\{\w+\}")
 _VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 
@@ -17,12 +37,6 @@ _VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 def sqlite_statements() -> dict[str, str]:
     """Return the statements of the store on SQLite, by name."""
     return read_statements("helper.store") | read_statements("helper.store.sqlite")
-
-
-@cache
-def encrypted_sqlite_statements() -> Mapping[str, str]:
-    """Return the statements of the store on an encrypted SQLite file, by name."""
-    return sqlite_statements() | read_statements("helper.store.sqlite", "encrypted_queries.sql")
 
 
 @cache
@@ -56,7 +70,11 @@ def read_statements(package: str, file: str = "queries.sql") -> dict[str, str]:
             current = statements[line.removeprefix(_NAME_PREFIX).strip()] = []
         elif line and not line.startswith("--"):
             current.append(line.strip())
-    return {name: " ".join(lines).removesuffix(";") for name, lines in statements.items()}
+    return {name: _expand_columns(" ".join(lines).removesuffix(";")) for name, lines in statements.items()}
+
+
+def _expand_columns(sql: str) -> str:
+    return _COLUMNS_KEY.sub(lambda key: _COLUMNS[key[0]], sql)
 
 
 def read_migrations(package: str) -> tuple[str, ...]:

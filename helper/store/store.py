@@ -16,7 +16,6 @@ from helper.core.share import Share, ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.action_models import Actor, ImportedShare, RowVersion, ValidatedShare
 from helper.store.ledger import LEDGER_KEY, BlockRange, Ledger, parse_ledger
-from helper.store.meta import read_meta_value
 from helper.store.models import (
     DamagedShare,
     EnqueueResult,
@@ -33,7 +32,7 @@ from helper.store.operations import blocks, failure_counts, import_, messages, s
 from helper.store.operations import rounds as round_operations
 from helper.store.operations.trees import LEAF_BYTES
 from helper.store.queue_reader import QueueReader
-from helper.store.table_rows import RoundRow, Row
+from helper.store.table_rows import RoundRow, Row, read_meta_value
 from helper.store.transaction import RowReader, read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
 

@@ -177,6 +177,10 @@ class Transaction(ABC):
         """Like `get_share`, but also return None if the row was quarantined."""
 
     @abstractmethod
+    def find_shares_by_nullifier(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
+        """Return live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
+
+    @abstractmethod
     def force_sync(self) -> None:
         """Write to the log without changing data, so that the commit waits for the disk."""
 
@@ -231,14 +235,6 @@ class Transaction(ABC):
         """Return the first row of a named query, None without rows. Reads all rows, so that the query is complete."""
         rows = self.fetch_all(name, params)
         return rows[0] if rows else None
-
-    def find_shares_by_nullifier(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
-        """Return live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
-        return sorted(
-            (share_id, round_no, nullifier)
-            for round_no, nullifier in spent
-            for (share_id,) in self.fetch_all("shares_of_nullifier", (nullifier,))
-        )
 
     def round_key(self, round_id: bytes) -> RoundKey | None:
         """Return the number and key of a round, None if it has no stored data."""

@@ -35,7 +35,7 @@ PROGRAMS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}
     ("nsenter", "setpriv"), "util-linux"
 )
 """Programs and their Debian packages."""
-MIGRATIONS = "helper/store/migrations"
+MIGRATIONS = "helper/store/sqlite/migrations"
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.models import QueueFilter
-from helper.store.row_encryption import RowEncryption
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.export import select_for_export
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
@@ -50,7 +50,7 @@ def read_shares(path: Path) -> tuple[bool, list[object]]:
     return snapshot.contents.encrypted, list(selection.shares)
 
 
-async def open_and_close(path: Path, encryption: RowEncryption | None) -> None:
+async def open_and_close(path: Path, encryption: RowEncryption) -> None:
     """Open the database as the helper does at its start."""
     store = SqliteStore(path, encryption=encryption)
     await store.open()
@@ -63,7 +63,7 @@ async def test_killed_command_leaves_a_complete_file(command: str, tmp_path: Pat
     key_file.touch(0o600)
     key_file.write_text(KEY.hex())
     original = tmp_path / "original.db"
-    store = SqliteStore(original, encryption=None if command == "encrypt" else ENCRYPTION)
+    store = SqliteStore(original, encryption=UNENCRYPTED if command == "encrypt" else ENCRYPTION)
     await store.open()
     await enqueue_and_prepare(store, SHARES[0])
     await enqueue_shares(store, *SHARES[1:])
@@ -89,7 +89,7 @@ async def test_killed_command_leaves_a_complete_file(command: str, tmp_path: Pat
         is_complete = is_encrypted == (command == "encrypt")
         outcomes.add(is_complete)
         if is_complete:
-            await open_and_close(path, ENCRYPTION if is_encrypted else None)
+            await open_and_close(path, ENCRYPTION if is_encrypted else UNENCRYPTED)
         else:
             assert rewrite_file(path, SystemClock(), ENCRYPTION, encrypt=command == "encrypt").is_erased
         assert read_shares(path) == (command == "encrypt", shares)

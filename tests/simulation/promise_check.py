@@ -183,7 +183,7 @@ class PromiseChecker:
 
     def check_disk(self) -> None:
         """Check that every acknowledged share is stored, confirmed, or purged after its round closed."""
-        stored = {row[0] for row in self._host.disk.query_rows("SELECT nullifier FROM shares")}
+        stored = {row[0] for row in self._host.disk.query_rows("SELECT field(witness, 'nullifier') FROM shares")}
         for spent, known in self.shares.items():
             if known.is_queued and spent not in stored and not self._is_confirmed(known):
                 sim_round = self._chain.rounds[known.share.round_id]
@@ -197,7 +197,7 @@ class PromiseChecker:
         """Check everything that must be true after all faults have ended."""
         self.check_disk()
         disk = self._host.disk
-        states: dict[bytes, int] = dict(disk.query_rows("SELECT nullifier, state FROM shares"))
+        states: dict[bytes, int] = dict(disk.query_rows("SELECT field(witness, 'nullifier'), state FROM shares"))
         for spent, known in self.shares.items():
             sim_round = self._chain.rounds[known.share.round_id]
             if known.acknowledged_at is None:

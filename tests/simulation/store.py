@@ -18,10 +18,9 @@ from helper.clock import Clock
 from helper.errors import StoreError
 from helper.store.models import QueuedShare
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.disk_health import PROBE_SECONDS
 from helper.store.sqlite.displacement import PathMonitor
 from helper.store.sqlite.erasure import Eraser
-from helper.store.sqlite.errors import translate
+from helper.store.sqlite.errors import PROBE_SECONDS, translate
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.opening import OpenedDatabase, _load_keys
@@ -32,8 +31,8 @@ from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
-from helper.store.write_jobs import WriteJob
-from helper.store.writer_thread import MAX_BATCH
+from helper.store.writer_thread import MAX_BATCH, WriteJob
+from tests.support.sealed_fields import add_field_functions
 
 T = TypeVar("T")
 
@@ -86,14 +85,15 @@ class SimDisk:
         self._transitions: list[tuple[int, int, int | None, bytes]] = []
         self.conn.execute("PRAGMA foreign_keys = ON")
         migrate_schema(self.conn)
+        add_field_functions(self.conn)
         self.conn.create_function("record_transition", 4, self._record_transition)
         self.conn.executescript(
             "CREATE TEMP TRIGGER share_updated AFTER UPDATE OF state ON main.shares WHEN OLD.state <> NEW.state"
-            " BEGIN SELECT record_transition(NEW.id, OLD.state, NEW.state, NEW.nullifier); END;"
+            " BEGIN SELECT record_transition(NEW.id, OLD.state, NEW.state, field(NEW.witness, 'nullifier')); END;"
             "CREATE TEMP TRIGGER share_inserted AFTER INSERT ON main.shares"
-            " BEGIN SELECT record_transition(NEW.id, -1, NEW.state, NEW.nullifier); END;"
+            " BEGIN SELECT record_transition(NEW.id, -1, NEW.state, field(NEW.witness, 'nullifier')); END;"
             "CREATE TEMP TRIGGER share_deleted AFTER DELETE ON main.shares"
-            " BEGIN SELECT record_transition(OLD.id, OLD.state, NULL, OLD.nullifier); END;"
+            " BEGIN SELECT record_transition(OLD.id, OLD.state, NULL, field(OLD.witness, 'nullifier')); END;"
         )
 
     def _record_transition(self, share_id: int, before: int, after: int | None, nullifier: bytes) -> None:

@@ -236,7 +236,8 @@ class World:
     async def _retry_shares(self, at: float) -> None:
         """Retry every share that has failed or waits for a retry, as an operator does."""
         await asyncio.sleep(at)
-        sql = "SELECT id, nullifier FROM shares WHERE state = 3 OR (state = 0 AND attempts > 0) ORDER BY id"
+        is_waiting = "state = 3 OR (state = 0 AND attempts > 0)"
+        sql = f"SELECT id, field(witness, 'nullifier') FROM shares WHERE {is_waiting} ORDER BY id"
         for share_id, nullifier in self.disk.query_rows(sql):
             round_ = self.chain.rounds[self.promise_checker.shares[nullifier].share.round_id]
             service = self.host.service

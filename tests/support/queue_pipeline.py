@@ -48,6 +48,7 @@ from tests.support.fakes import (
     nullifier_of,
     wait_until,
 )
+from tests.support.sealed_fields import add_field_functions
 
 
 class WatchedStore(SqliteStore):
@@ -234,11 +235,11 @@ class Pipeline:
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Query the database file over a separate connection, which sees only committed data."""
         with contextlib.closing(sqlite3.connect(f"file:{self.store.path}?mode=ro", uri=True)) as file:
-            return file.execute(query, values).fetchall()
+            return add_field_functions(file).execute(query, values).fetchall()
 
     def read_share(self, position: int, columns: str = "state") -> tuple[Any, ...] | None:
         """Return columns of one share on disk; None if it is not live."""
-        rows = self.query_rows(f"SELECT {columns} FROM shares WHERE tree_position = ?", position)
+        rows = self.query_rows(f"SELECT {columns} FROM shares WHERE field(witness, 'tree_position') = ?", position)
         return rows[0] if rows else None
 
     def read_send_state(self) -> tuple[Any, ...]:
@@ -248,7 +249,7 @@ class Pipeline:
         return row
 
     def share_states(self) -> dict[int, int]:
-        return dict(self.query_rows("SELECT tree_position, state FROM shares"))
+        return dict(self.query_rows("SELECT field(witness, 'tree_position'), state FROM shares"))
 
     @contextlib.asynccontextmanager
     async def run_dispatcher(self) -> AsyncIterator[asyncio.Task[None]]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import psycopg
 
 from tests.support.postgres import Cluster
+from tests.support.sealed_fields import add_field_functions
 
 LONG_ZERO_RUN = re.compile(rb"\0{64,}")
 """Long runs of zeros, which the server preallocates. They contain no information."""
@@ -50,7 +51,7 @@ class SqliteFile:
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Read the file directly, like an operator's tool."""
         with contextlib.closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as file:
-            return file.execute(query, values).fetchall()
+            return add_field_functions(file).execute(query, values).fetchall()
 
     def numeric_columns(self) -> list[tuple[str, str]]:
         """Every column: SQLite columns may contain any type."""

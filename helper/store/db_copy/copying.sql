@@ -4,10 +4,10 @@
 -- ---------------------------------------------------------------- reading
 
 -- name: page_shares
-SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id > ? ORDER BY s.id LIMIT ?;
+SELECT k.round_id, {share} FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id > ? ORDER BY s.id LIMIT ?;
 
 -- name: page_reveals
-SELECT * FROM reveals WHERE share_id > ? AND share_id <= ?;
+SELECT {reveal} FROM reveals m WHERE m.share_id > ? AND m.share_id <= ?;
 
 -- name: page_history
 SELECT share_id, n, at_ms, stage, note, counted FROM history WHERE share_id > ? AND share_id <= ?
@@ -34,6 +34,14 @@ DELETE FROM counters;
 
 -- name: drop_all_aside
 DELETE FROM damaged WHERE share_id NOT IN (SELECT id FROM shares);
+
+-- Rows whose share was lost.
+
+-- name: drop_lost_reveals
+DELETE FROM reveals WHERE share_id NOT IN (SELECT id FROM shares);
+
+-- name: drop_lost_history
+DELETE FROM history WHERE share_id NOT IN (SELECT id FROM shares);
 
 -- name: counters
 SELECT round_no, state, cast(sum(n) AS BIGINT) FROM counters GROUP BY round_no, state;

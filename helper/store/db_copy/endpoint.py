@@ -22,25 +22,21 @@ from helper.store.db_copy.tables import (
     is_ascending,
     live_shares,
 )
-from helper.store.meta import (
+from helper.store.models import DamagedShare
+from helper.store.sql_files import read_statements
+from helper.store.table_rows import (
     MOVED_KEY,
     RANK_KEY,
     ROW_CHECK_KEY,
     UNFINISHED_KEY,
     CopyMark,
+    Row,
     make_meta_row,
     read_key,
     read_mark,
 )
-from helper.store.models import DamagedShare
-from helper.store.sql_files import read_statements
-from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
-DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
-"""Statement names by which `RowEncryption` decrypts rows."""
-ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
-"""Statement names by which `RowEncryption` encrypts parameters."""
 _TRANSITIONS: Final = {
     ShareState.RECEIVED: (),
     ShareState.WITNESSED: (ShareState.WITNESSED,),
@@ -107,10 +103,7 @@ class CopyEndpoint(ABC):
 
     @abstractmethod
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
-        """Run a statement for each row, inside `write_transaction`.
-
-        Encrypts secret columns if this database stores them encrypted.
-        """
+        """Run a statement for each row, encrypted, inside `write_transaction`."""
 
     @abstractmethod
     def write_transaction(self) -> AbstractContextManager[None]:
@@ -222,7 +215,7 @@ class CopyEndpoint(ABC):
 
     def _write_shares(self, shares: Sequence[LiveShare]) -> None:
         received = ShareState.RECEIVED.value
-        self.execute_many("add_share", [live.share._replace(state=received).to_columns() for live in shares])
+        self.execute_many("add_share", [live.share._replace(state=received) for live in shares])
         reveals = [live.reveal for live in shares if live.reveal is not None]
         if reveals:
             self.execute_many("add_reveal", reveals)

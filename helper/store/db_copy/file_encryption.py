@@ -1,8 +1,7 @@
 """Encrypts or decrypts an existing database file, or encrypts it again with another key.
 
-All rows of the tables with encrypted columns are rewritten in one transaction, so that after an interruption the file
-is either as before or complete. Afterwards the old rows are erased from the files like those of confirmed shares:
-`secure_delete` zeroes the pages of the old tables, and the write-ahead log is checkpointed and truncated.
+The secret columns of all rows are rewritten in one transaction, so that after an interruption the file is either as
+before or complete. Afterwards the old values are erased from the files like the rows of confirmed shares.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from typing import Final
 from helper.clock import Clock
 from helper.errors import StoreCopyDiffers, StoreKeyError
 from helper.store.db_copy.endpoint import load_copy_statements
-from helper.store.db_copy.tables import LiveShare, live_shares, make_portable
-from helper.store.meta import KEY_CHECK, KEYS_IN_USE
+from helper.store.db_copy.tables import LiveShare, live_shares, select_sound
 from helper.store.models import DamagedShare
-from helper.store.row_encryption import RowEncryption
+from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
+from helper.store.sqlite.file_keys import read_shares, record_keys
 from helper.store.sqlite.opening import OpenedDatabase, open_database
-from helper.store.sqlite.row_format import UNENCRYPTED, RowFormat, record_keys
-from helper.store.sqlite.schema import APPLICATION_ID, ENCRYPTED_APPLICATION_ID, schema_objects
-from helper.store.table_rows import RevealRow, RoundKeyRow, is_sound
+from helper.store.sqlite.schema import APPLICATION_ID, ENCRYPTED_APPLICATION_ID
+from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, RevealRow, RoundKeyRow, is_sound
 
-_TABLES: Final = ("round_keys", "shares", "reveals")
-"""The tables with encrypted columns."""
 _PAGE_ROWS: Final = 500
+_ALL_IDS: Final = (0, 2**63 - 1)
 ERASE_SECONDS: Final = 10.0
-"""Seconds to wait for readers of the file, which block the erasure of old rows."""
+"""Seconds to wait for readers of the file, which block the erasure of old values."""
 _RETRY_SECONDS: Final = 0.05
 
 
@@ -42,7 +40,7 @@ class RewriteResult:
     Attributes:
         live: shares with their witness.
         damaged: shares whose rows were damaged; they were deleted, because no helper would have used them.
-        is_erased: whether the old rows were erased. If not, a reader or the disk prevented it, and the next start of
+        is_erased: whether the old values were erased. If not, a reader or the disk prevented it, and the next start of
             the helper erases them.
     """
 
@@ -67,10 +65,9 @@ def rewrite_file(path: Path, clock: Clock, encryption: RowEncryption, *, encrypt
     """
     opened = open_database(path, clock, marked=True, encryption=encryption, allow_unencrypted=True)
     try:
-        source = opened.tx.row_format
-        if not encrypt and not source.is_encrypted:
+        if not encrypt and not opened.tx.encryption.is_encrypted:
             raise StoreKeyError(f"{path} is not encrypted", advice="Nothing was changed.")
-        result = _rewrite(opened, source, RowFormat(encryption) if encrypt else UNENCRYPTED)
+        result = _rewrite(opened, encryption if encrypt else UNENCRYPTED)
         result.is_erased = _erase(opened, clock)
     finally:
         opened.close()
@@ -78,7 +75,7 @@ def rewrite_file(path: Path, clock: Clock, encryption: RowEncryption, *, encrypt
 
 
 def _erase(opened: OpenedDatabase, clock: Clock) -> bool:
-    """Erase the old rows. Returns False if a reader or the disk prevents it for `ERASE_SECONDS`."""
+    """Erase the old values. Returns False if a reader or the disk prevents it for `ERASE_SECONDS`."""
     eraser = opened.eraser
     eraser.record_deletion()
     deadline = clock.monotonic() + ERASE_SECONDS
@@ -92,17 +89,18 @@ def _erase(opened: OpenedDatabase, clock: Clock) -> bool:
 # ---------------------------------------------------------------------- the transaction
 
 
-def _rewrite(opened: OpenedDatabase, source: RowFormat, target: RowFormat) -> RewriteResult:
-    conn, row_key = opened.tx.conn, opened.tx.keys.row_check
+def _rewrite(opened: OpenedDatabase, target: RowEncryption) -> RewriteResult:
+    conn, source, row_key = opened.tx.conn, opened.tx.encryption, opened.tx.keys.row_check
     try:
-        # Otherwise renaming a table would change the foreign keys of other tables.
-        conn.execute("PRAGMA foreign_keys = OFF")
-        conn.execute("PRAGMA legacy_alter_table = ON")
         conn.execute("BEGIN IMMEDIATE")
         try:
-            _replace_tables(conn, target)
-            result = _copy_rows(conn, source, target, row_key)
-            _complete_tables(conn, target)
+            # SQLite refuses to delete or change a damaged row whose values are not in the indexes.
+            conn.execute("REINDEX shares")
+            for name in ("drop_lost_reveals", "drop_lost_history"):
+                conn.execute(load_copy_statements()[name])
+            _rewrite_round_keys(conn, source, target)
+            result = _rewrite_shares(conn, source, target, row_key)
+            _complete_file(conn, target)
             _verify(conn, target, row_key, result)
             conn.execute("COMMIT")
         except BaseException:
@@ -114,93 +112,72 @@ def _rewrite(opened: OpenedDatabase, source: RowFormat, target: RowFormat) -> Re
     return result
 
 
-def _replace_tables(conn: sqlite3.Connection, target: RowFormat) -> None:
-    """Rename the tables, and create empty ones of the target's schema without indexes and triggers."""
-    for kind, name, table, sql in schema_objects(is_encrypted=not target.is_encrypted) + schema_objects(
-        is_encrypted=target.is_encrypted
-    ):
-        if table in _TABLES and kind in {"index", "trigger"} and sql is not None:
-            conn.execute(f"DROP {kind} IF EXISTS {name}")
-    for table in _TABLES:
-        conn.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
-    for sql in _schema_texts(target, {"table"}):
-        conn.execute(sql)
+def _rewrite_round_keys(conn: sqlite3.Connection, source: RowEncryption, target: RowEncryption) -> None:
+    stored = conn.execute(sqlite_statements()["round_keys"]).fetchall()
+    rows = [target.encrypt_round_key(row) for row in source.decrypt_rows("round_keys", stored)]
+    conn.executemany("UPDATE round_keys SET mac_key = :mac_key WHERE no = :no", [row._asdict() for row in rows])
 
 
-def _complete_tables(conn: sqlite3.Connection, target: RowFormat) -> None:
-    """Drop the old tables, and create the indexes and triggers of the new ones."""
-    for table in reversed(_TABLES):
-        conn.execute(f"DROP TABLE old_{table}")
-    for sql in _schema_texts(target, {"index", "trigger"}):
-        conn.execute(sql)
-    conn.execute("DELETE FROM history WHERE share_id NOT IN (SELECT id FROM shares)")
+def _rewrite_shares(
+    conn: sqlite3.Connection, source: RowEncryption, target: RowEncryption, row_key: bytes
+) -> RewriteResult:
+    """Rewrite the shares and their messages, and delete the damaged ones."""
+    aside = {row[0]: DamagedShare(*row[1:]) for row in conn.execute(load_copy_statements()["list_quarantined"])}
+    result = RewriteResult()
+    for live in _read_shares(conn, source):
+        sound = None if live.id in aside else select_sound(live, row_key)
+        if sound is None:
+            result.damaged.append(aside.get(live.id) or live.share.to_damaged_share())
+            conn.execute(sqlite_statements()["delete_share"], (live.id,))
+            continue
+        result.live += 1
+        columns = dict(zip(SHARE_COLUMNS, target.encrypt_share(sound.share), strict=True))
+        conn.execute("UPDATE shares SET tag = :tag, witness = :witness WHERE id = :id", columns)
+        if sound.reveal is not None:
+            columns = dict(zip(REVEAL_COLUMNS, target.encrypt_reveal(sound.reveal), strict=True))
+            conn.execute("UPDATE reveals SET message = :message WHERE share_id = :share_id", columns)
+        elif live.reveal is not None:
+            conn.execute(sqlite_statements()["drop_reveal"], (live.id,))
+    return result
+
+
+def _read_shares(conn: sqlite3.Connection, source: RowEncryption) -> Iterator[LiveShare]:
+    """Yield the shares with their messages, without their histories, in pages that are read before they change."""
+    statements, last = load_copy_statements(), 0
+    while rows := conn.execute(statements["page_shares"], (last, _PAGE_ROWS)).fetchall():
+        span = (last, last := rows[-1][1])
+        reveals = conn.execute(statements["page_reveals"], span).fetchall()
+        yield from live_shares(
+            source.decrypt_rows("page_shares", rows), source.decrypt_rows("page_reveals", reveals), ()
+        )
+
+
+def _complete_file(conn: sqlite3.Connection, target: RowEncryption) -> None:
+    """Recount the shares, and record how the file is encrypted."""
     for name in ("drop_all_aside", "drop_counters", "count_shares_sqlite"):
         conn.execute(load_copy_statements()[name])
     application_id = ENCRYPTED_APPLICATION_ID if target.is_encrypted else APPLICATION_ID
     conn.execute(f"PRAGMA application_id = {application_id}")
-    if target.is_encrypted:
-        record_keys(conn, target, only_first=True)
+    if target.keyring is not None:
+        record_keys(conn, target.keyring, only_first=True)
     else:
         conn.execute("DELETE FROM meta WHERE key IN (?, ?)", (KEY_CHECK, KEYS_IN_USE))
 
 
-def _schema_texts(target: RowFormat, kinds: set[str]) -> list[str]:
-    return [
-        sql
-        for kind, _, table, sql in schema_objects(is_encrypted=target.is_encrypted)
-        if table in _TABLES and kind in kinds and sql is not None
-    ]
-
-
-def _copy_rows(conn: sqlite3.Connection, source: RowFormat, target: RowFormat, row_key: bytes) -> RewriteResult:
-    old_keys = conn.execute("SELECT no, round_id, mac_key, row_check FROM old_round_keys").fetchall()
-    keys = [target.encrypt_params("add_round_key", row) for row in source.decrypt_rows("round_keys", old_keys)]
-    conn.executemany(target.statement("add_round_key"), keys)
-    aside = {row[0]: DamagedShare(*row[1:]) for row in conn.execute(load_copy_statements()["list_quarantined"])}
-    result = RewriteResult()
-    for page in _read_pages(conn, source):
-        usable = []
-        for live in page:
-            fit = None if live.id in aside else make_portable(live, row_key)
-            if fit is None:
-                result.damaged.append(aside.get(live.id) or live.share.to_damaged_share())
-            else:
-                usable.append(fit)
-        shares = [target.encrypt_params("add_share", live.share.to_columns()) for live in usable]
-        conn.executemany(target.statement("add_share"), shares)
-        reveals = [target.encrypt_params("add_reveal", live.reveal) for live in usable if live.reveal is not None]
-        conn.executemany(target.statement("add_reveal"), reveals)
-        result.live += len(usable)
-    return result
-
-
-def _read_pages(conn: sqlite3.Connection, source: RowFormat) -> Iterator[list[LiveShare]]:
-    """Yield pages of the old shares with their messages, without their histories."""
-    last = 0
-    while rows := conn.execute(
-        "SELECT k.round_id, s.* FROM old_shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id > ? "
-        "ORDER BY s.id LIMIT ?",
-        (last, _PAGE_ROWS),
-    ).fetchall():
-        span = (last, last := rows[-1][1])
-        reveals = conn.execute("SELECT * FROM old_reveals WHERE share_id > ? AND share_id <= ?", span).fetchall()
-        yield live_shares(source.decrypt_rows("share_by_id", rows), source.decrypt_rows("reveal", reveals), ())
-
-
-def _verify(conn: sqlite3.Connection, target: RowFormat, row_key: bytes, result: RewriteResult) -> None:
+def _verify(conn: sqlite3.Connection, target: RowEncryption, row_key: bytes, result: RewriteResult) -> None:
     """Read all rewritten rows and check them.
 
     Raises:
         StoreCopyDiffers: a row cannot be read as it was.
     """
-    live = sum(share.is_sound(row_key) for share in target.read_shares(conn))
+    live = sum(share.is_sound(row_key) for share in read_shares(conn, target))
     ((stored,),) = conn.execute("SELECT count(*) FROM shares").fetchall()
-    reveals = (target.decrypt_rows("reveal", [row])[0] for row in conn.execute("SELECT * FROM reveals"))
-    keys = target.decrypt_rows("round_keys", conn.execute(target.statement("round_keys")).fetchall())
+    messages = conn.execute(load_copy_statements()["page_reveals"], _ALL_IDS)
+    reveals = (target.decrypt_rows("page_reveals", [row])[0] for row in messages)
+    keys = target.decrypt_rows("round_keys", conn.execute(sqlite_statements()["round_keys"]).fetchall())
     if (
         not live == stored == result.live
         or not all(RevealRow(*row).is_sound(row_key) for row in reveals)
         or not all(is_sound(row_key, RoundKeyRow(*row)) for row in keys)
-        or conn.execute("PRAGMA foreign_key_check").fetchall()
     ):
         raise StoreCopyDiffers("rewritten rows differ from the original ones")

@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 
 from helper.errors import StoreLocked
-from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, CopyEndpoint, load_copy_statements
+from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.keyring import Keyring
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import translate
@@ -38,6 +38,7 @@ class PostgresEndpoint(CopyEndpoint):
 
     def __init__(self, settings: ConnectionSettings, keyring: Keyring) -> None:
         self._settings = settings
+        self._keyring = keyring
         self._encryption = RowEncryption(keyring)
         self._conn: psycopg.Connection[Row] | None = None
         self._is_locked = False
@@ -67,7 +68,7 @@ class PostgresEndpoint(CopyEndpoint):
         try:
             with _translate_errors():
                 self._conn = connect(self._settings)
-                require_ready(self._conn, self._settings, self._encryption)
+                require_ready(self._conn, self._settings, self._keyring)
         except BaseException:
             self.close()
             raise
@@ -91,7 +92,7 @@ class PostgresEndpoint(CopyEndpoint):
                     )
                 time.sleep(_LOCK_PAUSE_SECONDS)
             self._is_locked = True
-            prepare_schema(self._connection, self._settings, self._encryption)
+            prepare_schema(self._connection, self._settings, self._keyring)
 
     def close(self) -> None:
         """Disconnect, which releases the lock."""
@@ -111,13 +112,12 @@ class PostgresEndpoint(CopyEndpoint):
         """Return all rows of a query, decrypted."""
         with _translate_errors():
             rows = self._connection.execute(_statement(name), params).fetchall()
-        return self._encryption.decrypt_rows(DECRYPT_AS.get(name, name), rows)
+        return self._encryption.decrypt_rows(name, rows)
 
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row, pipelined."""
-        encrypt_as = ENCRYPT_AS.get(name, name)
         with self._connection.cursor() as cursor:
-            cursor.executemany(_statement(name), [self._encryption.encrypt_params(encrypt_as, row) for row in rows])
+            cursor.executemany(_statement(name), [self._encryption.encrypt_params(name, row) for row in rows])
 
     @contextmanager
     def write_transaction(self) -> Iterator[None]:

@@ -29,9 +29,8 @@ from helper.store.db_copy.tables import (
     is_row_valid,
     make_portable,
 )
-from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, CopyMark, refuse_marked
 from helper.store.models import DamagedShare
-from helper.store.table_rows import Row
+from helper.store.table_rows import MOVED_KEY, UNFINISHED_KEY, CopyMark, Row, refuse_marked
 
 PROGRESS_SECONDS: Final = 5.0
 """Seconds between two progress messages."""

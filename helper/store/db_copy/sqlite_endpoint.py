@@ -7,23 +7,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from helper.clock import Clock
 from helper.errors import NotFound
 from helper.runtime.process_security import acting_as_owner
-from helper.store.db_copy.endpoint import DECRYPT_AS, ENCRYPT_AS, CopyEndpoint, load_copy_statements
+from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.db_copy.tables import replace_nul_in_row
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate, translate_opening
+from helper.store.sqlite.file_keys import open_encryption
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.reader import connect_read_only
-from helper.store.sqlite.row_format import UNENCRYPTED, open_row_format
 from helper.store.sqlite.schema import read_identity
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
 
 _DELETE_PREFIX: Final = "drop_"
 
@@ -37,15 +36,14 @@ class SqliteEndpoint(CopyEndpoint):
     Args:
         path: the file.
         clock: measures how long erasure is overdue.
-        encryption: made from the key file, None without a key file. With it, a new file is encrypted; an existing file
-            keeps its format.
+        encryption: made from the key file. With a key, a new file is encrypted; an existing file stays as it is.
     """
 
-    def __init__(self, path: Path, clock: Clock, encryption: RowEncryption | None = None) -> None:
+    def __init__(self, path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> None:
         self._path = path
         self._clock = clock
-        self._encryption = encryption
-        self._row_format = UNENCRYPTED
+        self._configured = encryption
+        self._encryption = UNENCRYPTED
         self._conn: sqlite3.Connection | None = None
         self._opened: OpenedDatabase | None = None
         self._deleted = False
@@ -58,7 +56,7 @@ class SqliteEndpoint(CopyEndpoint):
     @property
     def config_text(self) -> str:
         """The configuration of a single host."""
-        keys = "[store] key_file and no url" if self._row_format.is_encrypted else "no [store] url and key_file"
+        keys = "[store] key_file and no url" if self._encryption.is_encrypted else "no [store] url and key_file"
         return f'[helper] db_path = "{self.label}", and {keys}'
 
     def connect_read_only(self) -> None:
@@ -75,7 +73,7 @@ class SqliteEndpoint(CopyEndpoint):
             conn = connect_read_only(self._path)
             try:
                 read_identity(conn).check(str(self._path), latest_only=True)
-                self._row_format = open_row_format(conn, self._encryption, str(self._path))
+                self._encryption = open_encryption(conn, self._configured, str(self._path))
             except BaseException:
                 conn.close()
                 raise
@@ -90,9 +88,9 @@ class SqliteEndpoint(CopyEndpoint):
         with acting_as_owner(self._path):
             self._disconnect()  # closing this descriptor later would release SQLite's own locks
             self._opened = open_database(
-                self._path, self._clock, marked=True, encryption=self._encryption, allow_unencrypted=True
+                self._path, self._clock, marked=True, encryption=self._configured, allow_unencrypted=True
             )
-            self._row_format = self._opened.tx.row_format
+            self._encryption = self._opened.tx.encryption
         self._use_connection(self._opened.tx.conn)
 
     def _use_connection(self, conn: sqlite3.Connection) -> None:
@@ -127,20 +125,19 @@ class SqliteEndpoint(CopyEndpoint):
         """Return all rows of a query. Texts without a row check lose characters that PostgreSQL rejects."""
         with _translate_errors():
             rows = self._connection.execute(self._statement(name), params).fetchall()
-        rows = self._row_format.decrypt_rows(DECRYPT_AS.get(name, name), rows)
+        rows = self._encryption.decrypt_rows(name, rows)
         if name.startswith("page_") and name not in {"page_shares", "page_reveals"}:
             return [replace_nul_in_row(row) for row in rows]
         return rows
 
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row."""
-        encrypt_as = ENCRYPT_AS.get(name, name)
-        params = [self._row_format.encrypt_params(encrypt_as, row) for row in rows]
+        params = [self._encryption.encrypt_params(name, row) for row in rows]
         changed = self._connection.executemany(self._statement(name), params).rowcount
         self._deleted = self._deleted or (name.startswith(_DELETE_PREFIX) and changed > 0)
 
     def _statement(self, name: str) -> str:
-        return load_copy_statements().get(name) or self._row_format.statement(name)
+        return load_copy_statements().get(name) or sqlite_statements()[name]
 
     @contextmanager
     def write_transaction(self) -> Iterator[None]:

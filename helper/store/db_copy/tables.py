@@ -12,8 +12,18 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 from helper.core.share import ShareState
-from helper.store.meta import KEY_CHECK, KEYS_IN_USE, MOVED_KEY, RUN_KEY, UNFINISHED_KEY
-from helper.store.table_rows import RevealRow, RoundRow, Row, ShareRow, is_sound
+from helper.store.table_rows import (
+    KEY_CHECK,
+    KEYS_IN_USE,
+    MOVED_KEY,
+    RUN_KEY,
+    UNFINISHED_KEY,
+    RevealRow,
+    RoundRow,
+    Row,
+    ShareRow,
+    is_sound,
+)
 
 Key = tuple[Any, ...]
 CheckedRow = TypeVar("CheckedRow", ShareRow, RevealRow)
@@ -117,25 +127,30 @@ def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence
     return result
 
 
+def select_sound(live: LiveShare, row_key: bytes) -> LiveShare | None:
+    """Return a share, None if it is damaged.
+
+    A damaged message that may have been sent makes the share damaged; any other damaged message is dropped.
+    """
+    if not live.share.is_sound(row_key):
+        return None
+    if live.reveal is not None and not live.reveal.is_sound(row_key):
+        live = live._replace(reveal=None)
+    return None if live.reveal is None and live.share.state == ShareState.BROADCAST else live
+
+
 def make_portable(live: LiveShare, row_key: bytes) -> LiveShare | None:
     """Return a share in a form that both databases accept, or None if it is damaged and must not be copied.
 
-    A damaged message that may have been sent makes the share damaged; any other damaged message is dropped. Characters
-    that only SQLite accepts are replaced in texts.
+    Characters that only SQLite accepts are replaced in texts.
     """
-    share, reveal = live.share, live.reveal
-    if not share.is_sound(row_key):
+    sound = select_sound(live, row_key)
+    if sound is None:
         return None
-    if reveal is not None and not reveal.is_sound(row_key):
-        reveal = None
-    if reveal is None and share.state == ShareState.BROADCAST:
-        return None
-    return LiveShare(
-        live.id,
-        live.round_no,
-        _make_row_portable(share, row_key),
-        None if reveal is None else _make_row_portable(reveal, row_key),
-        tuple(replace_nul_in_row(entry) for entry in live.history),
+    return sound._replace(
+        share=_make_row_portable(sound.share, row_key),
+        reveal=None if sound.reveal is None else _make_row_portable(sound.reveal, row_key),
+        history=tuple(replace_nul_in_row(entry) for entry in sound.history),
     )
 
 

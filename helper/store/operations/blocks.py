@@ -20,9 +20,8 @@ from helper.store.ledger import (
     take_out,
     truncate,
 )
-from helper.store.meta import make_meta_row, read_meta_value
 from helper.store.models import SpentNullifier
-from helper.store.table_rows import RoundRow
+from helper.store.table_rows import RoundRow, make_meta_row, read_meta_value
 from helper.store.transaction import Transaction
 
 MAC_BYTES: Final = 32

@@ -91,7 +91,8 @@ def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share, at_ms: i
 
 def _comparable_fields(share: Share) -> tuple[object, ...]:
     """Return what two copies of a share have in common. Its `submit_at` may differ; the stored value applies."""
-    return (share.vote_decision, share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2)
+    ciphertext = (share.c1, share.c2, share.kind, share.extra)
+    return (share.vote_decision, share.shares_hash, share.share_comms, share.primary_blind, *ciphertext)
 
 
 def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:

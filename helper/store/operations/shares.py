@@ -22,7 +22,7 @@ from helper.store.operations.transitions import (
 )
 from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
-from helper.store.write_jobs import BatchOperation
+from helper.store.writer_thread import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
 """Notification to hosts that a share that is due soon was enqueued."""
@@ -248,13 +248,13 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
         share.vote_decision,
         share.tree_position,
         share.submit_at,
+        received_ms,
         share.shares_hash,
         share.share_comms,
         share.primary_blind,
         share.c1,
         share.c2,
         nullifier,
-        received_ms,
         share.kind,
         share.extra,
         rank(tx.keys.rank, mac),

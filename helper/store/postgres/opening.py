@@ -23,22 +23,21 @@ from helper.errors import (
     StoreUnreachable,
 )
 from helper.store.keyring import Keyring
-from helper.store.meta import (
+from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
+from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
+from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
+from helper.store.sql_files import postgres_statements, read_migrations
+from helper.store.table_rows import (
     KEY_CHECK,
     KEYS_IN_USE,
     RANK_KEY,
     ROW_CHECK_KEY,
+    Row,
     make_meta_row,
     read_key,
     read_meta_value,
     refuse_marked,
 )
-from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
-from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
-from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
-from helper.store.row_encryption import RowEncryption
-from helper.store.sql_files import postgres_statements, read_migrations
-from helper.store.table_rows import Row
 from helper.store.transaction import DatabaseKeys
 
 OLDEST_SERVER: Final = 150_000
@@ -275,8 +274,8 @@ def require_privileges(conn: Connection, settings: ConnectionSettings) -> bool:
     return conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone() == (True,)
 
 
-def require_ready(conn: Connection, settings: ConnectionSettings, encryption: RowEncryption) -> None:
-    """Check the schema version and the keys, without changes, and set the missing keys of `encryption`.
+def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
+    """Check the schema version and the keys, without changes, and set the missing keys of the keyring.
 
     Raises:
         NotFound: the schema does not exist.
@@ -296,14 +295,14 @@ def require_ready(conn: Connection, settings: ConnectionSettings, encryption: Ro
     key_check, in_use = (
         conn.execute(postgres_statements()["get_meta"], (key,)).fetchall() for key in (KEY_CHECK, KEYS_IN_USE)
     )
-    encryption.keyring.check_probe(read_meta_value(key_check))
-    encryption.missing_keys = _parse_key_ids(in_use) - set(encryption.keyring.key_ids)
+    keyring.check_probe(read_meta_value(key_check))
+    keyring.missing_keys = _parse_key_ids(in_use) - set(keyring.key_ids)
 
 
-def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: RowEncryption) -> DatabaseKeys:
+def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> DatabaseKeys:
     """Create or upgrade the schema, one host at a time, and return the keys of the database.
 
-    Also sets the missing keys of `encryption`.
+    Also sets the missing keys of the keyring.
 
     Raises:
         StoreForeign: the schema belongs to another program or a newer version.
@@ -311,7 +310,6 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: R
         StoreKeyError: rows are encrypted with a key that this host does not have.
         StoreCorrupt: a key is damaged.
     """
-    keyring = encryption.keyring
     _publish_key_ids(conn, settings, keyring)
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
@@ -321,8 +319,8 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, encryption: R
         _migrate(conn, settings)
         keys = DatabaseKeys(_load_key(conn, ROW_CHECK_KEY), _load_key(conn, RANK_KEY))
         _check_keyring(conn, settings, keyring)
-        encryption.missing_keys = _record_keys(conn, keyring)
-        for key in encryption.missing_keys:
+        keyring.missing_keys = _record_keys(conn, keyring)
+        for key in keyring.missing_keys:
             if conn.execute(postgres_statements()["uses_key"], {"id": key}).fetchone() == (True,):
                 raise StoreKeyError(
                     "the database has shares that are encrypted with a key that this host does not have"

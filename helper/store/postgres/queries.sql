@@ -56,11 +56,6 @@ WITH here AS (
 SELECT pid FROM here WHERE objid = 3
 EXCEPT SELECT pid FROM here WHERE objid = hashtext('key ' || %(name)s)::oid;
 
--- name: uses_key
-SELECT EXISTS (SELECT 1 FROM round_keys WHERE substr(mac_key, 1, 4) = %(id)s)
-  OR EXISTS (SELECT 1 FROM shares WHERE substr(witness, 1, 4) = %(id)s)
-  OR EXISTS (SELECT 1 FROM reveals WHERE substr(message, 1, 4) = %(id)s);
-
 -- name: new_ids
 SELECT nextval('share_id') FROM generate_series(1, %s);
 
@@ -144,15 +139,6 @@ SELECT nextval('round_no') - 1;
 -- name: add_round_key
 INSERT INTO round_keys (no, round_id, mac_key, row_check) VALUES (%s, %s, %s, %s) ON CONFLICT (round_id) DO NOTHING;
 
--- name: save_round
-INSERT INTO rounds (
-  round_no, status, vote_end_time, created_at_height, proposals, seen_ms, closed_ms, alerted_ms, row_check
-) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
-ON CONFLICT (round_no) DO UPDATE SET
-  status = excluded.status, vote_end_time = excluded.vote_end_time, created_at_height = excluded.created_at_height,
-  proposals = excluded.proposals, seen_ms = excluded.seen_ms, closed_ms = excluded.closed_ms,
-  alerted_ms = excluded.alerted_ms, row_check = excluded.row_check;
-
 -- name: add_meta
 INSERT INTO meta (key, value, row_check) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING;
 
@@ -161,10 +147,6 @@ INSERT INTO counters (round_no, state, part, n)
 SELECT given.round_no, given.state, pg_backend_pid(), given.n
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS given (round_no, state, n)
 ON CONFLICT (round_no, state, part) DO UPDATE SET n = counters.n + excluded.n;
-
--- name: counts
-SELECT k.round_id, c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
-GROUP BY k.round_id, c.state HAVING sum(c.n) > 0;
 
 -- name: round_counts
 SELECT c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
@@ -190,19 +172,12 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 
 -- name: stored_shares
-SELECT k.round_id, s.*, s.id, d.share_id IS NOT NULL FROM shares s JOIN round_keys k ON k.no = s.round_no
+SELECT k.round_id, {share}, s.id, d.share_id IS NOT NULL FROM shares s JOIN round_keys k ON k.no = s.round_no
 LEFT JOIN damaged d ON d.share_id = s.id
 WHERE s.id = ANY (%s);
 
--- name: add_share
-INSERT INTO shares (
-  id, round_no, mac, tag, witness, rank, state, due_ms, attempts, crashes, proved_height, stage, note, row_check
-) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
-
 -- name: add_shares
-INSERT INTO shares (
-  id, round_no, mac, tag, witness, rank, state, due_ms, attempts, crashes, proved_height, stage, note, row_check
-)
+INSERT INTO shares ({share_columns})
 SELECT * FROM unnest(
   %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[],
   %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[]
@@ -211,10 +186,10 @@ SELECT * FROM unnest(
 -- ---------------------------------------------------------------- shares: processing
 
 -- name: share_by_id
-SELECT k.round_id, s.* FROM shares s JOIN round_keys k ON k.no = s.round_no WHERE s.id = %s FOR UPDATE OF s;
+SELECT k.round_id, {share} FROM shares s JOIN round_keys k ON k.no = s.round_no WHERE s.id = %s FOR UPDATE OF s;
 
 -- name: live_share
-SELECT k.round_id, s.* FROM shares s JOIN round_keys k ON k.no = s.round_no
+SELECT k.round_id, {share} FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE s.id = %s AND s.id NOT IN (SELECT share_id FROM damaged) FOR UPDATE OF s;
 
 -- name: due_shares
@@ -262,16 +237,6 @@ SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::b
 
 -- ---------------------------------------------------------------- reveals
 
--- name: add_reveal
-INSERT INTO reveals VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
-
--- name: unconfirmed
-SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
-  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
-FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
-WHERE s.state = 4 AND s.state <> 0 AND s.id > %(after)s AND s.id NOT IN (SELECT share_id FROM damaged)
-ORDER BY s.id LIMIT %(limit)s;
-
 -- Uses the index `reveals_decide`.
 
 -- name: follow_ups
@@ -285,12 +250,6 @@ SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares 
 WHERE r.decide_height > %(height)s AND r.last_sent_height >= %(height)s
   AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY r.decide_height, s.due_ms, s.rank LIMIT %(limit)s;
-
--- name: sent_reveal
-SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
-  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
-FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
-WHERE s.id = %s AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 
 -- ---------------------------------------------------------------- chain facts
 
@@ -315,33 +274,13 @@ WHERE k.round_id = %s ORDER BY t.idx;
 
 -- ---------------------------------------------------------------- operators
 
--- The times of a share are in its encrypted witness, which is the last column: the reader decrypts it and fills in the times.
-
 -- name: list_waiting
-SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged), s.witness
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
 FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE k.round_id = %(round_id)s AND s.state = 0
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
 ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
-
--- name: list_in_progress
-SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged), s.witness
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = %(state)s AND (%(round_id)s::bytea IS NULL OR k.round_id = %(round_id)s)
-  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
-ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
-
--- name: shares_by_prefix
-SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged), s.id, NULL, r.vote_end_time, s.witness
-FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
-WHERE s.mac BETWEEN %s AND %s LIMIT 2;
-
--- name: reveal_facts
-SELECT message, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
-FROM reveals WHERE share_id = %s;
 
 -- name: due_ahead
 SELECT greatest(0, (due_ms - %(now_ms)s) / 60000), count(*) FROM shares
@@ -358,19 +297,3 @@ WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND s
 INSERT INTO actions (id, begun_ms, uid, who, way, what, wanted)
 SELECT coalesce(max(id), 0) + 1, %s, %s, %s, %s, %s, %s FROM actions RETURNING id;
 
--- name: failed_ids
-SELECT id FROM shares WHERE state <> 0 AND state = 3
-  AND (%(round_no)s::bigint IS NULL OR round_no = %(round_no)s) AND id > %(after)s
-  AND id NOT IN (SELECT share_id FROM damaged)
-ORDER BY id LIMIT %(limit)s;
-
--- name: failed_groups
-SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = 3 AND (%(round_id)s::bytea IS NULL OR k.round_id = %(round_id)s)
-  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
-GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
-
--- name: tree_sizes
-SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
-FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.round_id;

@@ -78,9 +78,8 @@ class PostgresStore(Store):
         )
         settings = replace(settings, proves=proves)
         self._claims = ClaimState(host, lease_seconds)
-        encryption = RowEncryption(keyring)
-        self._writer: PostgresWriter = PostgresWriter(settings, encryption, self._claims, on_damaged)
-        self._reader: PostgresReader = PostgresReader(settings, encryption)
+        self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, on_damaged)
+        self._reader: PostgresReader = PostgresReader(settings, RowEncryption(keyring))
         self._operator_reader: PostgresReader = self._reader
         super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operator_reader)
         self._first_rank = rank(b"first rank of a host", host.encode())

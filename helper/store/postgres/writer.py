@@ -22,6 +22,7 @@ import structlog
 
 from helper.clock import SystemClock
 from helper.errors import StoreError, StoreUnconfirmed
+from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import is_batch_wide, is_retryable, needs_new_connection, translate
@@ -36,8 +37,7 @@ from helper.store.postgres.opening import (
 )
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.row_encryption import RowEncryption
-from helper.store.write_jobs import WriteJob, deliver_results, split_batch
-from helper.store.writer_thread import WriterThread
+from helper.store.writer_thread import WriteJob, WriterThread, deliver_results, split_batch
 
 log = structlog.get_logger("helper.store")
 
@@ -59,7 +59,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
 
     Args:
         settings: connection settings.
-        encryption: made from the keys that the hosts share.
+        keyring: the keys that the hosts share.
         claims: the claims of this host.
         on_damaged: called on the event loop with each row that was quarantined.
 
@@ -68,13 +68,13 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
     def __init__(
         self,
         settings: ConnectionSettings,
-        encryption: RowEncryption,
+        keyring: Keyring,
         claims: ClaimState,
         on_damaged: Callable[[DamagedShare], None],
     ) -> None:
         super().__init__(on_damaged)
         self._settings = settings
-        self._encryption = encryption
+        self._keyring = keyring
         self._claims = claims
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
@@ -121,12 +121,12 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             require_privileges(conn, self._settings)
             if self._keys is not None:
                 require_same_queue(conn, self._settings, self._keys)
-            self._keys = prepare_schema(conn, self._settings, self._encryption)
+            self._keys = prepare_schema(conn, self._settings, self._keyring)
             refuse_moved(conn, self._settings)
         except BaseException:
             conn.close()
             raise
-        self._tx = PostgresTransaction(self._keys, conn, self._encryption, self._claims)
+        self._tx = PostgresTransaction(self._keys, conn, RowEncryption(self._keyring), self._claims)
         return self._tx
 
     def _disconnect(self) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from helper.errors import StoreDisplaced
-from helper.store.meta import RUN_KEY, read_meta_value
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.file_lock import FileLock
+from helper.store.table_rows import RUN_KEY, read_meta_value
 
 DATABASE_DISPLACED_TEXT: Final = "the database file is no longer at its path"
 WAL_DISPLACED_TEXT: Final = "the database's write-ahead log is no longer at its path"

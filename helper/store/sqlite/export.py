@@ -8,20 +8,18 @@ from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from helper.core.share import ShareState
 from helper.store.action_models import ExportedReveal, ExportedShare, RowVersion
-from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.operations.actions import matches_filter
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
-from helper.store.sqlite.row_format import RowFormat, open_row_format
-from helper.store.table_rows import RevealRow, RoundRow, Row, ShareRow
+from helper.store.sqlite.file_keys import open_encryption, read_shares
+from helper.store.table_rows import ROW_CHECK_KEY, RevealRow, RoundRow, Row, ShareRow, read_key, read_meta_value
 from helper.store.transaction import Params
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
 
 _CHAIN_ID: Final = "chain_id"
 
@@ -47,7 +45,7 @@ class ExportSelection:
 
 
 def select_for_export(
-    image: bytes, query: QueueFilter, refs: Collection[str] = (), encryption: RowEncryption | None = None
+    image: bytes, query: QueueFilter, refs: Collection[str] = (), encryption: RowEncryption = UNENCRYPTED
 ) -> ExportSelection:
     """Select the shares in a database image that match.
 
@@ -55,7 +53,7 @@ def select_for_export(
         image: a checked image from `take_snapshot`.
         query: the filter that they must match.
         refs: prefixes of references, at least one of which must match; empty for any.
-        encryption: made from the key file, None without a key file.
+        encryption: made from the key file.
 
     Raises:
         StoreKeyError: the image is encrypted, and a key that it needs is missing.
@@ -65,22 +63,22 @@ def select_for_export(
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="replace")
             conn.deserialize(image)
-            return _select_shares(_Image(conn, open_row_format(conn, encryption, "the database")), query, tuple(refs))
+            image_reader = _Image(conn, open_encryption(conn, encryption, "the database"))
+            return _select_shares(image_reader, query, tuple(refs))
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate(error) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """An open image and its format."""
+    """An open image and its encryption."""
 
     conn: sqlite3.Connection
-    row_format: RowFormat
+    encryption: RowEncryption
 
     def fetch(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query, decrypted."""
-        rows = self.conn.execute(self.row_format.statement(name), params).fetchall()
-        return self.row_format.decrypt_rows(name, rows)
+        return self.encryption.decrypt_rows(name, self.conn.execute(sqlite_statements()[name], params).fetchall())
 
 
 def _select_shares(image: _Image, query: QueueFilter, refs: tuple[str, ...]) -> ExportSelection:
@@ -90,7 +88,7 @@ def _select_shares(image: _Image, query: QueueFilter, refs: tuple[str, ...]) -> 
     selection.round_ends = {round_id: row.vote_end_time for round_id, row in rounds.items()}
     closed = {round_id for round_id, row in rounds.items() if row.closed_ms is not None}
     aside = {row[0] for row in image.fetch("quarantined_ids")}
-    for row in image.row_format.read_shares(image.conn):
+    for row in read_shares(image.conn, image.encryption):
         if row.id in aside or not row.is_sound(row_key):
             selection.skipped["damaged"] += 1
         elif matches_filter(row, query) and (not refs or row.mac.hex().startswith(refs)):

@@ -9,25 +9,30 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreFull
-from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, RUN_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
-from helper.store.sqlite.file_lock import FileLock, open_regular
+from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted, select_encryption
+from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_file
 from helper.store.sqlite.reader import BUSY_SECONDS
-from helper.store.sqlite.row_format import open_row_format, record_keys, refuse_unencrypted, select_row_format
 from helper.store.sqlite.schema import FileIdentity, check_pages, compare_schema, migrate_schema, read_identity
-from helper.store.sqlite.second_name_check import refuse_non_file
 from helper.store.sqlite.transaction import SqliteTransaction
+from helper.store.table_rows import (
+    RANK_KEY,
+    ROW_CHECK_KEY,
+    RUN_KEY,
+    make_meta_row,
+    read_key,
+    read_meta_value,
+    refuse_marked,
+)
 from helper.store.transaction import DatabaseKeys, read_round_key
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
 
 CHECKED_AT_START: Final = 64 << 20
 """Maximum size in bytes of a file that is checked before the start; this takes a few tenths of a second.
@@ -86,7 +91,7 @@ def open_database(
     clock: Clock,
     *,
     marked: bool = False,
-    encryption: RowEncryption | None = None,
+    encryption: RowEncryption = UNENCRYPTED,
     allow_unencrypted: bool = False,
 ) -> OpenedDatabase:
     """Open the file for writing, or create it; called on the writer thread.
@@ -95,7 +100,7 @@ def open_database(
         path: the file.
         clock: measures the delay of erasure.
         marked: open it even if a copy has marked it.
-        encryption: made from the key file, None without a key file. With it, a new file is encrypted.
+        encryption: made from the key file. With a key, a new file is encrypted.
         allow_unencrypted: open an existing file that is not encrypted even with a key file.
 
     Raises:
@@ -152,7 +157,7 @@ class _Options:
     """Arguments of `open_database`."""
 
     marked: bool
-    encryption: RowEncryption | None
+    encryption: RowEncryption
     allow_unencrypted: bool
 
 
@@ -168,16 +173,17 @@ def _open_locked(
         _check_database(conn, path, options)
         _configure_connection(conn)
         migrate_schema(
-            conn, is_encrypted=select_row_format(read_identity(conn), options.encryption, str(path)).is_encrypted
+            conn, is_encrypted=select_encryption(read_identity(conn), options.encryption, str(path)).is_encrypted
         )
         compare_schema(conn, str(path))
         keys = _load_keys(conn)
-        row_format = open_row_format(conn, options.encryption, str(path))
-        record_keys(conn, row_format)
+        encryption = open_encryption(conn, options.encryption, str(path))
+        if encryption.keyring is not None:
+            record_keys(conn, encryption.keyring)
         if not options.marked:
             refuse_marked(conn.execute(sqlite_statements()["get_marks"]).fetchall(), str(path))
         round_keys = conn.execute(sqlite_statements()["round_keys"]).fetchall()
-        for row in row_format.decrypt_rows("round_keys", round_keys):
+        for row in encryption.decrypt_rows("round_keys", round_keys):
             read_round_key(row, keys)
         next_id = int(conn.execute(sqlite_statements()["last_share_id"]).fetchone()[0]) + 1
         if lock.crashed_run is None:  # otherwise the record of the crash applies until this run ends cleanly
@@ -196,7 +202,7 @@ def _open_locked(
             raise StoreError(f"the last run's WAL could not be checkpointed into {path}: {error}") from error
     if run is not None and run != lock.crashed_run and eraser.write_back():
         lock.mark_open(run)
-    tx = SqliteTransaction(keys, conn, next_id, row_format=row_format)
+    tx = SqliteTransaction(keys, conn, next_id, encryption)
     return OpenedDatabase(tx, eraser, lock, PathMonitor(watched))
 
 
@@ -294,9 +300,9 @@ def _check_database(conn: sqlite3.Connection, path: Path, options: _Options) -> 
     identity = read_identity(conn)
     if not identity.is_new():
         identity.check(str(path))
-        row_format = open_row_format(conn, options.encryption, str(path))
+        stored = open_encryption(conn, options.encryption, str(path))
         if not options.allow_unencrypted:
-            refuse_unencrypted(row_format, options.encryption, str(path))
+            refuse_unencrypted(stored, options.encryption, str(path))
     if path.stat().st_size <= CHECKED_AT_START:
         check_pages(conn, str(path), "quick_check(3)")
 

@@ -13,17 +13,9 @@ SELECT coalesce(max(no), 0) FROM round_keys;
 -- name: add_round_key
 INSERT INTO round_keys (no, round_id, mac_key, row_check) VALUES (?, ?, ?, ?);
 
--- name: save_round
-INSERT OR REPLACE INTO rounds (
-  round_no, status, vote_end_time, created_at_height, proposals, seen_ms, closed_ms, alerted_ms, row_check
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
-
 -- name: add_count
 INSERT INTO counters (round_no, state, n) VALUES (?, ?, ?)
 ON CONFLICT (round_no, state) DO UPDATE SET n = n + excluded.n;
-
--- name: counts
-SELECT k.round_id, c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no WHERE c.n > 0;
 
 -- name: round_counts
 SELECT c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no
@@ -35,17 +27,17 @@ WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
 SELECT coalesce(max(id), 0) FROM shares;
 
 -- A live share with the same nullifier is known too. Its columns are read from indexes only, because its row may be
--- unreadable.
+-- unreadable. One row of values per share and key, because a nullifier has a tag for each key.
 
 -- name: find_taken
-WITH identities (idx, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
+WITH identities (idx, round_no, mac, nullifier, tag) AS (VALUES (?, ?, ?, ?, ?))
 SELECT idx,
   EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
     OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
   (SELECT id FROM shares WHERE mac = a.mac)
 FROM identities AS a
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
-  OR EXISTS (SELECT 1 FROM shares WHERE nullifier = a.nullifier AND round_no = a.round_no)
+  OR EXISTS (SELECT 1 FROM shares WHERE tag = a.tag AND round_no = a.round_no)
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 
@@ -53,24 +45,17 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
 
 -- name: stored_shares
 WITH ids (id) AS (VALUES (?))
-SELECT k.round_id, s.*, a.id, d.share_id IS NOT NULL FROM ids AS a LEFT JOIN damaged d ON d.share_id = a.id
+SELECT k.round_id, {share}, a.id, d.share_id IS NOT NULL FROM ids AS a LEFT JOIN damaged d ON d.share_id = a.id
 LEFT JOIN shares s ON s.id = CASE WHEN d.state IS -1 THEN NULL ELSE a.id END
 LEFT JOIN round_keys k ON k.no = s.round_no;
-
--- name: add_share
-INSERT INTO shares (
-  id, round_no, mac, share_index, proposal_id, vote_decision, tree_position, submit_at, shares_hash, share_comms,
-  primary_blind, c1, c2, nullifier, received_ms, kind, extra, rank, state, due_ms, attempts, crashes, proved_height,
-  stage, note, row_check
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- ---------------------------------------------------------------- shares: processing
 
 -- name: share_by_id
-SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
+SELECT k.round_id, {share} FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
 
 -- name: all_shares
-SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no;
+SELECT k.round_id, {share} FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no;
 
 -- name: tombstone_count
 SELECT count(*) FROM tombstones;
@@ -120,16 +105,6 @@ SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limi
 
 -- ---------------------------------------------------------------- reveals
 
--- name: add_reveal
-INSERT INTO reveals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: unconfirmed
-SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
-  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
-FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
-WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
-ORDER BY s.id LIMIT :limit;
-
 -- Uses the index `reveals_decide`. A failed share may still have its message.
 
 -- name: follow_ups
@@ -148,19 +123,13 @@ WHERE decide_height > :height AND last_sent_height >= :height
   AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY decide_height LIMIT :limit;
 
--- name: sent_reveal
-SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
-  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
-FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
-WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
-
 -- ---------------------------------------------------------------- chain facts
 
 -- name: add_spent
 INSERT INTO spent (round_no, nullifier) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
--- name: shares_of_nullifier
-SELECT id FROM shares WHERE nullifier = ? ORDER BY id;
+-- name: shares_of_tag
+SELECT id FROM shares WHERE tag = ?;
 
 -- name: load_leaves
 SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no
@@ -175,32 +144,13 @@ WHERE +k.round_id = ? ORDER BY t.idx;
 -- An unreadable row (state -1) is not read.
 
 -- name: list_waiting
-SELECT s.mac, :round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+SELECT s.mac, :round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged)
 FROM shares s
 WHERE s.round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND s.state = 0
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
   AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
-
--- name: list_in_progress
-SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id)
-  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
-  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
-ORDER BY s.due_ms, s.rank LIMIT :limit;
-
--- name: shares_by_prefix
-SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged), s.id, s.received_ms, r.vote_end_time
-FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
-WHERE s.mac BETWEEN ? AND ? LIMIT 2;
-
--- name: reveal_facts
-SELECT tx_hash, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
-FROM reveals WHERE share_id = ?;
 
 -- Shares due soon by minute, and the total as minute -1, so that later shares are not read individually.
 
@@ -218,20 +168,3 @@ WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND sta
 -- name: begin_action
 INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (?, ?, ?, ?, ?, ?) RETURNING id;
 
--- Reads only the index; a row is checked when an operation uses it.
-
--- name: failed_ids
-SELECT id FROM shares WHERE state <> 0 AND state = 3
-  AND (:round_no IS NULL OR round_no = :round_no) AND id > :after AND +id > :after AND id NOT IN (SELECT share_id FROM damaged)
-ORDER BY id LIMIT :limit;
-
--- name: failed_groups
-SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE s.state <> 0 AND s.state = 3 AND (:round_id IS NULL OR k.round_id = :round_id)
-  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
-GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
-
--- name: tree_sizes
-SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
-FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.no;

@@ -12,25 +12,22 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiosqlite
 import anyio
 
 from helper.errors import StoreError
-from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.errors import is_disk_full, result_code, translate, translate_opening
-from helper.store.sqlite.file_lock import is_locked
-from helper.store.sqlite.row_format import UNENCRYPTED, RowFormat, open_row_format, refuse_unencrypted
+from helper.store.sqlite.file_keys import open_encryption, refuse_unencrypted
+from helper.store.sqlite.file_lock import is_locked, refuse_non_file, refuse_second_name
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
-from helper.store.sqlite.second_name_check import refuse_non_file, refuse_second_name
-from helper.store.table_rows import Row
+from helper.store.table_rows import Row, refuse_marked
 from helper.store.transaction import Params
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
 
 BUSY_SECONDS: Final = 5.0
 """Seconds to wait while another process has locked the database."""
@@ -95,16 +92,16 @@ class SqliteReader:
 
     Args:
         path: the database file.
-        encryption: made from the key file, None without a key file.
+        encryption: made from the key file.
 
     Attributes:
-        row_format: the format of the open file.
+        encryption: that of the open file.
     """
 
-    def __init__(self, path: Path, encryption: RowEncryption | None = None) -> None:
+    def __init__(self, path: Path, encryption: RowEncryption = UNENCRYPTED) -> None:
         self._path = path
-        self._encryption = encryption
-        self.row_format = UNENCRYPTED
+        self._configured = encryption
+        self.encryption = UNENCRYPTED
         self._conn: aiosqlite.Connection | None = None
         self._snapshot_lock = asyncio.Lock()
 
@@ -119,7 +116,7 @@ class SqliteReader:
         try:
             # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect,
             # and such a thread may call a closed event loop.
-            conn, self.row_format = await asyncio.to_thread(_open_file, self._path, self._encryption)
+            conn, self.encryption = await asyncio.to_thread(_open_file, self._path, self._configured)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate_opening(error, str(self._path)) from error
         self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
@@ -136,8 +133,8 @@ class SqliteReader:
         Raises:
             StoreError: the file cannot be read.
         """
-        rows = self.row_format
-        return rows.decrypt_rows(name, await self.run(rows.statement(name), rows.encrypt_params(name, params)))
+        rows = await self.run(sqlite_statements()[name], params)
+        return self.encryption.decrypt_rows(name, rows)
 
     async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
         """Return the rows of all these named queries, one after the other, as of one moment.
@@ -165,12 +162,12 @@ class SqliteReader:
         return list(rows)
 
 
-def _open_file(path: Path, encryption: RowEncryption | None) -> tuple[sqlite3.Connection, RowFormat]:
+def _open_file(path: Path, configured: RowEncryption) -> tuple[sqlite3.Connection, RowEncryption]:
     conn = connect_read_only(path, check_same_thread=False)
     conn.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         conn.execute("PRAGMA temp_store = MEMORY")
-        return conn, open_row_format(conn, encryption, str(path))
+        return conn, open_encryption(conn, configured, str(path))
     except BaseException:
         conn.close()
         raise
@@ -178,13 +175,13 @@ def _open_file(path: Path, encryption: RowEncryption | None) -> tuple[sqlite3.Co
 
 @asynccontextmanager
 async def open_queue_file(
-    path: Path, encryption: RowEncryption | None = None, *, allow_unencrypted: bool = True
+    path: Path, encryption: RowEncryption = UNENCRYPTED, *, allow_unencrypted: bool = True
 ) -> AsyncIterator[QueueReader]:
     """Open a database file read-only for operator commands, without a running helper.
 
     Args:
         path: the file.
-        encryption: made from the key file, None without a key file.
+        encryption: made from the key file.
         allow_unencrypted: read a file that is not encrypted even with a key file, which the service refuses.
 
     Raises:
@@ -198,7 +195,7 @@ async def open_queue_file(
     try:
         FileIdentity(*(await reader.run(IDENTITY_QUERY))[0]).check(str(path), latest_only=True)
         if not allow_unencrypted:
-            refuse_unencrypted(reader.row_format, encryption, str(path))
+            refuse_unencrypted(reader.encryption, encryption, str(path))
         refuse_marked(await reader.fetch("get_marks"), str(path))
         yield QueueReader(reader)
     finally:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from functools import cache
-from importlib import resources
 from typing import Final, NamedTuple
 
 from helper.errors import StoreCorrupt, StoreForeign
@@ -79,18 +79,7 @@ class FileIdentity(NamedTuple):
 @cache
 def migrations() -> tuple[str, ...]:
     """Return the migrations of the schema on SQLite."""
-    return read_migrations("helper.store")
-
-
-def encrypted_migrations() -> tuple[str, ...]:
-    """Return the migrations of the schema of an encrypted file.
-
-    They are the same, except that version 1 replaces the tables with encrypted columns. A later migration that changes
-    one of these tables needs a second form here.
-    """
-    initial, *later = migrations()
-    tables = (resources.files("helper.store.sqlite") / "encrypted_tables.sql").read_text("utf-8")
-    return (f"{initial}\n{tables}", *later)
+    return read_migrations("helper.store.sqlite")
 
 
 def latest_version() -> int:
@@ -120,7 +109,7 @@ def migrate_schema(conn: sqlite3.Connection, *, is_encrypted: bool = False) -> N
     version = read_identity(conn).version
     if version == latest_version():
         return
-    steps = "\n".join((encrypted_migrations() if is_encrypted else migrations())[version:])
+    steps = "\n".join(migrations()[version:])
     application_id = ENCRYPTED_APPLICATION_ID if is_encrypted else APPLICATION_ID
     try:
         conn.executescript(
@@ -135,16 +124,8 @@ def migrate_schema(conn: sqlite3.Connection, *, is_encrypted: bool = False) -> N
 
 def compare_schema(conn: sqlite3.Connection, name: str) -> None:
     """Refuse a file whose schema text differs from that of the migrations: it is damaged."""
-    found = conn.execute(_SCHEMA_QUERY).fetchall()
-    if found != schema_objects(is_encrypted=read_identity(conn).is_encrypted):
+    with closing(sqlite3.connect(":memory:")) as reference:
+        reference.executescript("\n".join(migrations()))
+        expected = reference.execute(_SCHEMA_QUERY).fetchall()
+    if conn.execute(_SCHEMA_QUERY).fetchall() != expected:
         raise StoreCorrupt(f"{name} is damaged: its schema differs from this version's")
-
-
-def schema_objects(*, is_encrypted: bool) -> list[tuple[str, str, str, str | None]]:
-    """Return the schema of a file that was created now: type, name, table and SQL text of each object."""
-    reference = sqlite3.connect(":memory:")
-    try:
-        reference.executescript("\n".join(encrypted_migrations() if is_encrypted else migrations()))
-        return reference.execute(_SCHEMA_QUERY).fetchall()
-    finally:
-        reference.close()

@@ -11,17 +11,16 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from helper.clock import Clock
-from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import not_a_database, translate_opening
+from helper.store.sqlite.file_keys import open_encryption, read_shares
 from helper.store.sqlite.reader import connect_read_only, require_readable
-from helper.store.sqlite.row_format import open_row_format
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
+from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, read_key
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
@@ -66,13 +65,13 @@ class Snapshot:
     read_seconds: float
 
 
-def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption | None = None) -> Snapshot:
+def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> Snapshot:
     """Copy the database and check the copy. Needs memory of two to three times the file's size.
 
     Args:
         path: the database file.
         clock: measures the read transaction.
-        encryption: made from the key file, None without a key file.
+        encryption: made from the key file.
 
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing.
@@ -106,13 +105,13 @@ def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
         conn.execute("ROLLBACK")
 
 
-def check_image(image: bytes | bytearray, name: str, encryption: RowEncryption | None = None) -> Contents:
+def check_image(image: bytes | bytearray, name: str, encryption: RowEncryption = UNENCRYPTED) -> Contents:
     """Check an image from its header to its rows.
 
     Args:
         image: the bytes of a database file.
         name: its name in error messages.
-        encryption: made from the key file, None without a key file.
+        encryption: made from the key file.
 
     Returns:
         Its contents.
@@ -133,20 +132,21 @@ def check_image(image: bytes | bytearray, name: str, encryption: RowEncryption |
         raise translate_opening(error, name) from error
 
 
-def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryption | None) -> Contents:
+def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryption) -> Contents:
     identity = read_identity(conn)
     identity.check(name)
     check_pages(conn, name, f"integrity_check({_MAX_PROBLEMS})")
     if identity.version == latest_version():
         compare_schema(conn, name)
-    rows = open_row_format(conn, encryption, name)
-    key = read_key(conn.execute(rows.statement("get_meta"), (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
-    aside = {row[0] for row in conn.execute(rows.statement("quarantined_ids"))}
+    stored = open_encryption(conn, encryption, name)
+    statements = sqlite_statements()
+    key = read_key(conn.execute(statements["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
+    aside = {row[0] for row in conn.execute(statements["quarantined_ids"])}
     live = moved = damaged = 0
-    for share in rows.read_shares(conn):
+    for share in read_shares(conn, stored):
         live += 1
         is_damaged = share.id in aside or not share.is_sound(key)
         damaged += is_damaged
         moved += not is_damaged and share.is_moved
-    ((confirmed,),) = conn.execute(rows.statement("tombstone_count")).fetchall()
-    return Contents(identity.version, live, moved, confirmed, damaged, rows.is_encrypted)
+    ((confirmed,),) = conn.execute(statements["tombstone_count"]).fetchall()
+    return Contents(identity.version, live, moved, confirmed, damaged, stored.is_encrypted)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from helper.store.sql_files import multi_row_statement
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.sql_files import multi_row_statement, sqlite_statements
 from helper.store.sqlite.errors import UnreadableRowError, result_code
-from helper.store.sqlite.row_format import UNENCRYPTED, RowFormat
 from helper.store.sqlite.schema import latest_version
 from helper.store.table_rows import Row, ShareRow
 from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, StoredShare, TakenShare, Transaction
@@ -26,28 +26,26 @@ class SqliteTransaction(Transaction):
     Attributes:
         conn: the writer's connection.
         next_id: the next share id; never decreases while the process runs.
-        row_format: encrypts and decrypts rows, if the file is encrypted.
+        encryption: encrypts and decrypts rows.
     """
 
     conn: sqlite3.Connection
     next_id: int
-    row_format: RowFormat = UNENCRYPTED
+    encryption: RowEncryption = UNENCRYPTED
 
     def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
-        rows = self.row_format
-        return self.conn.execute(rows.statement(name), rows.encrypt_params(name, params)).rowcount
+        return self.conn.execute(sqlite_statements()[name], self.encryption.encrypt_params(name, params)).rowcount
 
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
-        rows = self.row_format
-        cursor = self.conn.execute(rows.statement(name), rows.encrypt_params(name, params))
-        return rows.decrypt_rows(name, cursor.fetchall())
+        cursor = self.conn.execute(sqlite_statements()[name], self.encryption.encrypt_params(name, params))
+        return self.encryption.decrypt_rows(name, cursor.fetchall())
 
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
-        convert = self.row_format.encrypt_params
-        self.conn.executemany(self.row_format.statement(name), (convert(name, row) for row in rows))
+        convert = self.encryption.encrypt_params
+        self.conn.executemany(sqlite_statements()[name], (convert(name, row) for row in rows))
 
     def force_sync(self) -> None:
         """Write a page. An UPDATE of a row to its current values would write none."""
@@ -60,22 +58,16 @@ class SqliteTransaction(Transaction):
 
     def find_taken(self, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
         """Return the identities that are already stored or spent, by index."""
-        return {
-            index: TakenShare(bool(is_confirmed), id_by_mac)
-            for rows in self._execute_multi_row("find_taken", self._find_taken_params(identities))
-            for index, is_confirmed, id_by_mac in rows
-        }
-
-    def _find_taken_params(self, identities: Sequence[ShareIdentity]) -> list[Row]:
-        """Return one row per identity, or in an encrypted file one per identity and key."""
-        encryption = self.row_format.encryption
-        if encryption is None:
-            return [(index, *identity) for index, identity in enumerate(identities)]
-        return [
+        params = [
             (index, *identity, tag)
             for index, identity in enumerate(identities)
-            for tag in encryption.nullifier_tags(identity[2])
+            for tag in self.encryption.nullifier_tags(identity[2])
         ]
+        return {
+            index: TakenShare(bool(is_confirmed), id_by_mac)
+            for rows in self._execute_multi_row("find_taken", params)
+            for index, is_confirmed, id_by_mac in rows
+        }
 
     def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:
         """Return these rows, damaged or not.
@@ -88,7 +80,7 @@ class SqliteTransaction(Transaction):
             return [
                 StoredShare.from_columns(columns)
                 for rows in self._execute_multi_row("stored_shares", ids)
-                for columns in self.row_format.decrypt_rows("stored_shares", rows)
+                for columns in self.encryption.decrypt_rows("stored_shares", rows)
             ]
         except sqlite3.DatabaseError as error:
             if result_code(error) != sqlite3.SQLITE_CORRUPT:
@@ -99,20 +91,15 @@ class SqliteTransaction(Transaction):
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert new shares."""
-        encryption = self.row_format.encryption
-        columns = [row.to_columns() if encryption is None else encryption.encrypt_share(row) for row in rows]
-        for _ in self._execute_multi_row("add_share", columns):
+        for _ in self._execute_multi_row("add_share", [self.encryption.encrypt_share(row) for row in rows]):
             pass
 
     def find_shares_by_nullifier(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
         """Return live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
-        encryption = self.row_format.encryption
-        if encryption is None:
-            return Transaction.find_shares_by_nullifier(self, spent)
         return sorted(
             (share_id, round_no, nullifier)
             for round_no, nullifier in spent
-            for tag in encryption.nullifier_tags(nullifier)
+            for tag in self.encryption.nullifier_tags(nullifier)
             for (share_id,) in self.fetch_all("shares_of_tag", (tag,))
         )
 
@@ -125,7 +112,7 @@ class SqliteTransaction(Transaction):
         while left := len(rows) - start:
             size = min(MAX_ROWS_PER_STATEMENT, 1 << left.bit_length() - 1)
             values = list(chain.from_iterable(rows[start : start + size]))
-            yield self.conn.execute(multi_row_statement(self.row_format.statement(name), size), values).fetchall()
+            yield self.conn.execute(multi_row_statement(sqlite_statements()[name], size), values).fetchall()
             start += size
 
     def get_share(self, share_id: int) -> ShareRow | None:

@@ -14,23 +14,18 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
 from helper.clock import Clock
 from helper.errors import StoreDisplaced, StoreError
 from helper.store.models import DamagedShare
-from helper.store.sqlite.disk_health import DiskHealth
-from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment_error, translate
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.sqlite.errors import DiskHealth, UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import UNREADABLE_SHARE
-from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
-from helper.store.writer_thread import WriterThread
-
-if TYPE_CHECKING:
-    from helper.store.row_encryption import RowEncryption
+from helper.store.writer_thread import WriteJob, WriterThread, call_on_loop, deliver_results, split_batch
 
 log = structlog.get_logger("helper.store")
 
@@ -56,7 +51,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         path: the database file.
         clock: used for erasure and for times in the database.
         on_damaged: called on the event loop with each row that was quarantined.
-        encryption: made from the key file, None without a key file.
+        encryption: made from the key file.
 
     Attributes:
         disk_health: whether the database can be written.
@@ -67,7 +62,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         path: Path,
         clock: Clock,
         on_damaged: Callable[[DamagedShare], None],
-        encryption: RowEncryption | None = None,
+        encryption: RowEncryption = UNENCRYPTED,
     ) -> None:
         super().__init__(on_damaged)
         self._path = path

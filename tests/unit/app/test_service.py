@@ -186,7 +186,7 @@ async def test_readiness_fails_while_dispatch_raises_errors(harness: ServiceHarn
     health, stats, clock = harness.service.health, harness.service.stats, harness.clock
 
     def dispatch() -> str | None:
-        return {check["name"]: check["problem"] for check in health.collect_status()["checks"]}["dispatch"]
+        return {check.name: check.problem for check in health.collect_status().checks}["dispatch"]
 
     stats.note_attempt("claiming due shares", KeyError("x"), clock.monotonic())
     clock.advance(29)

@@ -21,7 +21,6 @@ from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import StoreError
 from helper.store.ledger import LEDGER_KEY, Ledger, format_ledger, parse_ledger
-from helper.store.meta import read_meta_value
 from helper.store.models import SentReveal, SpentNullifier, StoredRound
 from helper.store.operations import messages
 from helper.store.operations.blocks import set_meta
@@ -29,7 +28,7 @@ from helper.store.operations.rounds import save_rounds
 from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.table_rows import RoundRow
+from helper.store.table_rows import RoundRow, read_meta_value
 from helper.store.transaction import DatabaseKeys
 from tests.conftest import read_recorded_lines
 from tests.support.clock import FakeClock

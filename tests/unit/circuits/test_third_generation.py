@@ -17,16 +17,19 @@ from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import known_circuits
 from helper.circuits.known_circuits import GENERATIONS, circuit_for_version, circuit_infos
+from helper.cli import offline
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import CheckedShare, ShareValidator, checked_share
-from helper.operations.export_format import encode_share_line, parse_share_line
+from helper.operations.export_format import ExportHeader, encode_header, encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
 from helper.reveal.prover_pool import ProverPool
 from helper.server.application import create_app
 from helper.server.wallet_routes import WalletView
 from helper.store.action_models import ExportedShare
+from helper.store.row_encryption import UNENCRYPTED
+from helper.store.sqlite.store import SqliteStore
 from tests.support import hidden_choice
 from tests.support.fakes import BAD_PROOF_REPLY, CHAIN_ID, ROUND, START_TIME, wait_until
 from tests.support.hidden_choice import NAME, PROOF_BYTES, HiddenChoiceGeneration
@@ -121,7 +124,8 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
         assert "vote_decision" not in payload
         assert (await client.post(SHARES_PATH, json=payload)).json() == {"status": "queued"}
         assert (await client.post(SHARES_PATH, json=payload)).json() == {"status": "duplicate"}
-    assert pipeline.read_share(POSITION, "kind, length(extra)") == ("hidden-choice", 1 + 7 * 64)
+    stored = "field(witness, 'kind'), length(field(witness, 'extra'))"
+    assert pipeline.read_share(POSITION, stored) == ("hidden-choice", 1 + 7 * 64)
 
     async with pipeline.run_dispatcher():
         await wait_until(lambda: pipeline.circuits.current == NAME)
@@ -129,7 +133,7 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
     (_, body), *others = pipeline.nodes.posts
     assert not others
     sent = json.loads(body)
-    (transaction,) = pipeline.query_rows("SELECT message FROM reveals WHERE circuit = ?", NAME)[0]
+    (transaction,) = pipeline.query_rows("SELECT substr(message, 77) FROM reveals WHERE circuit = ?", NAME)[0]
     message = RevealMessage.from_tx(transaction)
     assert (message.to_json(), message.vote_decision, len(message.proof)) == (sent, 0, PROOF_BYTES)
     statement = generation.create_statement(message, pipeline.trees.known[90].root)
@@ -175,9 +179,8 @@ async def test_shares_of_both_kinds_in_one_batch_are_read_in_order() -> None:
     assert [result.share.kind for result in results] == ["", "hidden-choice", ""]
 
 
-async def test_third_generation_share_line_of_export_is_read_back() -> None:
-    checked = read_share(create_payload())
-    exported = ExportedShare(
+def export_share(checked: CheckedShare) -> ExportedShare:
+    return ExportedShare(
         share=checked.share,
         received_ms=1,
         state=ShareState.RECEIVED,
@@ -190,7 +193,26 @@ async def test_third_generation_share_line_of_export_is_read_back() -> None:
         history=(),
         reveal=None,
     )
+
+
+async def test_third_generation_share_line_of_export_is_read_back() -> None:
+    checked = read_share(create_payload())
+    exported = export_share(checked)
     assert parse_share_line(known_circuits, encode_share_line(exported)) == (exported, checked.nullifier)
+
+
+async def test_third_generation_share_is_imported_while_no_helper_runs(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.set_meta("chain_id", CHAIN_ID)
+    proposals = (Proposal(1, tuple(range(OPTION_COUNT))),)
+    await store.save_rounds([Round(ROUND, RoundStatus.ACTIVE, START_TIME + 3600, proposals, 50)], START_TIME)
+    await store.close()
+    header = encode_header(ExportHeader(chain_id=CHAIN_ID, made_at=5, shares=1))
+    body = header + encode_share_line(export_share(read_share(create_payload())))
+    _, response = await offline._request(path, "/queue/import", body, UNENCRYPTED)
+    assert json.loads(response)["taken"] == 1
 
 
 async def test_third_generation_proof_bundle_is_verified(generation: HiddenChoiceGeneration) -> None:

@@ -13,6 +13,7 @@ from helper.config.loader import load
 from helper.errors import StoreKeyError
 from helper.observability import log_config
 from helper.store.factory import create_store
+from helper.store.sqlite.schema import ENCRYPTED_APPLICATION_ID
 from tests.support.clock import FakeClock
 from tests.unit.cli.test_main import run_command
 from tests.unit.ingest.admission_fixtures import END
@@ -46,7 +47,7 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def is_encrypted(path: Path) -> bool:
-    return "witness" in {row[1] for row in query_rows(path, "PRAGMA table_info(shares)")}
+    return query_rows(path, "PRAGMA application_id") == [(ENCRYPTED_APPLICATION_ID,)]
 
 
 def test_encrypt_and_decrypt(database: Path, key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from helper.cli.healthcheck import find_addresses
 from helper.observability.readiness_text import Check, format_checks
 from tests.support.process import find_free_port
+from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import SilentHandler, run_server
 from tests.unit.cli.test_main import run_command
 
@@ -66,6 +67,7 @@ def test_healthcheck_exit_code_follows_helper_status(
     assert (output.out, output.err) == ("", "" if code == 0 else "chain: no node\n")
     assert run_command("healthcheck", "--json") == code
     result = json.loads(capsys.readouterr().out)
+    assert_conforms("healthcheck", result)
     assert (result["status"], result["asked"]) == (status, "helper.sock")
     assert result["checks"][1] == {"name": "chain", "problem": None if code == 0 else "no node", "note": None}
 

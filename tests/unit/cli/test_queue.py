@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from helper.cli.terminal import emit_table
-from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
+from helper.observability.queue_snapshot import QueueSnapshot, RoundSnapshot, ShareCounts, stats_json
 from helper.server import operator_json
 from tests.support.service_state import partial_state
 from tests.unit.cli.live_daemon import SilentHandler, run_server
@@ -52,11 +52,11 @@ LIST_RESPONSE = operator_json.list_json(
     [make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)], source="daemon"
 )
 SHOW_RESPONSE = operator_json.share_details_json(STORY, source="daemon")
-STATS_RESPONSE = operator_json.stats_json(
-    {ROUND_ID: {ShareState.RECEIVED: 3}},
-    [],
+COUNTS = ShareCounts(total=3, received=3)
+STATS_RESPONSE = stats_json(
+    QueueSnapshot(at=0.0, total=COUNTS, rounds=[RoundSnapshot(round_id=ROUND_ID.hex(), counts=COUNTS)]),
     source="daemon",
-    service=partial_state(paused=None, provers={"pids": [7, 8]}),
+    service=partial_state(provers={"pids": [7, 8]}),
 )
 
 
@@ -77,7 +77,7 @@ def test_queue_command_prints_response_of_helper(
 ) -> None:
     daemon.set_response(request_path.partition("?")[0], response)
     assert run_command("queue", *arguments, "--json") == 0
-    assert read_json(capsys) == response
+    assert read_json(capsys) == json.loads(json.dumps(response)), "the JSON is printed as it is"
     assert daemon.requests == [request_path]
 
 

@@ -20,7 +20,16 @@ from rich.console import Console
 from rich.text import Text
 
 from helper.cli.operator_api import OperatorApi
-from helper.cli.queue_watch import PIPE_COLUMNS, Screen, StateEvent, StreamLost, bar_chart, pipe_cells, stream_states
+from helper.cli.queue_watch import (
+    PIPE_COLUMNS,
+    Screen,
+    StateEvent,
+    StreamLost,
+    bar_chart,
+    parse_state,
+    pipe_cells,
+    stream_states,
+)
 from helper.server.control_client import (
     DaemonNotRunningError,
     DaemonUnresponsiveError,
@@ -69,8 +78,12 @@ def to_plain_text(lines: Iterable[Text]) -> str:
     return "\n".join(line.plain for line in lines)
 
 
+def create_screen(state: dict[str, Any] | None, lost_reason: str | None = None) -> Screen:
+    return Screen(None if state is None else parse_state(state), lost_reason)
+
+
 def render(state: dict[str, Any] | None, width: int = 80, lost_reason: str | None = None) -> str:
-    return to_plain_text(Screen(state, lost_reason).lines(width))
+    return to_plain_text(create_screen(state, lost_reason).lines(width))
 
 
 def test_render_wide_screen_has_one_line_per_round() -> None:
@@ -111,7 +124,7 @@ def test_render_never_exceeds_terminal_size(width: int, height: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, no_color=True, legacy_windows=False)
     state = changed_state(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
-    console.print(Screen(state, "not reachable. " * 20))
+    console.print(create_screen(state, "not reachable. " * 20))
     lines = [line for line in out.getvalue().splitlines() if line.strip()]
     assert len(lines) < height
     assert all(len(strip_escapes(line)) <= width for line in lines)
@@ -152,7 +165,7 @@ def test_render_low_terminal_drops_idle_rounds_first() -> None:
         for number in range(1, 30)
     ]
     later = {**ROUND, "round_id": "ee" * 32, "vote_end_time": NOW + 90 * 60, "waiting": 7}
-    screen = Screen(changed_state(rounds=[later, ROUND, *old]))
+    screen = create_screen(changed_state(rounds=[later, ROUND, *old]))
     assert len([*screen.lines(80)]) == 45
 
     lines = to_plain_text(screen.lines(80, max_lines=23)).splitlines()
@@ -193,10 +206,10 @@ def test_render_progress_bars(values: list[int], text: str) -> None:
 
 
 def test_render_state_as_cells() -> None:
-    cells = dict(zip(PIPE_COLUMNS, pipe_cells(STATE), strict=True))
+    cells = dict(zip(PIPE_COLUMNS, pipe_cells(parse_state(STATE)), strict=True))
     assert cells["status"] == "ready"
     assert (cells["waiting"], cells["confirmed"], cells["usable nodes"]) == (412, 1020, "1/2")
-    assert dict(zip(PIPE_COLUMNS, pipe_cells(changed_state(paused="why")), strict=True))["paused"] == "why"
+    assert dict(zip(PIPE_COLUMNS, pipe_cells(parse_state(changed_state(paused="why"))), strict=True))["paused"] == "why"
 
 
 # The event stream

@@ -1,14 +1,13 @@
-"""Texts: untrusted ones, times and durations, addresses, URLs with a pinned checksum."""
+"""Texts: untrusted ones, times and durations, addresses."""
 
 from __future__ import annotations
 
 import sys
 import unicodedata
-from hashlib import sha256
 
 import pytest
 
-from helper.core.text_forms import PinnedUrl, clean_text, format_duration, format_time, is_loopback
+from helper.core.text_forms import clean_text, format_duration, format_time, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -84,50 +83,3 @@ def test_is_loopback_of_loopback_address_is_true(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "localhost", "0.0.0.0", "::", "::ffff:192.0.2.1", "192.0.2.1", "/run/x"])
 def test_is_loopback_of_anything_else_is_false(text: str) -> None:
     assert not is_loopback(text)
-
-
-HEX = "0a" * 32
-PLAIN = "https://example.org/static.json"
-
-
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        (f"{PLAIN}?checksum=sha256:{HEX}", PLAIN),
-        (f"{PLAIN}?a=b%20c&checksum=sha256:{HEX}&d=", f"{PLAIN}?a=b%20c&d="),
-    ],
-)
-def test_parse_removes_checksum_and_keeps_other_parameters(text: str, url: str) -> None:
-    assert PinnedUrl.parse(text) == PinnedUrl(url, bytes.fromhex(HEX))
-
-
-@pytest.mark.parametrize("text", [PLAIN, f"{PLAIN}?checksums=1", f"{PLAIN}?a=checksum", f"{PLAIN}#checksum=sha256:"])
-def test_parse_without_checksum_keeps_the_url(text: str) -> None:
-    assert PinnedUrl.parse(text) == PinnedUrl(text, None)
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "checksum",
-        "checksum=",
-        f"checksum={HEX}",
-        "checksum=sha256:",
-        f"checksum=sha512:{HEX}",
-        f"checksum=sha256:{HEX[:-1]}",
-        f"checksum=sha256:{HEX.upper()}",
-        f"checksum=sha256:{HEX}0",
-        f"checksum=sha256:{HEX}&checksum=sha256:{HEX}",
-        f"checksum=sha256%3A{HEX}",
-    ],
-)
-def test_parse_invalid_or_repeated_checksum_is_refused(query: str) -> None:
-    with pytest.raises(ValueError, match="not sha256: and 64 lower-case hexadecimal digits"):
-        PinnedUrl.parse(f"{PLAIN}?{query}")
-
-
-def test_matches_compares_the_hash_of_the_content() -> None:
-    pinned = PinnedUrl(PLAIN, sha256(b"content").digest())
-    assert pinned.matches(b"content")
-    assert not pinned.matches(b"content ")
-    assert PinnedUrl(PLAIN).matches(b"anything")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -141,15 +140,15 @@ def test_supplied_page_matches_its_hashes() -> None:
 @pytest.mark.parametrize(
     ("facts", "level"),
     [
-        ({"core_bytes": 0, "dumpable": False}, Level.OK),
-        ({"core_bytes": 0, "dumpable": None}, Level.OK),
-        ({"core_bytes": 0, "dumpable": True}, Level.FAIL),
-        ({"core_bytes": -1, "dumpable": False}, Level.FAIL),
+        ((0, False), Level.OK),
+        ((0, None), Level.OK),
+        ((0, True), Level.FAIL),
+        ((-1, False), Level.FAIL),
     ],
 )
-def test_evaluate_cores_levels(facts: dict[str, Any], level: Level) -> None:
+def test_evaluate_cores_levels(facts: tuple[int, bool | None], level: Level) -> None:
     for pattern in ("|/usr/lib/systemd/systemd-coredump %P", "core", None):
-        limits = cast(ProcessLimits, facts)
+        limits = ProcessLimits(9, *facts, open_files=[])
         assert machine.evaluate_cores(limits, pattern, process_name="the helper").level is level
 
 
@@ -187,9 +186,9 @@ def test_evaluate_memory_levels() -> None:
 
 def test_process_facts_have_expected_types() -> None:
     facts = get_process_limits()
-    assert isinstance(facts["dumpable"], bool)
-    assert len(facts["open_files"]) == 2
-    assert facts["core_bytes"] >= -1
+    assert isinstance(facts.dumpable, bool)
+    assert len(facts.open_files) == 2
+    assert facts.core_bytes >= -1
 
 
 # Addresses and tokens

@@ -11,28 +11,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from helper.clock import SystemClock
 from helper.config.settings_file import find_file
+from helper.core.share import ShareState
 from helper.doctor import run as run_module
 from helper.doctor.daemon import (
     DaemonReport,
-    ServiceReport,
     evaluate_archive,
     evaluate_daemon,
     evaluate_failures,
     evaluate_sender,
-    parse_daemon,
     query_daemon,
-    waiting_shares_from_overview,
 )
 from helper.doctor.database import read_database
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.run import run_doctor
 from helper.doctor.settings import read_settings
+from helper.observability.queue_snapshot import (
+    DamagedRow,
+    HelperSnapshot,
+    QueueSnapshot,
+    RetryingShares,
+    RoundSnapshot,
+    ShareCounts,
+)
+from helper.observability.service_state import ServiceState
+from helper.runtime.process_security import get_process_limits
+from helper.store.models import FailureGroup
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
+from tests.support.service_state import partial_state, snapshot_of
 from tests.unit.cli.test_permissions import deny_status
 from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
 from tests.unit.store.fixtures import make_posted_share
@@ -221,6 +232,14 @@ async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path
     assert "failed shares" not in results
 
 
+async def test_examine_reports_failed_shares_of_shared_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = DaemonReport(True, queue=QueueSnapshot(at=1.0, total=ShareCounts(failed=3)))
+    monkeypatch.setattr("helper.doctor.daemon.query_daemon", lambda _: daemon)
+    monkeypatch.setattr("helper.doctor.database.connect_shared_database", lambda _: None)
+    results = await run_checks(config_with_node('[store]\nurl = "postgresql://db.example/votes"'))
+    assert results["failed shares"].message == "3 shares failed"
+
+
 async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "svote-helper.db"
     path.write_bytes(b"SQLite format 3\0")
@@ -286,7 +305,7 @@ async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatc
 async def test_examine_with_unexpected_response_of_helper_fails(tmp_path: Path) -> None:
     with run_fake_helper(tmp_path / "helper.sock", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"):
         results = await run_checks(config_with_node())
-    assert "does not respond: /stats: HTTP 200 unexpected response" in results["helper"].message
+    assert "does not respond: /snapshot: HTTP 200 unexpected response" in results["helper"].message
 
 
 @contextlib.contextmanager
@@ -313,9 +332,10 @@ def run_fake_helper(path: Path, response: bytes = b"") -> Iterator[None]:
 
 
 def service_status(**changes: Any) -> DaemonReport:
-    facts = {"checks": [{"name": "chain", "problem": None}], "paused": None, "ready": True, "height": 7}
-    state = {**facts, "process": {"pid": 9}, **changes}
-    return parse_daemon({"service": state, "total": {}, "damaged": []}, {})
+    process = {"pid": 9, "core_bytes": 0, "dumpable": False, "open_files": []}
+    checks = [{"name": "chain", "problem": None}]
+    facts = {"checks": checks, "paused": None, "ready": True, "height": 7, "process": process}
+    return DaemonReport(True, service=partial_state(**{**facts, **changes}))
 
 
 def test_evaluate_daemon_ready_helper_is_one_result() -> None:
@@ -394,43 +414,64 @@ def test_evaluate_archive_reports_progress_if_configured() -> None:
 
 
 def test_evaluate_failures_reports_failed_and_damaged_shares() -> None:
-    assert evaluate_failures(0, 0, in_ended=0) == []
-    failed, lost, damaged = evaluate_failures(3, 1, in_ended=2)
+    assert evaluate_failures(QueueSnapshot(at=10.0)) == []
+    counts = ShareCounts(failed=2)
+    rounds = [
+        RoundSnapshot(round_id="aa", status=1, vote_end_time=9, counts=counts),
+        RoundSnapshot(round_id="bb", status=2, vote_end_time=99, counts=counts),
+        RoundSnapshot(round_id="cc", status=1, vote_end_time=99, counts=counts),
+        RoundSnapshot(round_id="dd", counts=counts),
+    ]
+    damaged_row = DamagedRow("ab", "cc", "failed")
+    queue = QueueSnapshot(at=10.0, total=ShareCounts(failed=8), rounds=rounds, damaged=[damaged_row])
+    failed, lost, damaged = evaluate_failures(queue)
     assert (failed.level, lost.level, damaged.level) == (Level.WARN, Level.WARN, Level.FAIL)
-    assert failed.message == "1 shares failed"
-    assert lost.message == "2 shares failed in rounds that have ended, and can no longer count"
+    assert failed.message == "4 shares failed"
+    assert lost.message == "4 shares failed in rounds that have ended, and can no longer count"
     assert "queue retry" in str(failed.advice)
     assert "queue retry" not in str(lost.advice), "it would refuse them"
-    ended = {"status": 2, "vote_end_time": 9, "failed": 2}
-    rounds = [{**ended, "status": 1}, {**ended, "vote_end_time": 99}, {**ended, "status": 1, "vote_end_time": 99}]
-    listed = [
-        {"round_id": "", "waiting": 0, "proving": 0, "broadcast": 0, "due_per_minute": [], "later": 0, **row}
-        for row in rounds
-    ]
-    assert parse_daemon({"total": {"failed": 6}, "damaged": []}, {"at": 10, "rounds": listed}).failed_in_ended == 4
 
 
-def test_parse_daemon_without_optional_keys_uses_defaults() -> None:
-    daemon = parse_daemon({"total": {"failed": 2}, "damaged": [{}]}, {})
-    assert (daemon.service, daemon.failed, daemon.damaged, daemon.waiting) == (ServiceReport(), 2, 1, ())
+def respond_with(response: object, monkeypatch: pytest.MonkeyPatch, status: int = 200) -> DaemonReport:
+    """Query a helper that sends this response."""
+    body = json.dumps(response).encode()
+    monkeypatch.setattr("helper.doctor.daemon.request_control_socket", lambda *_, **__: (status, body))
+    return query_daemon(Path("helper.sock"))
 
 
-@pytest.mark.parametrize("stats", [{}, {"total": [], "damaged": []}, {"total": {}, "damaged": [], "service": [1]}])
-def test_ask_daemon_with_unexpected_json_reports_a_problem(
-    stats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_query_daemon_of_another_version_uses_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"service": {"ready": True, "new": {}}, "queue": {"at": 5, "total": {"failed": 2}, "new": []}}
+    queue = QueueSnapshot(at=5, total=ShareCounts(failed=2))
+    assert respond_with(known, monkeypatch) == DaemonReport(True, service=ServiceState(ready=True), queue=queue)
+    assert respond_with({}, monkeypatch) == DaemonReport(True)
+
+
+async def test_query_daemon_reads_every_value_that_a_helper_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = replace(
+        partial_state(height=7, archive={"through": 9}, endpoints=[{"name": "a:80"}]), process=get_process_limits()
+    )
+    queue = replace(
+        await snapshot_of([make_round()], {ROUND_ID: {ShareState.RECEIVED: 2}}, {}, [FailureGroup(5, "proof", "x", 1)]),
+        retries=[RetryingShares(ROUND_ID.hex(), "proof", "no memory", 1, 3, 5.5)],
+        damaged=[DamagedRow("ab", "cc", "9")],
+    )
+    served = orjson.dumps(HelperSnapshot(service=service, queue=queue))
+    daemon = respond_with(json.loads(served), monkeypatch)
+    assert orjson.dumps(HelperSnapshot(service=daemon.service, queue=daemon.queue)) == served
+
+
+@pytest.mark.parametrize("response", [{"queue": {}}, {"queue": {"at": 1, "total": []}}, {"service": [1]}])
+def test_query_daemon_with_unexpected_json_reports_a_problem(
+    response: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = json.dumps(stats).encode()
-    monkeypatch.setattr("helper.doctor.daemon.request_control_socket", lambda *_, **__: (200, body))
-    daemon = query_daemon(Path("helper.sock"))
+    daemon = respond_with(response, monkeypatch)
     assert daemon.is_running
     assert (daemon.problem or "").startswith("unexpected response: ")
 
 
-def test_waiting_of_reads_overview() -> None:
-    row = {"round_id": "ab", "vote_end_time": 5, "waiting": 3, "proving": 1, "broadcast": 2}
-    (waiting,) = waiting_shares_from_overview({"rounds": [{**row, "due_per_minute": [3], "later": 0}]})
-    assert (waiting.unproven, waiting.unconfirmed, waiting.end, waiting.minutes) == (4, 2, 5.0, (3,))
-    assert waiting_shares_from_overview({}) == []
+def test_query_daemon_reports_error_of_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = respond_with({"status": "error", "error": "the disk is away"}, monkeypatch, status=503)
+    assert daemon.problem == "/snapshot: HTTP 503 the disk is away"
 
 
 def test_read_settings_replaces_invalid_values_by_defaults(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from helper.errors import LeaseError, LeaseHeld, StoreError
 from helper.lease.keeper import LeaseKeeper, create_lease
 from helper.lease.s3_lease import S3Lease
 from helper.lease.sender_lease import DatabaseLease
+from helper.observability.service_state import ServiceState
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.store.models import DamagedShare
 from helper.store.sqlite.store import SqliteStore
@@ -429,8 +430,8 @@ async def test_member_on_copied_file_is_blocked_by_bucket_lease(sqlite_store: Sq
     assert {original.intake_blocked, original.work_blocked} == {None}
     assert not await second.acquire()
     assert restored.intake_blocked == restored.work_blocked == PauseCause.QUEUE_USED_ELSEWHERE.reason("a")
-    assert restored.facts() == {"sends": False, "sender": "a"}
-    assert original.facts() == {"sends": True, "sender": ""}
+    assert restored.add_state(ServiceState()) == ServiceState(sends=False, sender="a")
+    assert original.add_state(ServiceState()) == ServiceState(sends=True, sender="")
 
 
 class FakeSharedStore:
@@ -457,8 +458,7 @@ class FakeSharedStore:
 
 def reports_sender(host: ClusterMember, sender: str | None) -> bool:
     """The sender that the host reports ("": none; None: unknown)."""
-    known: bool = host.facts()["sender"] == sender
-    return known
+    return host.add_state(ServiceState()).sender == sender
 
 
 class StubAgreed:
@@ -477,7 +477,7 @@ async def test_member_facts_follow_sender_host(clock: FakeClock) -> None:
     )
     parts = host.tasks
     parts["clock"].close()
-    assert host.facts()["sender"] is None
+    assert host.add_state(ServiceState()).sender is None
     agreeing = asyncio.create_task(parts["agreement"])
     for shared_store.host, shared_store.is_unavailable, known in (
         ("red", False, "red"),

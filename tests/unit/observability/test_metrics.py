@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,18 +24,19 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, POST_OUTCOMES
+from helper.observability.metric_definitions import COUNTERS, POST_OUTCOMES
 from helper.observability.metrics import REUSE_SECONDS, Metrics
-from helper.observability.queue_observer import QueueFigures, QueueObserver
+from helper.observability.queue_observer import QueueObserver
+from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot
 from helper.observability.readiness_text import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
 from helper.server.http_server import bind_tcp
 from helper.server.metrics_routes import LIMITS, create_metrics_app, create_metrics_server
-from helper.store.models import DamagedShare, DueForecast, FailureGroup
+from helper.store.models import DamagedShare, DueForecast
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
-from tests.support.service_state import partial_state
+from tests.support.service_state import partial_state, snapshot_of
 
 pytestmark = pytest.mark.anyio
 
@@ -74,19 +75,32 @@ def parse_samples(text: str) -> Samples:
     return samples
 
 
-async def scrape(figures: QueueFigures, stats: Stats | None = None) -> Samples:
-    async def now() -> QueueFigures:
-        return figures
+COUNTS = {ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}}
+ROUNDS = (Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.TALLYING, 900, (), 2))
 
-    text, _ = await Metrics(stats or Stats(), now, clock=FakeClock()).render("")
+
+def create_metrics(
+    helper: HelperSnapshot | None = None, stats: Stats | None = None, refusals: Mapping[int, int] | None = None
+) -> Metrics:
+    async def read() -> HelperSnapshot:
+        return helper or HelperSnapshot()
+
+    return Metrics(stats or Stats(), read, refusals=refusals or {}, clock=FakeClock())
+
+
+async def scrape(
+    service: dict[str, Any] | None = None,
+    queue: QueueSnapshot | None = None,
+    *,
+    stats: Stats | None = None,
+    refusals: Mapping[int, int] | None = None,
+) -> Samples:
+    """Scrape a helper in this state, by default with the usual queue."""
+    helper = HelperSnapshot(
+        service=partial_state(**(service or FACTS)), queue=queue or await snapshot_of(ROUNDS, COUNTS)
+    )
+    text, _ = await create_metrics(helper, stats, refusals).render("")
     return parse_samples(text.decode())
-
-
-def figures(**changes: Any) -> QueueFigures:
-    counts = {ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}}
-    rounds = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.TALLYING, 900, (), 2)]
-    values = {"now": 1000.0, "service_status": FACTS, "rounds": rounds, "counts": counts, "oldest_due_ms": 970_000}
-    return QueueFigures(**{**values, **changes})
 
 
 async def test_metrics_export_service_counters() -> None:
@@ -95,7 +109,7 @@ async def test_metrics_export_service_counters() -> None:
         stats.count(name, number)
     stats.lateness_start.add_sample(0.02)
     stats.lateness_start.add_sample(7200)
-    samples = await scrape(figures(refusals={400: 3, 418: 2, 451: 1}), stats)
+    samples = await scrape(stats=stats, refusals={400: 3, 418: 2, 451: 1})
     assert samples["helper_share_posts_total", (("outcome", "queued"),)] == 5
     assert samples["helper_share_posts_total", (("outcome", "error"),)] == 0
     assert samples["helper_broadcasts_total", (("verdict", "accepted"),)] == 4
@@ -114,7 +128,10 @@ async def test_metrics_export_service_counters() -> None:
 
 
 async def test_metrics_export_current_state() -> None:
-    samples = await scrape(figures(wal_bytes=8192, erasure_pending_seconds=31.5))
+    queue = replace(
+        await snapshot_of(ROUNDS, COUNTS), wal_bytes=8192, erasure_pending_seconds=31.5, oldest_due_seconds=30.0
+    )
+    samples = await scrape(queue=queue)
     assert samples["helper_wal_bytes", ()] == 8192
     assert samples["helper_erasure_pending_seconds", ()] == 31.5
     assert samples["helper_ready", ()] == 0, "a check of /readyz fails"
@@ -133,25 +150,26 @@ async def test_metrics_export_current_state() -> None:
 
 
 async def test_metrics_export_sender_and_archive_where_configured() -> None:
-    alone = await scrape(figures())
+    alone = await scrape()
     assert not [name for name, _ in alone if name in {"helper_sends", "helper_archive_fails", "helper_archive_height"}]
     archive = {"through": 0, "behind": None, "problem": "the store is away"}
-    samples = await scrape(figures(service_status={**FACTS, "sends": True, "archive": archive}))
+    samples = await scrape({**FACTS, "sends": True, "archive": archive})
     assert (samples["helper_sends", ()], samples["helper_archive_fails", ()]) == (1, 1)
     assert ("helper_archive_height", ()) not in samples
     archive = {"through": 399, "behind": 1, "problem": None}
-    samples = await scrape(figures(service_status={**FACTS, "sends": False, "archive": archive}))
+    samples = await scrape({**FACTS, "sends": False, "archive": archive})
     assert (samples["helper_sends", ()], samples["helper_archive_fails", ()]) == (0, 0)
     assert (samples["helper_archive_height", ()], samples["helper_archive_lag_blocks", ()]) == (399, 1)
 
 
 async def test_metrics_export_time_to_drain_the_due_shares() -> None:
     ahead = {ROUND: DueForecast((4, 1, *[0] * 58), 5)}
-    samples = await scrape(figures(due_ahead=ahead))
+    queue = await snapshot_of(ROUNDS, COUNTS, ahead)
+    samples = await scrape(queue=queue)
     assert samples["helper_backlog_drain_seconds", ()] == (4 + 2) * 0.5 / 2, "2 are being proven"
     assert samples["helper_round_slack_seconds", ()] == samples["helper_backlog_slack_seconds", ()] == 997
     facts = {**FACTS, "proof": {"p50_ms": None}, "provers": {**FACTS["provers"], "self_test_seconds": None}}
-    samples = await scrape(figures(due_ahead=ahead, service_status=facts))
+    samples = await scrape(facts, queue)
     assert not {name for name, _ in samples} & {"helper_backlog_drain_seconds", "helper_round_slack_seconds"}
 
 
@@ -160,7 +178,7 @@ async def test_round_slack_is_negative_45_minutes_ahead_of_a_flood_at_the_end() 
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 3700, (), 1)]
     counts = {ROUND: {ShareState.RECEIVED: 10_700}}
     ahead = {ROUND: DueForecast((0, 10_700, *[0] * 58), 0)}
-    samples = await scrape(figures(rounds=rounds, counts=counts, due_ahead=ahead))
+    samples = await scrape(queue=await snapshot_of(rounds, counts, ahead))
     assert samples["helper_round_slack_seconds", ()] == -(10_700 - 2640 * 4) / 4
     assert samples["helper_round_left_seconds", ()] == 2700
     assert samples["helper_backlog_slack_seconds", ()] == 2700 - 10_700 / 4
@@ -170,32 +188,33 @@ async def test_round_slack_is_negative_45_minutes_ahead_of_a_flood_at_the_end() 
 async def test_metrics_export_least_slack_across_rounds() -> None:
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER_ROUND, RoundStatus.ACTIVE, 1101, (), 2)]
     counts = {ROUND: {ShareState.RECEIVED: 40}, LATER_ROUND: {ShareState.RECEIVED: 400}}
-    samples = await scrape(figures(rounds=rounds, counts=counts))
+    samples = await scrape(queue=await snapshot_of(rounds, counts))
     assert samples["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
     assert samples["helper_round_slack_seconds", ()] == 101 - 440 * 0.25
     assert samples["helper_round_left_seconds", ()] == 101, "of the round with the least slack"
     facts = {**FACTS, "proof": {"p50_ms": None}}
-    assert (await scrape(figures(service_status=facts)))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
-    samples = await scrape(figures(counts={}))
+    assert (await scrape(facts))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
+    samples = await scrape(queue=await snapshot_of(ROUNDS))
     assert ("helper_backlog_slack_seconds", ()) not in samples
     assert ("helper_round_slack_seconds", ()) not in samples
     assert samples["helper_backlog_drain_seconds", ()] == 0
-    samples = await scrape(figures(oldest_due_ms=None))
     assert samples["helper_oldest_due_seconds", ()] == 0
 
 
 async def test_metrics_without_store_or_queue_export_remaining_series() -> None:
-    samples = await scrape(figures(counts=None))
-    assert ("helper_shares", (("state", "received"),)) not in samples
+    text, _ = await create_metrics(HelperSnapshot(service=partial_state(**FACTS))).render("")
+    samples = parse_samples(text.decode())
+    assert not [name for name, _ in samples if name in {"helper_shares", "helper_wal_bytes", "helper_rounds_active"}]
     assert samples["helper_ready", ()] == 0
-    bare = await scrape(QueueFigures(now=1.0, refusals={404: 1}))
+    text, _ = await create_metrics(refusals={404: 1}).render("")
+    bare = parse_samples(text.decode())
     assert ("helper_ready", ()) not in bare
     assert bare["helper_refusals_total", (("status", "404"),)] == 1
 
 
 @pytest.mark.rule("N28")
 async def test_metric_labels_name_no_round_share_or_client() -> None:
-    samples = await scrape(figures())
+    samples = await scrape()
     labels = {name for _, pairs in samples for name, _ in pairs}
     known = {"le", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
     assert labels == known | {"version", "python"}
@@ -204,22 +223,17 @@ async def test_metric_labels_name_no_round_share_or_client() -> None:
 
 
 async def test_metric_names_follow_conventions() -> None:
-    for name, _ in await scrape(figures()):
+    for name, _ in await scrape():
         assert re.fullmatch(r"(helper|process)_[a-z_]+", name)
-    for family in (*COUNTERS, *HISTOGRAMS):
-        assert family.name.startswith("helper_")
-        assert family.help_text.endswith(".")
-    stats = Stats()
-    assert all(
-        getattr(stats, histogram.stats_attribute).cumulative_counts()[-1] == (float("inf"), 0)
-        for histogram in HISTOGRAMS
-    )
+    for counter in COUNTERS:
+        assert counter.name.startswith("helper_")
+        assert counter.help_text.endswith(".")
     assert tuple(sorted(BUCKET_BOUNDS_SECONDS)) == BUCKET_BOUNDS_SECONDS
 
 
 @pytest.mark.rule("N28")
 async def test_recording_rules_read_every_source_once_under_the_original_names() -> None:
-    samples = await scrape(figures())
+    samples = await scrape()
     assert not [name for name, _ in samples if name.startswith("svote_")], "only the rules give these names"
     reads: dict[tuple[str, ...], set[str]] = {}
     sources: Counter[str] = Counter()
@@ -259,14 +273,14 @@ def test_metrics_count_every_post_outcome() -> None:
 async def test_concurrent_scrapes_share_one_reading() -> None:
     clock, reads = FakeClock(), 0
 
-    async def count() -> QueueFigures:
+    async def read() -> HelperSnapshot:
         nonlocal reads
         reads += 1
         await asyncio.sleep(0)
-        return figures()
+        return HelperSnapshot(service=partial_state(**FACTS))
 
     stats = Stats()
-    metrics = Metrics(stats, count, clock=clock)
+    metrics = Metrics(stats, read, refusals={}, clock=clock)
     app = create_metrics_app(metrics, lambda: [Check("store", "full")])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
         plain = {"accept": "text/plain;version=0.0.4"}
@@ -302,10 +316,7 @@ async def test_concurrent_scrapes_share_one_reading() -> None:
     ],
 )
 async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: str, status: int) -> None:
-    async def count() -> QueueFigures:
-        return figures()
-
-    app = create_metrics_app(Metrics(Stats(), count, clock=FakeClock()), list)
+    app = create_metrics_app(create_metrics(), list)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{address}") as client:
         for path in ("/metrics", "/livez"):
             assert (await client.get(path, headers={"Host": host})).status_code == status
@@ -323,10 +334,7 @@ async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: s
     ],
 )
 async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, reached: str) -> None:
-    async def count() -> QueueFigures:
-        return figures()
-
-    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list)
+    server = create_metrics_server(create_metrics(), list)
     listener = bind_tcp(host, 0, section="metrics")
     port = listener.getsockname()[1]
     url = f"http://[{reached}]:{port}/metrics" if ":" in reached else f"http://{reached}:{port}/metrics"
@@ -346,11 +354,8 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
 async def test_metrics_held_connections_do_not_lock_out_a_scraper(
     begin: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def count() -> QueueFigures:
-        return figures()
-
     monkeypatch.setattr("helper.server.metrics_routes.LIMITS", replace(LIMITS, eviction_seconds=0))
-    server = create_metrics_server(Metrics(Stats(), count, clock=FakeClock()), list)
+    server = create_metrics_server(create_metrics(), list)
     listener = bind_tcp("127.0.0.1", 0, section="metrics")
     address = listener.getsockname()
     with contextlib.ExitStack() as held:
@@ -389,9 +394,6 @@ class FakeStore(PartialStore):
     async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
         return {ROUND: DueForecast((1, *[0] * 59), 0)}
 
-    async def list_failures(self, *, limit: int) -> list[FailureGroup]:
-        return []
-
 
 class FakeRounds:
     def all_rounds(self) -> list[Round]:
@@ -401,30 +403,15 @@ class FakeRounds:
 async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.observability.queue_observer.STORE_TIMEOUT_SECONDS", 0.01)
     store = FakeStore()
-    reading = QueueObserver(
-        store,
-        cast(RoundRegistry, FakeRounds()),
-        lambda: partial_state(**FACTS),
-        refusals={400: 1},
-        clock=FakeClock(),
+    observer = QueueObserver(
+        store, cast(RoundRegistry, FakeRounds()), lambda: partial_state(**FACTS), clock=FakeClock(now=8.0)
     )
-    figures_read = await reading.read_figures()
-    assert (figures_read.counts, figures_read.oldest_due_ms, figures_read.damaged) == (
-        {ROUND: {ShareState.RECEIVED: 1}},
-        5000,
-        1,
-    )
-    assert figures_read.due_ahead == {ROUND: DueForecast((1, *[0] * 59), 0)}
+    queue = (await observer.read_for_scrape()).queue
+    assert queue is not None
+    assert (queue.total.received, queue.oldest_due_seconds, len(queue.damaged)) == (1, 3.0, 1)
+    assert queue.rounds[0].due_per_minute == (1, *[0] * 59)
     store.error = StoreError("the disk is gone")
-    figures_read = await reading.read_figures()
-    assert (
-        figures_read.counts,
-        figures_read.service_status and figures_read.service_status["ready"],
-        figures_read.refusals,
-    ) == (
-        None,
-        True,
-        {400: 1},
-    )
+    helper = await observer.read_for_scrape()
+    assert (helper.queue, helper.service and helper.service.ready) == (None, True)
     store.is_hanging = True
-    assert (await reading.read_figures()).counts is None
+    assert (await observer.read_for_scrape()).queue is None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
+from helper.observability.service_state import TimingSummary
 from helper.observability.stats import MAX_RECENT_SAMPLES, BusyTime, Stats, Timings, percentile
 
 
@@ -20,14 +19,14 @@ def test_percentile_is_nearest_rank(number: int, share: float, rank: int) -> Non
 
 def test_percentile_of_no_samples_is_none() -> None:
     assert percentile([], 0.5) is None
-    assert Timings().summary() == {"count": 0, "p50_ms": None, "p99_ms": None, "min_ms": None, "max_ms": None}
+    assert Timings().summary() == TimingSummary()
 
 
 def test_timings_are_in_milliseconds() -> None:
     timings = Timings()
     for hundredth in range(1, 101):
         timings.add_sample(hundredth / 100)
-    assert timings.summary() == {"count": 100, "p50_ms": 505.0, "p99_ms": 990.0, "min_ms": 10.0, "max_ms": 1000.0}
+    assert timings.summary() == TimingSummary(count=100, p50_ms=505.0, p99_ms=990.0, min_ms=10.0, max_ms=1000.0)
 
 
 def test_timings_keep_only_recent_samples() -> None:
@@ -35,7 +34,7 @@ def test_timings_keep_only_recent_samples() -> None:
     timings.add_sample(99.0)
     for _ in range(MAX_RECENT_SAMPLES):
         timings.add_sample(0.001)
-    assert timings.summary()["max_ms"] == 1.0
+    assert timings.summary().max_ms == 1.0
     assert timings.count == MAX_RECENT_SAMPLES + 1
 
 
@@ -51,14 +50,10 @@ def test_busy_time_counts_overlapping_jobs_once() -> None:
     assert busy.total_seconds(100.5) == 4.5
 
 
-def test_summary_is_plain_json_and_keeps_latest_failures() -> None:
+def test_stats_keep_latest_failures() -> None:
     stats = Stats()
     stats.count("confirmed", 3)
     for number in range(50):
         stats.record_failure("proof", f"reason {number}")
-    stats.lateness_start.add_sample(0.02)
-    summary = json.loads(json.dumps(stats.summary(5.0)))
-    assert summary["counts"] == {"confirmed": 3, "failures": 50}
-    assert [failure["reason"] for failure in summary["recent_failures"]] == [f"reason {n}" for n in range(30, 50)]
-    assert summary["lateness_start"]["max_ms"] == 20.0
-    assert summary["proving_seconds"] == 0.0
+    assert stats.counts == {"confirmed": 3, "failures": 50}
+    assert [failure.reason for failure in stats.failures] == [f"reason {n}" for n in range(30, 50)]

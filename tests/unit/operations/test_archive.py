@@ -16,6 +16,7 @@ from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
 from helper.object_store.bucket import StoredObject
+from helper.observability.service_state import ArchiveState
 from helper.operations.archive_reader import find_bundle
 from helper.operations.archive_writer import ArchiveWriter
 from helper.operations.archived_objects import (
@@ -166,7 +167,7 @@ async def test_writer_progress_far_ahead_of_chain_is_refused(next_part: int, ref
         assert PROGRESS in caught.value.advice
     else:
         assert not await writer.write_next_part(), "a node may be a few blocks behind the previous one"
-    assert writer.collect_status()["behind"] in ({None} if refused else {0})
+    assert writer.collect_status().behind in ({None} if refused else {0})
 
 
 async def test_writer_takeover_by_another_host_continues() -> None:
@@ -180,17 +181,17 @@ async def test_writer_takeover_by_another_host_continues() -> None:
         interval_seconds=60,
         is_writer=lambda: is_responsible,
     )
-    assert writer.collect_status() == {"through": 0, "behind": None, "problem": None}
+    assert writer.collect_status() == ArchiveState()
     assert await writer.write_next_part()
-    assert writer.collect_status() == {"through": 199, "behind": 200, "problem": None}
+    assert writer.collect_status() == ArchiveState(through=199, behind=200)
     is_responsible = False
     assert not await writer.write_next_part()
-    assert writer.collect_status()["through"] == 0, "the other host is responsible"
+    assert writer.collect_status().through == 0, "the other host is responsible"
     assert await create_writer(bucket, blocks).write_next_part()
     is_responsible, blocks.requested_heights = True, []
     assert await writer.write_next_part()
     assert min(blocks.requested_heights) == 300
-    assert writer.collect_status() == {"through": 399, "behind": 0, "problem": None}
+    assert writer.collect_status() == ArchiveState(through=399, behind=0)
 
 
 async def test_writer_starts_at_oldest_known_round() -> None:

@@ -199,9 +199,12 @@ async def test_import_of_same_file_twice_changes_nothing(harness: OperationsHarn
 
 
 @pytest.mark.rule("N23")
-async def test_import_of_other_content_is_a_conflict_and_changes_nothing(harness: OperationsHarness) -> None:
+@pytest.mark.parametrize("change", [{"c1": bytes(32)}, {"kind": "hidden"}, {"kind": "hidden", "extra": b"other"}])
+async def test_import_of_other_content_is_a_conflict_and_changes_nothing(
+    harness: OperationsHarness, change: dict[str, Any]
+) -> None:
     stored = recorded_share(0, submit_at=LATER)
-    await harness.store.enqueue(replace(stored, c1=stored.c2, c2=stored.c1), b"n" * 32, now=NOW)
+    await harness.store.enqueue(replace(stored, **change), b"n" * 32, now=NOW)
     before = await harness.store.list_shares(QueueFilter(), 9)
 
     assert await import_file(harness, svoted_row(stored)) == ({"known": 1, "conflict": 1}, [ImportResult.CONFLICT])

@@ -101,7 +101,10 @@ async def test_dispatch_uses_keyed_order_and_limits_concurrency_to_slots(pipelin
     arrivals = list(range(1, 25))
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(*arrivals, submit_at=START_TIME + 5)
-        keyed = [row[0] for row in pipeline.query_rows("SELECT tree_position FROM shares ORDER BY due_ms, rank")]
+        keyed = [
+            row[0]
+            for row in pipeline.query_rows("SELECT field(witness, 'tree_position') FROM shares ORDER BY due_ms, rank")
+        ]
         await pipeline.advance_when_idle(5)
         await wait_for_length(pipeline.nodes.posts, len(arrivals))
     assert pipeline.prover.positions == keyed
@@ -113,7 +116,7 @@ async def test_dispatch_uses_keyed_order_and_limits_concurrency_to_slots(pipelin
 async def test_dispatch_of_overdue_shares_is_in_own_order_over_all_of_them(pipeline: Pipeline) -> None:
     for position in range(1, 31):
         await pipeline.enqueue(position, submit_at=START_TIME + position)
-    keyed = [row[0] for row in pipeline.query_rows("SELECT tree_position FROM shares ORDER BY rank")]
+    keyed = [row[0] for row in pipeline.query_rows("SELECT field(witness, 'tree_position') FROM shares ORDER BY rank")]
     pipeline.clock.advance(60)
     pipeline.show_block()
     held = pipeline.prover.block(keyed[0])

@@ -23,6 +23,7 @@ from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import ShareState
 from helper.errors import ChainUnavailable
+from helper.observability.service_state import RecentFailure
 from helper.reveal import sender
 from helper.reveal.send_policy import AVOIDANCE_SECONDS, PROBE_SECONDS, REPROVE_BLOCKS
 from helper.reveal.sender import CONCURRENT_RESENDS, SendCall
@@ -64,7 +65,7 @@ async def test_prepared_message_is_on_disk_before_first_byte_is_sent(pipeline: P
             (
                 pipeline.read_share(1),
                 pipeline.read_send_state(),
-                pipeline.query_rows("SELECT message FROM reveals")[0][0],
+                pipeline.query_rows("SELECT substr(message, 77) FROM reveals")[0][0],
             )
         )
         return await ACCEPTED_REPLY(body)
@@ -440,12 +441,10 @@ async def test_permanently_refused_message_fails_and_is_reported(pipeline: Pipel
         )
         await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
-    assert pipeline.read_share(1, "state, attempts, length(primary_blind)") == (ShareState.FAILED, 0, 32)
+    assert pipeline.read_share(1, "state, attempts, length(witness)") == (ShareState.FAILED, 0, 742)
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["share_failed"]
     assert pipeline.stats.counts["failed"] == 1
-    assert pipeline.stats.summary(0)["recent_failures"] == [
-        {"stage": "broadcast", "reason": "invalid message field: proposal"}
-    ]
+    assert list(pipeline.stats.failures) == [RecentFailure("broadcast", "invalid message field: proposal")]
 
 
 @pytest.mark.parametrize(
@@ -527,9 +526,9 @@ def respond_by_circuit(pipeline: Pipeline, circuit: str, responses: list[str]) -
     """A node of a chain that accepts this circuit; appends the circuit of each proof to `responses`."""
 
     async def respond(body: dict[str, Any]) -> httpx.Response:
-        share_id = pipeline.query_rows("SELECT id FROM shares WHERE nullifier = ?", b64decode(body["share_nullifier"]))[
-            0
-        ][0]
+        share_id = pipeline.query_rows(
+            "SELECT id FROM shares WHERE field(witness, 'nullifier') = ?", b64decode(body["share_nullifier"])
+        )[0][0]
         (circuit_used,) = pipeline.query_rows("SELECT circuit FROM reveals WHERE share_id = ?", share_id)[0]
         responses.append(circuit_used)
         return await (ACCEPTED_REPLY if circuit_used == circuit else BAD_PROOF_REPLY)(body)

@@ -23,6 +23,7 @@ from scripts.cli_docs import (
     render_document,
     render_help,
 )
+from scripts.json_schemas import render_schemas
 from tests.unit.cli.test_main import run_command
 
 COMMAND_TREE = dict(list_commands())
@@ -31,6 +32,11 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 
 def test_cli_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render_document(), "run `make docs`"
+
+
+def test_generated_json_schemas_are_up_to_date() -> None:
+    for name, text in render_schemas().items():
+        assert (SCHEMAS / f"{name}.json").read_text() == text, "run `make docs`"
 
 
 def test_cli_document_contains_every_command() -> None:

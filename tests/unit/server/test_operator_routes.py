@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from helper.core.share import ShareState
-from helper.doctor.daemon import parse_daemon
 from helper.errors import StoreCorrupt
-from helper.server import operator_json
-from helper.server.operator_routes import create_operator_app, retries_route
+from helper.server import operator_json, operator_parameters
+from helper.server.operator_routes import create_operator_app
 from helper.store.action_models import PurgedFailures
 from helper.store.models import (
     DamagedShare,
@@ -19,7 +18,6 @@ from helper.store.models import (
     HistoryEntry,
     QueueEntry,
     QueueFilter,
-    RetryGroup,
     RevealFacts,
     ShareDetails,
 )
@@ -81,10 +79,6 @@ class FakeQueue(QueueReader):
     async def list_purged_failures(self) -> list[PurgedFailures]:
         return [PurgedFailures(20_000, "closed", "the round closed before the share was confirmed", 3)]
 
-    async def list_retries(self, *, now: float) -> list[RetryGroup]:
-        assert now == END - 120
-        return [RetryGroup(ROUND_ID, "proof", "no memory", 1, 3, (END - 30) * 1000 + 500)]
-
     async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
         return [ROUND_ID] if nullifier == SPENT else []
 
@@ -97,8 +91,7 @@ class OperatorClient:
         self.queue = FakeQueue()
         self.app = create_operator_app(
             self.queue,
-            lambda: partial_state(paused=None, endpoints=[]),
-            more_routes=[retries_route(self.queue, lambda: END - 120)],
+            lambda: partial_state(height=7),
         )
 
     async def get(self, path: str) -> httpx.Response:
@@ -110,26 +103,6 @@ class OperatorClient:
 @pytest.fixture
 def operator_client() -> OperatorClient:
     return OperatorClient()
-
-
-async def test_retries_are_grouped_and_read_by_doctor(operator_client: OperatorClient) -> None:
-    response = await operator_client.get("/retries")
-
-    assert response.json() == {
-        "source": "daemon",
-        "retries": [
-            {
-                "round": ROUND_ID.hex(),
-                "stage": "proof",
-                "reason": "no memory",
-                "minute": 1,
-                "count": 3,
-                "next": END - 29.5,
-            }
-        ],
-    }
-    daemon = parse_daemon({"total": {}, "damaged": []}, {}, response.json())
-    assert list(daemon.retries) == await operator_client.queue.list_retries(now=END - 120)
 
 
 async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) -> None:
@@ -151,7 +124,7 @@ async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) 
             }
         ],
     }
-    assert operator_client.queue.query == (QueueFilter(), operator_json.DEFAULT_LIST_LIMIT)
+    assert operator_client.queue.query == (QueueFilter(), operator_parameters.DEFAULT_LIST_LIMIT)
 
 
 async def test_queue_list_applies_filter(operator_client: OperatorClient) -> None:
@@ -226,7 +199,8 @@ async def test_stats_count_by_round_and_total(operator_client: OperatorClient) -
     assert stats["total"] == {"total": 18, **states, "broadcast": 1, "submitted": 15, "failed": 2}
     assert stats["rounds"]["01" * 32] == {"total": 2, **states, "broadcast": 0, "submitted": 0, "failed": 2}
     assert stats["damaged"] == [{"ref": "fedcba987654", "round": ROUND_ID.hex(), "state": "9"}]
-    assert stats["service"] == {"paused": None, "endpoints": []}
+    assert (stats["service"]["height"], stats["service"]["paused"]) == (7, None)
+    assert not stats["service"].keys() & {"role", "sends", "sender", "database_skew", "archive"}
     assert stats["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
     assert stats["failed_before"] == [
         {

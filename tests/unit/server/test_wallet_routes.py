@@ -88,7 +88,7 @@ async def test_shares_post_again_replaces_damaged_row_only_if_valid(tmp_path: Pa
         assert (await client.post(SHARES_PATH, content=create_body())).json() == {"status": "queued"}
     await store.close()
     with open_closed_database(path) as conn:
-        conn.execute("UPDATE shares SET tree_position = tree_position + 1")
+        conn.execute("UPDATE shares SET witness = flip(witness, 'tree_position')")
     reported: list[DamagedShare] = []
     store = SqliteStore(path, on_damaged=reported.append)
     await store.open()

@@ -14,6 +14,7 @@ from helper.core.share import Share
 from helper.store.models import PreparedReveal, QueuedShare, QueueFilter
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
+from tests.support.sealed_fields import add_field_functions
 
 NOW = 1_795_268_000.0
 ROUND = bytes(range(32))
@@ -109,7 +110,7 @@ def read_database_files(path: Path) -> dict[str, bytes]:
 @contextmanager
 def open_closed_database(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the file of a closed store for writing by hand."""
-    conn = sqlite3.connect(path, isolation_level=None)
+    conn = add_field_functions(sqlite3.connect(path, isolation_level=None))
     try:
         yield conn
     finally:
@@ -118,7 +119,7 @@ def open_closed_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 def query_rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
     """Run a query while a store may be open."""
-    conn = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+    conn = add_field_functions(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True))
     try:
         return conn.execute(sql).fetchall()
     finally:

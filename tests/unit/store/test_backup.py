@@ -105,7 +105,7 @@ async def test_snapshot_counts_damaged_rows(store: SqliteStore, path: Path) -> N
     await enqueue_shares(store, 1, 2, 3)
     await store.close()
     with open_closed_database(path) as conn:
-        conn.execute("UPDATE shares SET submit_at = submit_at + 1 WHERE id = 2")
+        conn.execute("UPDATE shares SET witness = flip(witness, 'submit_at') WHERE id = 2")
     assert take_snapshot(path, FakeClock()).contents.damaged == 1
 
 

@@ -17,7 +17,8 @@ from helper.errors import StoreCorrupt
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import SHARES
 from helper.store.models import DamagedShare, QueueFilter
-from helper.store.share_listing import UNREADABLE_NOTE
+from helper.store.queue_reader import UNREADABLE_NOTE
+from helper.store.row_encryption import SEALED_FIELDS
 from helper.store.sqlite import integrity_check
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.store import SqliteStore
@@ -47,7 +48,7 @@ def share_row() -> ShareRow:
     share = posted.share
     fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, posted.nullifier)
     return ShareRow(
-        ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), *fields, int(NOW) * 1000, "", b"", 2**62, 0,
+        ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), int(NOW) * 1000, *fields, "", b"", 2**62, 0,
         int(NOW) * 1000, 2, 1, 99, "proof", text,
     ).with_check(KEY)  # fmt: skip
 
@@ -115,15 +116,11 @@ async def reopen_after_change(opened: StoreOpener, store: SqliteStore, path: Pat
 @pytest.mark.parametrize(
     "change",
     [
-        "tree_position = tree_position + 1",
-        "submit_at = 0",
+        *(f"witness = flip(witness, '{name}')" for name in SEALED_FIELDS if name not in {"kind", "extra"}),
+        "witness = zeroblob(742)",
+        "witness = CAST(x'01' || substr(witness, 2) AS BLOB)",
+        "tag = zeroblob(16)",
         "due_ms = due_ms - 5000",
-        "proposal_id = 2",
-        "vote_decision = 1 - vote_decision",
-        "primary_blind = zeroblob(32)",
-        "share_comms = zeroblob(512)",
-        "c1 = zeroblob(32)",
-        "nullifier = zeroblob(32)",
         "rank = 5",
         "attempts = 4",
     ],
@@ -162,7 +159,11 @@ async def test_claim_due_reports_and_skips_damaged_row(
 )
 @pytest.mark.parametrize(
     "change",
-    ["UPDATE shares SET c2 = zeroblob(32)", "UPDATE reveals SET message = x'0401'", "DELETE FROM reveals"],
+    [
+        "UPDATE shares SET witness = flip(witness, 'c2')",
+        "UPDATE reveals SET message = zeroblob(77)",
+        "DELETE FROM reveals",
+    ],
 )
 async def test_damaged_share_or_message_is_never_sent(
     open_sqlite_store: StoreOpener,
@@ -183,7 +184,7 @@ async def test_damaged_share_or_message_is_never_sent(
 
 
 @pytest.mark.rule("R12")
-@pytest.mark.parametrize("change", ["c1 = zeroblob(32)", "attempts = 2"])
+@pytest.mark.parametrize("change", ["witness = flip(witness, 'c1')", "attempts = 2"])
 async def test_damaged_share_with_confirmed_nullifier_becomes_tombstone(
     open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, change: str
 ) -> None:
@@ -222,7 +223,7 @@ def flip_bit(path: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize("large", [20_000, 20])
-@pytest.mark.parametrize("index", ["shares_due", "shares_nullifier", "sqlite_autoindex_shares_1"])
+@pytest.mark.parametrize("index", ["shares_due", "shares_tag", "sqlite_autoindex_shares_1"])
 async def test_verify_reports_damaged_index_and_rebuilds_it(
     open_sqlite_store: StoreOpener,
     store: SqliteStore,
@@ -440,7 +441,7 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
     """Damage the header of a share's row in the file of a running store."""
     await flush_to_file(store)
     data = path.read_bytes()
-    header = bytes([28, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
+    header = bytes([16, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
         file.seek(data.rindex(header, 0, data.index(make_posted_share(number).share.shares_hash)))
         file.write(b"\x7f")  # a header with more columns than the table has
@@ -516,7 +517,9 @@ async def test_enqueue_known_share_with_damaged_index_is_duplicate(
     assert len(await confirm_shares(reopened, *range(30), height=5)) == 30
 
 
-@pytest.mark.parametrize("change", ["due_ms = due_ms + 99000000", "round_no = 2", "state = 3", "c1 = zeroblob(32)"])
+@pytest.mark.parametrize(
+    "change", ["due_ms = due_ms + 99000000", "round_no = 2", "state = 3", "witness = flip(witness, 'c1')"]
+)
 async def test_background_check_quarantines_damaged_row_before_rebuild(
     open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
 ) -> None:
@@ -553,7 +556,7 @@ async def test_background_check_reports_damaged_message(
     open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
     await enqueue_and_prepare(store, 1)
-    reopened = await reopen_after_change(open_sqlite_store, store, path, "UPDATE reveals SET message = x'0401'")
+    reopened = await reopen_after_change(open_sqlite_store, store, path, "UPDATE reveals SET message = zeroblob(77)")
 
     assert await reopened.verify() == []
 

@@ -18,8 +18,8 @@ from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
 from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
+from helper.store.sqlite.errors import LOCATION_CHECK_SECONDS
 from helper.store.sqlite.file_lock import FileLock, refuse_locked
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
@@ -227,7 +227,7 @@ async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, open_sqlite
 
     async def summarize(database: Path) -> None:
         async with open_queue_file(database) as queue:
-            await queue.summarize_rounds(now=0.0)
+            await queue.count_shares()
 
     with pytest.raises(StoreDisplaced, match="has 2 hard links"):
         await summarize(link)
@@ -408,7 +408,7 @@ async def test_idle_store_detects_that_its_database_was_replaced(
     store: SqliteStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LOCATION_CHECK_SECONDS <= 10
-    monkeypatch.setattr("helper.store.sqlite.disk_health.LOCATION_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("helper.store.sqlite.errors.LOCATION_CHECK_SECONDS", 0.01)
     await enqueue_shares(store, 1)
     renamed = tmp_path / "aside"
     path.rename(renamed)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from helper.store.sqlite.erasure_schedule import (
+from helper.store.sqlite.erasure import (
     CHANGES_PER_CHECKPOINT,
     ERASE_WITHIN_SECONDS,
     ERROR_RETRY_SECONDS,

@@ -18,11 +18,17 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreFull
 from helper.store.models import EnqueueResult
 from helper.store.operations.blocks import set_meta
-from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS, DiskHealth
-from helper.store.sqlite.errors import UnreadableRowError, is_disk_full, is_environment_error, translate
+from helper.store.sqlite.erasure import scrub_pages
+from helper.store.sqlite.errors import (
+    LOCATION_CHECK_SECONDS,
+    DiskHealth,
+    UnreadableRowError,
+    is_disk_full,
+    is_environment_error,
+    translate,
+)
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.opening import open_database
-from helper.store.sqlite.page_scrubber import scrub_pages
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction

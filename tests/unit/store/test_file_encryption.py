@@ -15,16 +15,16 @@ from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreKeyError
 from helper.store.db_copy import file_encryption
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.keyring import Keyring
-from helper.store.meta import KEY_CHECK, make_meta_row
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.queue_reader import QueueReader
-from helper.store.row_encryption import RowEncryption
-from helper.store.sqlite import row_format
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.sqlite import file_keys
 from helper.store.sqlite.export import ExportSelection, select_for_export
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
+from helper.store.table_rows import KEY_CHECK, make_meta_row
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import make_file_encryption
 from tests.unit.store.fixtures import (
@@ -52,7 +52,7 @@ BOTH = make_file_encryption([NEW_KEY, OLD_KEY])
 
 @asynccontextmanager
 async def open_store(
-    path: Path, encryption: RowEncryption | None = None, report: Callable[[DamagedShare], None] = lambda _: None
+    path: Path, encryption: RowEncryption = UNENCRYPTED, report: Callable[[DamagedShare], None] = lambda _: None
 ) -> AsyncIterator[SqliteStore]:
     store = SqliteStore(path, encryption=encryption, on_damaged=report)
     await store.open()
@@ -62,13 +62,13 @@ async def open_store(
         await store.close()
 
 
-async def fill(path: Path, encryption: RowEncryption | None, *numbers: int) -> None:
+async def fill(path: Path, encryption: RowEncryption, *numbers: int) -> None:
     """Enqueue these shares in a file, and close it."""
     async with open_store(path, encryption) as store:
         await enqueue_shares(store, *numbers)
 
 
-def select_shares(path: Path, encryption: RowEncryption | None) -> ExportSelection:
+def select_shares(path: Path, encryption: RowEncryption) -> ExportSelection:
     image = take_snapshot(path, FakeClock(), encryption).image
     return select_for_export(image, QueueFilter(), (), encryption)
 
@@ -83,10 +83,9 @@ def secret_bytes(*numbers: int) -> list[bytes]:
     return secrets
 
 
-def read_first_round_key(path: Path, encryption: RowEncryption | None) -> bytes:
+def read_first_round_key(path: Path, encryption: RowEncryption) -> bytes:
     ((columns),) = query_rows(path, "SELECT no, round_id, mac_key, row_check FROM round_keys WHERE no = 1")
-    rows = [columns] if encryption is None else encryption.decrypt_rows("round_keys", [columns])
-    key: bytes = rows[0][2]
+    key: bytes = encryption.decrypt_rows("round_keys", [columns])[0][2]
     return key
 
 
@@ -122,13 +121,13 @@ async def test_start_decrypts_no_share(path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("stored", "configured", "message"),
     [
-        (OLD, None, "is encrypted, and .* key_file is not set"),
+        (OLD, UNENCRYPTED, "is encrypted, and .* key_file is not set"),
         (OLD, NEW, "is encrypted with a key that is not in the key file"),
-        (None, NEW, "is not encrypted, but .* key_file is set"),
+        (UNENCRYPTED, NEW, "is not encrypted, but .* key_file is set"),
     ],
 )
 async def test_file_is_refused_unchanged_without_its_key(
-    path: Path, stored: RowEncryption | None, configured: RowEncryption | None, message: str
+    path: Path, stored: RowEncryption, configured: RowEncryption, message: str
 ) -> None:
     await fill(path, stored, 1)
     before = path.read_bytes()
@@ -140,8 +139,8 @@ async def test_file_is_refused_unchanged_without_its_key(
     await fill(path, stored, 2)
 
 
-@pytest.mark.parametrize("configured", [None, NEW])
-async def test_offline_readers_refuse_file_without_its_key(path: Path, configured: RowEncryption | None) -> None:
+@pytest.mark.parametrize("configured", [UNENCRYPTED, NEW])
+async def test_offline_readers_refuse_file_without_its_key(path: Path, configured: RowEncryption) -> None:
     await fill(path, OLD, 1)
     with pytest.raises(StoreKeyError):
         async with open_queue_file(path, configured):
@@ -151,7 +150,7 @@ async def test_offline_readers_refuse_file_without_its_key(path: Path, configure
 
 
 async def test_offline_reader_reads_unencrypted_file_with_key_file(path: Path) -> None:
-    await fill(path, None, 1)
+    await fill(path, UNENCRYPTED, 1)
     async with open_queue_file(path, NEW) as queue:
         assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
 
@@ -179,7 +178,7 @@ async def test_keys_and_their_check_value_are_written_together(path: Path, monke
         return make_meta_row(key, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(row_format, "make_meta_row", fail_at_second_row)
+        patch.setattr(file_keys, "make_meta_row", fail_at_second_row)
         with pytest.raises(RuntimeError):
             open_database(path, SystemClock(), encryption=NEW)
     await fill(path, NEW, 1)
@@ -214,7 +213,9 @@ async def test_old_key_can_be_removed_only_once_no_row_needs_it(path: Path) -> N
     async with open_store(path, BOTH) as store:
         await store.purge(ROUND)
     await fill(path, NEW, 3)
-    assert query_rows(path, "SELECT value FROM meta WHERE key = 'seal.keys'") == [(NEW.keyring.key_ids[0].hex(),)]
+    assert query_rows(path, "SELECT value FROM meta WHERE key = 'seal.keys'") == [
+        (Keyring([NEW_KEY]).key_ids[0].hex(),)
+    ]
 
 
 async def test_encrypting_again_makes_the_old_key_unnecessary(path: Path) -> None:
@@ -226,25 +227,20 @@ async def test_encrypting_again_makes_the_old_key_unnecessary(path: Path) -> Non
     await fill(path, NEW, 6)
 
 
-async def test_damaged_key_identifier_is_a_damaged_row(path: Path) -> None:
+@pytest.mark.parametrize(
+    "witness",
+    ["CAST(x'00000000' || substr(witness, 5) AS BLOB)", "(SELECT witness FROM shares WHERE id = 2)"],
+    ids=["unknown key", "of another row"],
+)
+async def test_witness_that_does_not_belong_to_its_row_is_damaged(path: Path, witness: str) -> None:
     await fill(path, NEW, 1, 2)
     with open_closed_database(path) as conn:
-        ((sealed,),) = conn.execute("SELECT witness FROM shares WHERE id = 1").fetchall()
-        conn.execute("UPDATE shares SET witness = ? WHERE id = 1", (bytes([sealed[0] ^ 1]) + sealed[1:],))
+        conn.execute(f"UPDATE shares SET witness = {witness} WHERE id = 1")
     reported: list[DamagedShare] = []
     async with open_store(path, NEW, reported.append) as store:
         claimed = await claim_all_due(store)
     assert [queued.nullifier for queued in claimed] == [make_posted_share(2).nullifier]
     assert len(reported) == 1
-
-
-async def test_witness_of_another_row_is_a_damaged_row(path: Path) -> None:
-    await fill(path, NEW, 1, 2)
-    with open_closed_database(path) as conn:
-        conn.execute("UPDATE shares SET witness = (SELECT witness FROM shares WHERE id = 2) WHERE id = 1")
-    async with open_store(path, NEW) as store:
-        claimed = await claim_all_due(store)
-    assert [queued.nullifier for queued in claimed] == [make_posted_share(2).nullifier]
 
 
 # ---------------------------------------------------------------------- encrypting an existing file
@@ -261,7 +257,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
         await enqueue_shares(store, 7)
         await confirm_shares(store, 7, height=120)
         listed = await list_queue(store)
-    before, mac_key = select_shares(path, None), read_first_round_key(path, None)
+    before, mac_key = select_shares(path, UNENCRYPTED), read_first_round_key(path, UNENCRYPTED)
     assert len(before.shares) == 5
     secrets = [*secret_bytes(1, 2, 3, 4), mac_key, *witness_fragments(make_posted_share(5, round_id=OTHER_ROUND))]
     assert count_occurrences(path, secrets), "the search finds existing data"
@@ -280,17 +276,17 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
         assert await store.verify() == []
 
     rewrite_file(path, SystemClock(), NEW, encrypt=False)
-    assert select_shares(path, None) == before
+    assert select_shares(path, UNENCRYPTED) == before
     async with open_queue_file(path) as queue:
         assert await list_queue(queue) == listed
     assert query_rows(path, "SELECT key FROM meta WHERE key LIKE 'seal.%'") == []
-    await fill(path, None, 8)
+    await fill(path, UNENCRYPTED, 8)
 
 
 async def test_encrypting_erases_a_large_file(path: Path) -> None:
     """More pages than the cache of a connection, so that pages are written before the commit."""
     numbers = range(3000)
-    await fill(path, None, *numbers)
+    await fill(path, UNENCRYPTED, *numbers)
     secrets = [make_posted_share(number).share.primary_blind for number in range(0, 3000, 50)]
     assert count_occurrences(path, secrets)
     assert rewrite_file(path, SystemClock(), NEW, encrypt=True).is_erased
@@ -298,8 +294,8 @@ async def test_encrypting_erases_a_large_file(path: Path) -> None:
 
 
 async def test_interrupted_encryption_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await fill(path, None, 1, 2)
-    before = select_shares(path, None)
+    await fill(path, UNENCRYPTED, 1, 2)
+    before = select_shares(path, UNENCRYPTED)
 
     def refuse(*_: object) -> None:
         raise StoreCopyDiffers("rewritten rows differ")
@@ -308,23 +304,23 @@ async def test_interrupted_encryption_changes_nothing(path: Path, monkeypatch: p
         patch.setattr(file_encryption, "_verify", refuse)
         with pytest.raises(StoreCopyDiffers):
             rewrite_file(path, SystemClock(), NEW, encrypt=True)
-    assert select_shares(path, None) == before
-    await fill(path, None, 3)
+    assert select_shares(path, UNENCRYPTED) == before
+    await fill(path, UNENCRYPTED, 3)
 
 
 async def test_row_that_reads_differently_stops_the_encryption(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await fill(path, None, 1, 2)
+    await fill(path, UNENCRYPTED, 1, 2)
     encrypt = Keyring.encrypt
     monkeypatch.setattr(Keyring, "encrypt", lambda self, plain: encrypt(self, bytes([plain[0] ^ 1]) + plain[1:]))
     with pytest.raises(StoreCopyDiffers):
         rewrite_file(path, SystemClock(), NEW, encrypt=True)
     monkeypatch.undo()
-    await fill(path, None, 3)
+    await fill(path, UNENCRYPTED, 3)
 
 
 async def test_reader_delays_erasure_until_the_next_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_encryption, "ERASE_SECONDS", 0.2)
-    await fill(path, None, 1)
+    await fill(path, UNENCRYPTED, 1)
     secrets = secret_bytes(1)
     reader = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
     try:
@@ -343,7 +339,7 @@ async def test_damaged_rows_are_deleted_and_reported(path: Path) -> None:
         await enqueue_and_prepare(store, 1)
         await enqueue_shares(store, 2, 3)
     with open_closed_database(path) as conn:
-        conn.execute("UPDATE shares SET c1 = zeroblob(32) WHERE id = 2")
+        conn.execute("UPDATE shares SET witness = flip(witness, 'c1') WHERE id = 2")
     result = rewrite_file(path, SystemClock(), NEW, encrypt=True)
     assert (result.live, len(result.damaged)) == (2, 1)
     assert take_snapshot(path, FakeClock(), NEW).contents.damaged == 0
@@ -352,6 +348,6 @@ async def test_damaged_rows_are_deleted_and_reported(path: Path) -> None:
 
 
 async def test_decrypting_unencrypted_file_is_refused(path: Path) -> None:
-    await fill(path, None, 1)
+    await fill(path, UNENCRYPTED, 1)
     with pytest.raises(StoreKeyError, match="is not encrypted"):
         rewrite_file(path, SystemClock(), NEW, encrypt=False)

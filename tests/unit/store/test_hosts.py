@@ -34,7 +34,7 @@ from helper.lease.sender_lease import DatabaseLease
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
-from helper.store.postgres import PostgresStore, store, writer
+from helper.store.postgres import PostgresStore, opening, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
@@ -1062,6 +1062,23 @@ async def test_open_foreign_or_newer_schema_is_refused(
     backend.execute("DROP TABLE schema_version")
     with pytest.raises(StoreForeign, match="another program"):
         await backend.create_store(clock, print).open()
+
+
+async def test_start_upgrades_the_schema_and_keeps_the_shares(
+    backend: PostgresBackend, join_host: JoinHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await join_host("one")
+    await enqueue_shares(host, 1)
+    await host.close()
+    tables = ("round_keys", "rounds", "shares", "reveals")
+    steps = (*opening.migrations(), "".join(f"ALTER TABLE {table} ADD COLUMN more BIGINT;" for table in tables))
+    monkeypatch.setattr(opening, "migrations", lambda: steps)
+    upgraded = await join_host("one")
+    assert backend.query_rows("SELECT version FROM schema_version") == [(len(steps),)]
+    (queued,) = await claim_all_due(upgraded)
+    assert queued.share == make_posted_share(1).share
+    assert await upgraded.prepare(queued.id, make_reveal(1))
+    assert [sent.prepared for sent in await upgraded.list_unconfirmed()] == [make_reveal(1)]
 
 
 async def test_witness_never_reaches_server_disk_in_plain(

@@ -22,13 +22,13 @@ from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source,
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import TABLES
 from helper.store.keyring import Keyring
-from helper.store.meta import UNFINISHED_KEY, CopyMark
 from helper.store.models import QueueFilter
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import migrations as postgres_migrations
+from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.sqlite.schema import migrations
 from helper.store.store import Store
-from helper.store.table_rows import ShareRow
+from helper.store.table_rows import UNFINISHED_KEY, CopyMark, ShareRow
 from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend, StoreBackend
@@ -253,7 +253,7 @@ async def test_round_trip_migration_restores_no_erased_rows(filled: BackendPair,
     assert read_all_rows(source) == expected
     if isinstance(source, SqliteBackend):
         left = b"".join(file.read_bytes() for file in source.path.parent.iterdir())
-        assert (make_posted_share(5).share.shares_hash in left) == (source.encryption is None)
+        assert (make_posted_share(5).share.shares_hash in left) == (not source.encryption.is_encrypted)
         for number in (1, 3, 4, 7, 8):
             posted = make_posted_share(number, round_id=OTHER_ROUND if number == 7 else ROUND)
             assert posted.share.shares_hash not in left
@@ -352,9 +352,7 @@ def tamper_with_witness(backend: StoreBackend) -> str:
     """A statement that changes the witnesses of all shares."""
     if isinstance(backend, PostgresBackend):
         return "UPDATE shares SET witness = set_byte(witness, 300, get_byte(witness, 300) # 1)"
-    assert isinstance(backend, SqliteBackend)
-    column = "shares_hash = zeroblob(32)" if backend.encryption is None else "witness = zeroblob(742)"
-    return f"UPDATE shares SET {column}"
+    return "UPDATE shares SET witness = zeroblob(742)"
 
 
 async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
@@ -511,8 +509,7 @@ async def test_migration_sanitizes_text_only_sqlite_accepts(filled: BackendPair)
     key = bytes.fromhex(source.query_rows("SELECT value FROM meta WHERE key = 'key.rows'")[0][0])
     with open_closed_database(source.path) as conn:
         columns = conn.execute(f"{load_copy_statements()['page_shares']}", (0, 1)).fetchone()
-        if source.encryption is not None:
-            (columns,) = source.encryption.decrypt_rows("share_by_id", [columns])
+        (columns,) = source.encryption.decrypt_rows("page_shares", [columns])
         row = ShareRow(*columns)._replace(note="a\0b").with_check(key)
         conn.execute("UPDATE shares SET note = ?, row_check = ? WHERE id = ?", (row.note, row.row_check, row.id))
         conn.execute("UPDATE history SET note = char(97, 0, 98)")
@@ -527,9 +524,19 @@ def test_every_table_is_migrated_or_rebuilt() -> None:
     rebuilt = {"counters", "damaged"}
     with_its_share = {"reveals", "history"}
     known = {table.name for table in TABLES} | rebuilt | with_its_share
-    assert parse_table_names(migrations()) == known
-    assert parse_table_names(postgres_migrations()) == known | {"claims", "sender"}  # a file has one host
+    assert parse_columns(migrations()).keys() == known
+    assert parse_columns(postgres_migrations()).keys() == known | {"claims", "sender"}  # a file has one host
 
 
-def parse_table_names(texts: Iterable[str]) -> set[str]:
-    return {name for text in texts for name in re.findall(r"^CREATE TABLE (\w+)", text, re.MULTILINE)}
+def test_both_engines_have_the_same_columns() -> None:
+    columns, shared = parse_columns(migrations()), parse_columns(postgres_migrations())
+    shared["counters"].remove("part")  # of a host
+    assert {table: shared[table] for table in columns} == columns
+    assert [*SHARE_COLUMNS] == columns["shares"]
+    assert [*REVEAL_COLUMNS] == columns["reveals"]
+
+
+def parse_columns(texts: Iterable[str]) -> dict[str, list[str]]:
+    """The columns of each table, in order."""
+    tables = re.findall(r"^CREATE TABLE (\w+) \(\n(.*?)^\)", "".join(texts), re.MULTILINE | re.DOTALL)
+    return {name: re.findall(r"^  ([a-z]\w+) ", body, re.MULTILINE) for name, body in tables}

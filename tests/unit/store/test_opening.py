@@ -94,7 +94,7 @@ async def test_open_large_database_checks_only_its_end(
     await store.close()
     original = path.read_bytes()
     with open_closed_database(path) as conn:
-        (page,) = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'shares_nullifier'").fetchone()
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'shares_tag'").fetchone()
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"\xff" * 16)

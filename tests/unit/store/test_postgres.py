@@ -15,8 +15,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool.pool_async import WaitingClient
 
-from helper.errors import StoreError, StoreUnreachable
-from helper.store.keyring import DecryptionError, Keyring
+from helper.errors import StoreError, StoreKeyError, StoreUnreachable
+from helper.store.keyring import Keyring
+from helper.store.null_cipher import DecryptionError
 from helper.store.postgres.connection import CONNECT_SECONDS, create_connection_settings
 from helper.store.postgres.errors import translate
 from helper.store.postgres.reader import PostgresReader
@@ -197,7 +198,10 @@ def test_sealed_row_opens_with_key_and_detects_changes() -> None:
     for short in (sealed[:-1], sealed[:8]):
         with pytest.raises(DecryptionError):
             old.decrypt(short)
-    with pytest.raises(StoreError, match="key that this host does not have"):
+    with pytest.raises(DecryptionError):
+        old.decrypt(new.encrypt(b"word"))
+    old.missing_keys = frozenset(new.key_ids)
+    with pytest.raises(StoreKeyError, match="key that this host does not have"):
         old.decrypt(new.encrypt(b"word"))
     for keys in ([], [b"short"]):
         with pytest.raises(StoreError, match="key file"):
@@ -206,7 +210,7 @@ def test_sealed_row_opens_with_key_and_detects_changes() -> None:
 
 def test_both_engines_define_every_statement() -> None:
     only_a_file_has = {
-        "all_shares", "tombstone_count", "quarantined_ids", "last_share_id", "shares_of_nullifier"
+        "all_shares", "tombstone_count", "quarantined_ids", "last_share_id", "shares_of_tag"
     }  # fmt: skip
     assert set(sqlite_statements()) - set(postgres_statements()) == only_a_file_has
     assert [name for name, sql in postgres_statements().items() if b"--" in sql] == []

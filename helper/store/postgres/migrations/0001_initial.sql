@@ -1,6 +1,6 @@
 -- The schema of a new database on PostgreSQL. A later change is a file of its own; a released file is never edited.
--- It differs from SQLite's (`../../migrations/0001_initial.sql`) in what several hosts need, and in the columns that
--- nobody with access to the database's files, log or backups may read: these are encrypted (`../../row_encryption.py`).
+-- It has the columns of SQLite's (`../../sqlite/migrations/0001_initial.sql`), and what several hosts need.
+-- Sealed columns (`../../row_encryption.py`) are always encrypted here, because the server has logs and backups.
 
 -- Small facts: the cursor, the chain's id, the keys of this database (hex).
 CREATE TABLE meta (
@@ -9,7 +9,7 @@ CREATE TABLE meta (
   row_check BYTEA NOT NULL CHECK (length(row_check) = 8)
 );
 
--- A short number for each round that has rows in other tables, and the MAC key of its shares, encrypted.
+-- A short number for each round that has rows in other tables, and the sealed MAC key of its shares.
 CREATE SEQUENCE round_no;
 CREATE TABLE round_keys (
   no        BIGINT PRIMARY KEY,
@@ -37,8 +37,8 @@ CREATE TABLE shares (
   id            BIGINT PRIMARY KEY,
   round_no      BIGINT NOT NULL REFERENCES round_keys (no),
   mac           BYTEA NOT NULL UNIQUE CHECK (length(mac) = 32),
-  tag           BYTEA NOT NULL CHECK (length(tag) = 16), -- keyed hash of the nullifier
-  witness       BYTEA NOT NULL CHECK (length(witness) BETWEEN 742 AND 17200), -- encrypted
+  tag           BYTEA NOT NULL CHECK (length(tag) = 16), -- a hash of the nullifier
+  witness       BYTEA NOT NULL CHECK (length(witness) BETWEEN 742 AND 17200), -- sealed
   rank          BIGINT NOT NULL CHECK (rank >= 0),
   state         BIGINT NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        BIGINT NOT NULL CHECK (due_ms >= 0),
@@ -92,7 +92,7 @@ CREATE TABLE claims (
 
 CREATE INDEX claims_until ON claims (until);
 
--- The message of a share that may have been sent; its bytes and its hash are encrypted.
+-- The message of a share that may have been sent; its bytes and its hash are sealed together.
 CREATE TABLE reveals (
   share_id          BIGINT PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
   message           BYTEA NOT NULL CHECK (length(message) BETWEEN 77 AND 65700),

@@ -14,7 +14,7 @@ from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres import PostgresStore
 from helper.store.queue_reader import QueueReader
-from helper.store.row_encryption import RowEncryption
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -72,7 +72,7 @@ class SqliteBackend:
 
     def __init__(self, directory: Path, *, is_encrypted: bool = False) -> None:
         self.path = directory / "queue.db"
-        self.encryption = make_file_encryption() if is_encrypted else None
+        self.encryption = make_file_encryption() if is_encrypted else UNENCRYPTED
 
     def create_store(self, clock: Clock, report: Report) -> SqliteStore:
         return SqliteStore(self.path, clock=clock, on_damaged=report, encryption=self.encryption)
@@ -100,7 +100,7 @@ class SqliteBackend:
     @property
     def locator(self) -> list[str]:
         """Arguments with which another process opens the store."""
-        return ["sqlite" if self.encryption is None else "encrypted sqlite", str(self.path.parent)]
+        return ["encrypted sqlite" if self.encryption.is_encrypted else "sqlite", str(self.path.parent)]
 
 
 class PostgresBackend:

@@ -146,9 +146,11 @@ async def test_queue_counts_waiting_by_minute_and_failed_by_reason(store: Store)
         await store.fail(queued.id, stage="proof", note=reason)
 
     assert await store.count_due_ahead(now=NOW) == {ROUND: DueForecast((0,) * 60, 2)}
-    failures = {(group.stage, group.note, group.count) for group in await store.list_failures(limit=9)}
+    failures = {
+        (group.stage, group.note, group.count) for group in await store.list_matching_failures(QueueFilter(), limit=9)
+    }
     assert failures == {("proof", "refused", 2), ("proof", "no leaf", 2)}
-    assert len(await store.list_failures(limit=1)) == 1
+    assert len(await store.list_matching_failures(QueueFilter(), limit=1)) == 1
 
 
 async def test_list_retries_groups_waiting_shares_by_failure_and_minute(store: Store) -> None:

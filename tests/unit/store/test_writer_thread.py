@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from helper.store.write_jobs import BatchOperation, WriteJob, run_part, split_batch
+from helper.store.writer_thread import BatchOperation, WriteJob, run_part, split_batch
 
 
 class AddOperation(BatchOperation):

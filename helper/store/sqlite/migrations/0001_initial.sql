@@ -1,5 +1,7 @@
 -- The schema of a new database. A later change is a file of its own; a released file is never edited.
 -- A `row_check` is a keyed BLAKE2b over the other columns: a row whose bytes changed on disk is never acted on.
+-- Sealed columns contain what nobody with access to the file may read (`../../row_encryption.py`): they are encrypted if
+-- there is a key.
 
 -- Small facts: the cursor, the chain's id, the keys of this database (hex).
 CREATE TABLE meta (
@@ -8,11 +10,11 @@ CREATE TABLE meta (
   row_check BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT, WITHOUT ROWID;
 
--- A short number for each round that has rows in other tables, and the MAC key of its shares.
+-- A short number for each round that has rows in other tables, and the sealed MAC key of its shares.
 CREATE TABLE round_keys (
   no        INTEGER PRIMARY KEY,
   round_id  BLOB NOT NULL UNIQUE CHECK (length(round_id) = 32),
-  mac_key   BLOB NOT NULL CHECK (length(mac_key) = 32),
+  mac_key   BLOB NOT NULL CHECK (length(mac_key) = 76),
   row_check BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
@@ -35,22 +37,8 @@ CREATE TABLE shares (
   id            INTEGER PRIMARY KEY,
   round_no      INTEGER NOT NULL,
   mac           BLOB NOT NULL UNIQUE CHECK (length(mac) = 32),
-  share_index   INTEGER NOT NULL CHECK (share_index BETWEEN 0 AND 15),
-  proposal_id   INTEGER NOT NULL CHECK (proposal_id BETWEEN 1 AND 4294967295),
-  vote_decision INTEGER NOT NULL CHECK (vote_decision BETWEEN 0 AND 255),
-  tree_position INTEGER NOT NULL CHECK (tree_position BETWEEN 0 AND 16777215),
-  submit_at     INTEGER NOT NULL CHECK (submit_at >= 0),
-  shares_hash   BLOB NOT NULL CHECK (length(shares_hash) = 32),
-  share_comms   BLOB NOT NULL CHECK (length(share_comms) = 512),
-  primary_blind BLOB NOT NULL CHECK (length(primary_blind) = 32),
-  c1            BLOB NOT NULL CHECK (length(c1) = 32),
-  c2            BLOB NOT NULL CHECK (length(c2) = 32),
-  nullifier     BLOB NOT NULL CHECK (length(nullifier) = 32),
-  received_ms   INTEGER NOT NULL CHECK (received_ms >= 0),
-  -- Fields that the circuits k10 and k11 do not have: which ones, and their values as encoded by their circuit
-  -- generation.
-  kind          TEXT NOT NULL CHECK (length(kind) <= 16),
-  extra         BLOB NOT NULL CHECK (length(extra) <= 16384),
+  tag           BLOB NOT NULL CHECK (length(tag) = 16),                      -- a hash of the nullifier
+  witness       BLOB NOT NULL CHECK (length(witness) BETWEEN 742 AND 17200), -- sealed
   rank          INTEGER NOT NULL CHECK (rank >= 0),
   state         INTEGER NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        INTEGER NOT NULL CHECK (due_ms >= 0),
@@ -59,13 +47,13 @@ CREATE TABLE shares (
   proved_height INTEGER CHECK (proved_height >= 0),
   stage         TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
   note          TEXT NOT NULL CHECK (length(note) <= 400),
-  -- Here the check is also over the round's id.
+  -- Here the check is over the fields before they are sealed, and over the round's id.
   row_check     BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
 CREATE INDEX shares_due ON shares (round_no, due_ms, rank) WHERE state = 0;
 CREATE INDEX shares_under_way ON shares (state, id, round_no) WHERE state <> 0;
-CREATE INDEX shares_nullifier ON shares (nullifier);
+CREATE INDEX shares_tag ON shares (tag);
 
 -- The first state is received.
 CREATE TRIGGER shares_begin BEFORE INSERT ON shares
@@ -90,11 +78,10 @@ BEGIN
   SELECT RAISE (ABORT, 'no message is kept for this share');
 END;
 
--- The message of a share that may have been sent.
+-- The message of a share that may have been sent; its bytes and its hash are sealed together.
 CREATE TABLE reveals (
   share_id          INTEGER PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
-  message           BLOB NOT NULL CHECK (length(message) BETWEEN 1 AND 65536),
-  tx_hash           BLOB NOT NULL CHECK (length(tx_hash) = 32),
+  message           BLOB NOT NULL CHECK (length(message) BETWEEN 77 AND 65700),
   anchor_height     INTEGER NOT NULL CHECK (anchor_height >= 0),
   circuit           TEXT NOT NULL CHECK (length(circuit) BETWEEN 1 AND 16),
   height            INTEGER NOT NULL CHECK (height >= 0),
@@ -138,7 +125,6 @@ CREATE TABLE damaged (
 CREATE TABLE tombstones (
   round_no INTEGER NOT NULL REFERENCES round_keys (no),
   mac      BLOB NOT NULL CHECK (length(mac) = 32),
-  state    INTEGER NOT NULL DEFAULT 2 CHECK (state = 2),
   PRIMARY KEY (round_no, mac)
 ) STRICT, WITHOUT ROWID;
 

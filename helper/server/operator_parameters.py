@@ -1,0 +1,94 @@
+"""Parsers of the operator API's parameters. Pure, and fast to import, because commands use them too."""
+
+from __future__ import annotations
+
+from helper.core.share import ShareState
+from helper.store.models import MIN_REF_CHARS, QueueFilter
+
+DEFAULT_LIST_LIMIT = 100
+"""Default maximum number of entries in a list."""
+DEFAULT_ACTION_LIMIT = 50
+"""Default maximum number of actions in a list."""
+MAX_LIST_LIMIT = 10_000
+
+
+def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
+    """Parse the filter of a list. An empty parameter is the same as an absent one.
+
+    Args:
+        round_hex: 64 hex characters.
+        state: name of a state, in any case.
+        due_before: Unix seconds.
+        stage: stage of the latest history entry.
+
+    Raises:
+        ValueError: a parameter is invalid; the text contains its name.
+    """
+    return QueueFilter(
+        round_id=parse_round(round_hex) if round_hex else None,
+        state=_state(state) if state else None,
+        due_before_ms=_due_ms(due_before) if due_before else None,
+        stage=stage or None,
+    )
+
+
+def parse_limit(text: str | None, default: int = DEFAULT_LIST_LIMIT) -> int:
+    """Parse the maximum number of entries; empty is `default`.
+
+    Raises:
+        ValueError: it is not a number from 1 to 10,000.
+    """
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST_LIMIT):
+        raise ValueError(f"limit must be a number from 1 to {MAX_LIST_LIMIT}")
+    return int(text)
+
+
+def parse_round(text: str) -> bytes:
+    """Parse a round id.
+
+    Raises:
+        ValueError: it is not 64 hex characters.
+    """
+    return parse_hex32("round", text)
+
+
+def parse_hex32(name: str, text: str) -> bytes:
+    """Parse 32 bytes in hex.
+
+    Raises:
+        ValueError: it is not 64 hex characters; the text begins with the name.
+    """
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if len(value) != 32:
+        raise ValueError(f"{name} must be 64 hex characters")
+    return value
+
+
+def parse_ref(text: str) -> str:
+    """Parse a share's reference or a prefix of it; returns it in lower case.
+
+    Raises:
+        ValueError: it is not 6 to 64 hex characters.
+    """
+    if not MIN_REF_CHARS <= len(text) <= 64 or set(text.lower()) - set("0123456789abcdef"):
+        raise ValueError(f"a share reference must be {MIN_REF_CHARS} to 64 hex characters")
+    return text.lower()
+
+
+def _state(text: str) -> ShareState:
+    try:
+        return ShareState[text.upper()]
+    except KeyError:
+        names = ", ".join(state.name.lower() for state in ShareState)
+        raise ValueError(f"state must be one of {names}") from None
+
+
+def _due_ms(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise ValueError("due_before must be a time in Unix seconds")
+    return int(text) * 1000
