@@ -18,7 +18,7 @@ import structlog
 from helper.chain.agreement import Pruned
 from helper.chain.block_reader import CONCURRENT_BLOCKS, BlockReader, BlockReading
 from helper.chain.broadcast_outcome import Verdict
-from helper.chain.chain_data import BlockHead, RoundStatus
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.reveal_transaction import shows_spent
@@ -350,19 +350,20 @@ class BlockFollower:
         if self._ledger is not None and self._ledger != before:
             for height in [height for height in self._deferred if is_read(self._ledger, height, height)]:
                 del self._deferred[height]
+            if before is not None and self._ledger.top < before.top:  # this host or another one has moved it back
+                self._rounds.note_reset(self._ledger.top)
         self._note_change()
         return self._ledger
 
     async def _begin(self, head: BlockHead) -> bool:
-        """Start the ledger of a new database at the oldest round that may have reveals."""
+        """Start the ledger of a new database at the oldest open round."""
         if not self._rounds.is_synced:
             return False
         await self._store.begin_ledger(min(self._oldest_round_height(head.height + 1), head.height + 1))
         return True
 
     def _oldest_round_height(self, default: int) -> int:
-        begun = [known for known in self._rounds.open_rounds() if known.status is not RoundStatus.PENDING]
-        return min((known.created_at_height for known in begun), default=default)
+        return min((known.created_at_height for known in self._rounds.open_rounds()), default=default)
 
     async def _move_back_after_reset(self, ledger: Ledger, head: BlockHead) -> bool:
         """Forget blocks far above the agreed height if it stays low. Returns whether the ledger has changed.
@@ -379,7 +380,6 @@ class BlockFollower:
         if len(self._low_heads) < RESET_HEADS or not self._rounds.is_synced:
             return False
         await self._store.move_back(head.height, first=self._oldest_round_height(head.height + 1))
-        self._rounds.note_reset(head.height)
         log.warning("cursor_moved_back", height=head.height, reason=f"was {ledger.top}")
         self._low_heads.clear()
         return True

@@ -362,8 +362,10 @@ async def test_dispatch_wait_for_history_is_bounded() -> None:
 
 
 @pytest.mark.rule("R14")
-async def test_round_is_not_closed_before_its_history_is_read() -> None:
+@pytest.mark.parametrize("first_status", [RoundStatus.PENDING, RoundStatus.ACTIVE])
+async def test_round_is_not_closed_before_its_history_is_read(first_status: RoundStatus) -> None:
     env = Environment(rpc=False, height=400)
+    env.node.rounds = [recorded_round(first_status)]
     env.clock.advance(VOTE_END + 1 - env.clock.now())
     await env.sync_rounds()
     while await env.follower.read_new():
@@ -578,6 +580,11 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     env.store.add_share(1, reveal(1).nullifier)
     await env.rounds.restore()
     await env.sync_rounds()
+    other_rounds = RoundRegistry(env.store, env.endpoints)
+    other = BlockFollower(env.store, env.endpoints, other_rounds, is_leader=lambda: False)
+    await other_rounds.restore()
+    await other_rounds.sync()
+    await other.read_gaps()
     env.node.rounds = [recorded_round(3)]
     with capture_logs() as logs:
         for _ in range(RESET_HEADS - 1):
@@ -593,7 +600,10 @@ async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     assert env.store.unconfirmed == [], "blocks of open rounds are read again"
     assert env.unread == []
     await env.rounds.sync()
-    assert [known.status for known in env.rounds.all_rounds()] == [RoundStatus.FINALIZED], "rounds are followed again"
+    await other.read_gaps()
+    await other_rounds.sync()
+    for rounds in (env.rounds, other_rounds):  # of another host too
+        assert [known.status for known in rounds.all_rounds()] == [RoundStatus.FINALIZED], "rounds are followed again"
 
 
 class NodePairEnvironment(Environment):
