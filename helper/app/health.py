@@ -24,7 +24,7 @@ from helper.runtime.process_security import get_process_limits
 UNREAD_GRACE_SECONDS: Final = 600.0
 """Seconds for which the number of unread blocks may not decrease. A node that restarts is not a problem."""
 STANDSTILL_SECONDS: Final = 300.0
-"""Seconds for which the agreed height may stand still while nodes respond. Blocks come every few seconds."""
+"""Seconds for which enough nodes may respond without a new agreed height. Blocks come every few seconds."""
 MAX_BLOCKS_IN_PROGRESS: Final = 10
 """Newest blocks that may be unread at any time."""
 MAX_MISSED_BLOCKS: Final = 64
@@ -68,8 +68,9 @@ class ServiceHealth:
         self._cluster = cluster
         self._unread_count = self._fewest_unread = 0
         self._unread_since = 0.0  # monotonic time at which the number of unread blocks last decreased
-        self._agreed_height: int | None = None
-        self._agreed_since = clock.monotonic()  # since when that height is agreed
+        self._greatest_agreed = 0
+        self._standing_seconds = 0.0  # in which enough nodes have responded since that height was agreed
+        self._noted_at = clock.monotonic()
 
     @property
     def is_ready(self) -> bool:
@@ -133,9 +134,10 @@ class ServiceHealth:
 
     def _standing_height(self) -> str | None:
         """Since when the nodes that respond have agreed on no new block, and what to do; or None."""
-        age, height = self._clock.monotonic() - self._agreed_since, self._agreed_height
+        age, height = self._standing_seconds, self._greatest_agreed
         reported = self._node_pool.reported_heights
-        if height is None or len(reported) < self._node_pool.needed or age < STANDSTILL_SECONDS:
+        limit = max(STANDSTILL_SECONDS, 2 * self._node_pool.limits.stale_after)
+        if len(reported) < self._node_pool.needed or age < limit:
             return None
         since = f"{format_time(int(self._clock.now() - age))} UTC ({age // 60:.0f} min)"
         if max(reported) > height:
@@ -146,9 +148,13 @@ class ServiceHealth:
         return f"no block above {height} since {since}: the chain has stopped, or its nodes here are cut off from it"
 
     def note_progress(self) -> None:
-        """Note whether unread blocks become fewer and the agreed height changes. Called at each probe of a node."""
-        if self._node_pool.agreed_height != self._agreed_height:
-            self._agreed_height, self._agreed_since = self._node_pool.agreed_height, self._clock.monotonic()
+        """Note whether unread blocks become fewer and the agreed height rises. Called at each probe of a node."""
+        now, agreed = self._clock.monotonic(), self._node_pool.agreed_height
+        if agreed is not None and agreed > self._greatest_agreed:
+            self._greatest_agreed, self._standing_seconds = agreed, 0.0
+        elif len(self._node_pool.reported_heights) >= self._node_pool.needed:
+            self._standing_seconds += now - self._noted_at
+        self._noted_at = now
         count, before = self._count_unread_blocks(), self._unread_count
         has_decreased = count < self._fewest_unread or count - before > MAX_MISSED_BLOCKS
         if not self._fewest_unread or has_decreased:

@@ -225,9 +225,27 @@ async def test_readiness_fails_while_nodes_respond_and_agree_on_no_new_block(
         assert chain() is None
         await harness.poll()
         assert str(chain()).startswith(problem.format(since)) if problem else chain() is None
+        harness.network.nodes["second"] = other  # also after a long outage, before it has caught up
+        if second is None:
+            await harness.poll()
+            assert chain() is None
         harness.node.height = other.height = 101
         await harness.poll()
         assert chain() is None
+
+
+async def test_readiness_fails_while_a_node_moves_the_agreed_height_up_and_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = ServiceHarness(tmp_path, monkeypatch, "second")
+    other = harness.network.nodes["second"] = FakeNode(harness.clock, height=99)
+    async with harness.service.open_queue():
+        for number in range(12):
+            harness.node.height += 10
+            other.height = 98 + number % 2
+            await harness.poll(30)
+        (problem,) = [check.problem for check in harness.service.health.run_checks() if check.name == "chain"]
+    assert "have not agreed on a block above 99" in str(problem)
 
 
 async def test_readiness_fails_while_blocks_stay_unread(
