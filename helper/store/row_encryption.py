@@ -67,19 +67,22 @@ def _encode_witness(row: ShareRow) -> bytes:
     """Return the plaintext of the witness of a row. Runs for each accepted share.
 
     Raises:
-        StoreError: a field has a wrong length.
+        StoreError: a field has a wrong length or is out of range.
     """
     values: Row = row
-    fixed = b"".join((_NUMBERS.pack(*values[_FIRST:_BYTES]), *values[_BYTES:_KIND]))
-    if len(fixed) != _PLAINTEXT.size:
-        raise StoreError(
-            "the schema rejected the change: a field of the share has a wrong length",
-            advice="This is a bug in the helper: report it.",
-        )
-    if not row.kind and not row.extra:
-        return fixed
     kind = row.kind.encode()
-    return b"".join((fixed, bytes((len(kind),)), kind, row.extra))
+    try:
+        fixed = b"".join((_NUMBERS.pack(*values[_FIRST:_BYTES]), *values[_BYTES:_KIND]))
+        others = b"".join((bytes((len(kind),)), kind, row.extra)) if kind or row.extra else b""
+    except (struct.error, ValueError) as error:
+        raise _invalid_share(str(error)) from error
+    if len(fixed) != _PLAINTEXT.size:
+        raise _invalid_share("a field of the share has a wrong length")
+    return fixed + others
+
+
+def _invalid_share(reason: str) -> StoreError:
+    return StoreError(f"the schema rejected the change: {reason}", advice="This is a bug in the helper: report it.")
 
 
 def _decode_witness(plain: bytes) -> Row:
