@@ -12,10 +12,18 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from itertools import repeat
+from typing import Final
 
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.table_rows import RoundRow
 
+FIRST_VERSION: Final = 10
+"""Schema version after the first migration. Lower ones were layouts of versions before the first release."""
+UPGRADE_BY_EXPORT: Final = (
+    "Export its queue with the version that wrote it (`svote-helper queue export --move`), and import it into a new "
+    "database."
+)
+"""Advice about a schema below `FIRST_VERSION`."""
 _NAME_PREFIX = "-- name: "
 _NAMED_PARAMETER = re.compile(r"(?<!:):(\w+)")  # not a cast (::)
 _COLUMNS = {
@@ -78,7 +86,7 @@ def _expand_columns(sql: str) -> str:
 
 
 def read_migrations(package: str) -> tuple[str, ...]:
-    """Read the files in `migrations/` of a package, in order; number n (from 1) leads to schema version n."""
+    """Read the files in `migrations/` of a package, in order; the first one leads to schema version `FIRST_VERSION`."""
     folder = resources.files(package) / "migrations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return tuple(file.read_text("utf-8") for file in files)

@@ -26,7 +26,7 @@ from helper.store.keyring import Keyring
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
 from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
 from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
-from helper.store.sql_files import postgres_statements, read_migrations
+from helper.store.sql_files import FIRST_VERSION, UPGRADE_BY_EXPORT, postgres_statements, read_migrations
 from helper.store.table_rows import (
     KEY_CHECK,
     KEYS_IN_USE,
@@ -287,9 +287,9 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
     if exists != (True,):
         raise NotFound(f"the schema {settings.schema} has no queue", advice="Check [store] url and schema_name.")
     version = _read_version(conn, settings)
-    if version < len(migrations()):
+    if version < _latest_version():
         raise StoreForeign(
-            f"the schema {settings.schema} was written by an older version ({version}, supported {len(migrations())})",
+            f"the schema {settings.schema} was written by an older version ({version}, supported {_latest_version()})",
             advice="Upgrade all hosts to this version first.",
         )
     key_check, in_use = (
@@ -337,17 +337,27 @@ def _migrate(conn: Connection, settings: ConnectionSettings) -> None:
     if not tables:
         conn.execute("CREATE TABLE schema_version (version BIGINT NOT NULL)")
         conn.execute("INSERT INTO schema_version VALUES (0)")
-    for step in migrations()[_read_version(conn, settings) :]:
+    latest = _latest_version()
+    for step in migrations()[max(0, _read_version(conn, settings) - FIRST_VERSION + 1) :]:
         conn.execute(step.encode())
-    conn.execute("UPDATE schema_version SET version = %s WHERE version <> %s", (len(migrations()), len(migrations())))
+    conn.execute("UPDATE schema_version SET version = %s WHERE version <> %s", (latest, latest))
+
+
+def _latest_version() -> int:
+    return FIRST_VERSION - 1 + len(migrations())
 
 
 def _read_version(conn: Connection, link: ConnectionSettings) -> int:
-    """Return the version of the schema; refuse a newer one."""
+    """Return the version of the schema, 0 for a new one; refuse a newer one, and one from before the first release."""
     ((version,),) = conn.execute("SELECT version FROM schema_version").fetchall()
-    if version > len(migrations()):
+    if 0 < version < FIRST_VERSION:
         raise StoreForeign(
-            f"the schema {link.schema} was written by a newer version ({version}, supported {len(migrations())})",
+            f"the schema {link.schema} was written before the first release (schema {version})",
+            advice=UPGRADE_BY_EXPORT,
+        )
+    if version > _latest_version():
+        raise StoreForeign(
+            f"the schema {link.schema} was written by a newer version ({version}, supported {_latest_version()})",
             advice="Use the version that wrote it, or a newer one.",
         )
     return int(version)

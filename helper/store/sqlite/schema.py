@@ -8,7 +8,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from helper.errors import StoreCorrupt, StoreForeign
-from helper.store.sql_files import read_migrations
+from helper.store.sql_files import FIRST_VERSION, UPGRADE_BY_EXPORT, read_migrations
 
 APPLICATION_ID: Final = 0x73564F54
 """`application_id` in the header of the helper's files: "sVOT"."""
@@ -63,6 +63,10 @@ class FileIdentity(NamedTuple):
             raise StoreForeign(f"{name} is a database of another program")
         if self.version < 1:
             raise StoreCorrupt(f"{name} is damaged: its schema version is {self.version}")
+        if self.version < FIRST_VERSION:
+            raise StoreForeign(
+                f"{name} was written before the first release (schema {self.version})", advice=UPGRADE_BY_EXPORT
+            )
         if self.version > latest:
             raise StoreForeign(
                 f"{name} was written by a newer version (schema {self.version}, supported {latest})",
@@ -84,7 +88,7 @@ def migrations() -> tuple[str, ...]:
 
 def latest_version() -> int:
     """Return the schema version of this helper, stored as `user_version` in the header of a file."""
-    return len(migrations())
+    return FIRST_VERSION - 1 + len(migrations())
 
 
 def read_identity(conn: sqlite3.Connection) -> FileIdentity:
@@ -109,7 +113,7 @@ def migrate_schema(conn: sqlite3.Connection, *, is_encrypted: bool = False) -> N
     version = read_identity(conn).version
     if version == latest_version():
         return
-    steps = "\n".join(migrations()[version:])
+    steps = "\n".join(migrations()[max(0, version - FIRST_VERSION + 1) :])
     application_id = ENCRYPTED_APPLICATION_ID if is_encrypted else APPLICATION_ID
     try:
         conn.executescript(

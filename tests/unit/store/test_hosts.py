@@ -40,6 +40,7 @@ from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
 from helper.store.postgres.reader import CONNECTIONS
 from helper.store.postgres.transaction import PostgresTransaction
+from helper.store.sql_files import FIRST_VERSION
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
 from tests.support.database_proxy import DatabaseProxy
@@ -1055,7 +1056,7 @@ async def test_open_foreign_or_newer_schema_is_refused(
         await backend.create_store(clock, print).open()
     link = create_connection_settings(backend.address, schema=backend.schema, host="move")
     endpoint = PostgresEndpoint(link, Keyring(SEALING_KEYS))
-    for version, text in ((99, "newer version"), (0, "older version")):
+    for version, text in ((99, "newer version"), (1, "before the first release"), (0, "older version")):
         backend.execute(f"UPDATE schema_version SET version = {version}")
         with pytest.raises(StoreForeign, match=text):
             endpoint.connect_read_only()
@@ -1074,7 +1075,7 @@ async def test_start_upgrades_the_schema_and_keeps_the_shares(
     steps = (*opening.migrations(), "".join(f"ALTER TABLE {table} ADD COLUMN more BIGINT;" for table in tables))
     monkeypatch.setattr(opening, "migrations", lambda: steps)
     upgraded = await join_host("one")
-    assert backend.query_rows("SELECT version FROM schema_version") == [(len(steps),)]
+    assert backend.query_rows("SELECT version FROM schema_version") == [(FIRST_VERSION - 1 + len(steps),)]
     (queued,) = await claim_all_due(upgraded)
     assert queued.share == make_posted_share(1).share
     assert await upgraded.prepare(queued.id, make_reveal(1))

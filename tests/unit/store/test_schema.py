@@ -292,12 +292,15 @@ REFUSED: list[tuple[Callable[[Path], object], type[StoreError], str]] = [
     (lambda path: path.write_text("not a database\n" * 500), StoreForeign, "is not a database"),
     (foreign, StoreForeign, "is a database of another program"),
     (lambda path: set_header(path, "user_version", 99), StoreForeign, "was written by a newer version"),
+    (lambda path: set_header(path, "user_version", 1), StoreForeign, "was written before the first release"),
     (lambda path: set_header(path, "user_version", 0), StoreCorrupt, "is damaged: its schema version is 0"),
 ]
 
 
 @pytest.mark.parametrize("operation", USES)
-@pytest.mark.parametrize(("make", "kind", "text"), REFUSED, ids=["text", "foreign", "newer", "no-version"])
+@pytest.mark.parametrize(
+    ("make", "kind", "text"), REFUSED, ids=["text", "foreign", "newer", "before-release", "no-version"]
+)
 async def test_every_operation_refuses_foreign_file_with_same_error(
     path: Path, operation: Use, make: Callable[[Path], object], kind: type[StoreError], text: str
 ) -> None:
@@ -309,7 +312,7 @@ async def test_every_operation_refuses_foreign_file_with_same_error(
 
     assert str(refused.value).startswith(f"{path} {text}")
     assert refused.value.advice
-    assert kind is not StoreForeign or "db_path" in refused.value.advice or "newer" in text
+    assert kind is not StoreForeign or "db_path" in refused.value.advice or "newer" in text or "release" in text
     assert path.read_bytes() == before
 
 
