@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,6 +21,24 @@ def pytest_configure() -> None:
     """Restore SIGINT: a background job of a script inherits an ignored SIGINT, and so do all child processes."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker of pytest-xdist begin with some of the longest tests, so that none is left at the end.
+
+    Each worker is first given one contiguous part of the list.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        simulations = [item for item in items if "simulation" in item.path.parts]
+        others = [item for item in items if "simulation" not in item.path.parts]
+        each = -(-len(others) // workers)
+        items[:] = [
+            item
+            for number in range(workers)
+            for item in simulations[number::workers] + others[number * each : (number + 1) * each]
+        ]
 
 
 @pytest.fixture
