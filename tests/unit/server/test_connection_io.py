@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import pytest
@@ -32,6 +33,9 @@ class FakeLoop:
     def call_at(self, at: float, callback: Callable[[], None]) -> FakeTimer:
         self.timers.append(FakeTimer(at, callback))
         return self.timers[-1]
+
+    def call_later(self, delay: float, callback: Callable[..., None], *arguments: object) -> FakeTimer:
+        return self.call_at(self.now + delay, partial(callback, *arguments))
 
     def advance_to(self, now: float) -> None:
         while due := [timer for timer in self.pending_timers if timer.at <= now]:
@@ -138,14 +142,13 @@ class Writing:
 
 @pytest.mark.parametrize(("read", "aborted"), [(0, True), (1, False)])
 def test_stall_timer_aborts_only_if_the_client_has_read_nothing(read: int, aborted: bool) -> None:
-    loop, transport = asyncio.new_event_loop(), Writing()
-    timer = StallTimer(loop, 0.01)
+    loop, transport = FakeLoop(), Writing()
+    timer = StallTimer(cast("asyncio.AbstractEventLoop", loop), 10)
     timer.start(cast("asyncio.WriteTransport", transport))
     transport.buffered -= read
-    loop.run_until_complete(asyncio.sleep(0.015))
+    loop.advance_to(15)
     assert transport.aborted is aborted
     timer.stop()
     transport.aborted = False
-    loop.run_until_complete(asyncio.sleep(0.03))
+    loop.advance_to(45)
     assert not transport.aborted
-    loop.close()
