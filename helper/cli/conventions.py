@@ -25,6 +25,7 @@ from helper.errors import (
     DaemonUnreachableError,
     NotFound,
     StoreUnreachable,
+    UsageError,
 )
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
@@ -113,7 +114,8 @@ def format_one_line(value: object) -> str:
 def map_errors_to_exit_codes() -> Iterator[None]:
     """End a command, as its decorator, with 2 (invalid argument), 4 (no permission), 5 (not found) or 6 (unreachable).
 
-    All other `HelperError`s end the command with 1 (`helper.cli.main`), as do other errors of files.
+    All other `HelperError`s end the command with 1 (`helper.cli.main`), as do other errors of files. Any other
+    ValueError is a defect, and keeps its traceback.
     """
     try:
         yield
@@ -131,7 +133,7 @@ def map_errors_to_exit_codes() -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             raise
         fail(f"cannot read file: {error}")
-    except ValueError as error:
+    except (UsageError, UnicodeEncodeError) as error:  # the latter: an argument that is not UTF-8
         fail(str(error), ExitCode.USAGE)
 
 

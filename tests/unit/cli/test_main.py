@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import typer
 
+from helper.cli.conventions import map_errors_to_exit_codes
 from helper.cli.main import COMMANDS, Command, load_function, main
-from helper.errors import HelperError
+from helper.errors import HelperError, UsageError
 from tests.support.schemas import assert_conforms
 
 
@@ -100,6 +101,23 @@ def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsy
     assert run_command("plugged") == 1
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "it does not work\nDo something.\n")
+
+
+@pytest.mark.parametrize(("error", "code"), [(UsageError, 2), (ValueError, None)])
+def test_only_errors_of_arguments_exit_usage(
+    error: type[ValueError], code: int | None, plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @map_errors_to_exit_codes()
+    def broken() -> None:
+        raise error("limit is wrong")
+
+    vars(plugin_module)["run"] = broken
+    if code is None:
+        with pytest.raises(ValueError, match="limit is wrong"):  # the interpreter prints it, and exits with 1
+            main(["plugged"])
+    else:
+        assert run_command("plugged") == code
+        assert capsys.readouterr().err == "limit is wrong\n"
 
 
 def test_interrupt_prints_no_traceback(plugin_module: ModuleType) -> None:
