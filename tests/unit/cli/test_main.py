@@ -44,6 +44,11 @@ def test_help_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in output
 
 
+def test_help_of_group_lists_commands_whatever_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "--help", "list") == 0
+    assert "Show the state and history of a share" in capsys.readouterr().out
+
+
 def test_no_arguments_prints_help_and_exits_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command() == 2
     assert "Usage" in "".join(capsys.readouterr())
