@@ -29,7 +29,7 @@ from helper.errors import (
 )
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
-"""Errors of an output whose reader has closed it, or whose disk is full."""
+"""Errors of an output whose reader has closed it, or whose disk is full; those of a file have its name."""
 _UNESCAPED_CONTROL: Final = re.compile("[\x7f-\x9f]")
 """Control characters that JSON encoders do not escape."""
 
@@ -130,7 +130,7 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     except PermissionError as error:
         fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE and error.filename is None:
             raise
         fail(f"cannot read file: {error}")
     except (UsageError, UnicodeEncodeError) as error:  # the latter: an argument that is not UTF-8

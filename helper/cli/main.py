@@ -111,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if error.errno not in UNWRITABLE:
             raise
         discard_output()
-        if not isinstance(error, BrokenPipeError):
+        if error.filename is not None:
+            print_message(f"cannot use file: {error}")
+        elif not isinstance(error, BrokenPipeError):
             print_message(f"the output cannot be written: {error.strerror}")
         sys.exit(ExitCode.FAILURE)
     except KeyboardInterrupt:

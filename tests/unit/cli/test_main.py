@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -123,6 +125,32 @@ def test_only_errors_of_arguments_exit_usage(
     else:
         assert run_command("plugged") == code
         assert capsys.readouterr().err == "limit is wrong\n"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "name", "message"),
+    [
+        (map_errors_to_exit_codes(), "q.db", "cannot read file: [Errno 5] failed: 'q.db'\n"),
+        (nullcontext(), "q.db", "cannot use file: [Errno 5] failed: 'q.db'\n"),
+        (map_errors_to_exit_codes(), None, "the output cannot be written: failed\n"),
+    ],
+)
+def test_error_of_file_is_not_reported_as_one_of_the_output(
+    mapping: AbstractContextManager[None],
+    name: str | None,
+    message: str,
+    plugin_module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken() -> None:
+        with mapping:
+            raise OSError(errno.EIO, "failed", name)
+
+    monkeypatch.setattr("helper.cli.main.discard_output", lambda: None)
+    vars(plugin_module)["run"] = broken
+    assert run_command("plugged") == 1
+    assert capsys.readouterr().err == message
 
 
 def test_interrupt_prints_no_traceback(plugin_module: ModuleType) -> None:
