@@ -44,12 +44,17 @@
     ├── TemporaryRefusal        a request was refused that may pass later (in `helper.core.refusals`)
     └── ClientLeft              the client disconnected, so its share was not validated
 
-Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`).
+Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`). A `UsageError` is
+none of them.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+
+class UsageError(ValueError):
+    """An argument of a command or a parameter of a request is invalid. The text contains its name."""
 
 
 class HelperError(Exception):

@@ -37,7 +37,7 @@ from helper.cli.conventions import (
 )
 from helper.cli.terminal import emit_table, progress_bar
 from helper.clock import SystemClock
-from helper.errors import ConfigError, NotFound
+from helper.errors import ConfigError, NotFound, UsageError
 from helper.object_store.bucket import Bucket
 from helper.operations.archive_reader import open_archive_bucket, read_finished_round
 from helper.operations.archived_objects import parse_round_directory
@@ -134,9 +134,9 @@ def audit(
     """
     key = _parse_key(ea_pk)
     if evidence_in is None and not round_text:
-        raise ValueError("ROUND is required without --from")
+        raise UsageError("ROUND is required without --from")
     if (evidence_in is not None) + archive + bool(cache or follow) > 1:
-        raise ValueError("--from, --archive, and --cache or --follow exclude each other")
+        raise UsageError("--from, --archive, and --cache or --follow exclude each other")
     request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive)
     result = anyio.run(_run, config, request)
     emit(result, _print_result, json=json)
@@ -253,7 +253,7 @@ def _match_round(text: str, ids: Set[str]) -> bytes:
     if len(text) == _ID_CHARS:
         return parse_hex32("ROUND", text)
     if len(text) < _MIN_PREFIX:
-        raise ValueError("ROUND must be 64 hex characters, or a prefix of at least 6")
+        raise UsageError("ROUND must be 64 hex characters, or a prefix of at least 6")
     known = [round_hex for round_hex in ids if round_hex.startswith(text)]
     if len(known) != 1:
         raise NotFound(f"{len(known)} rounds begin with {text}", advice="List them with `svote-helper rounds`.")

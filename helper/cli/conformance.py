@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +22,7 @@ from conformance.status_checks import STATUS_PATH
 from helper.cli.conventions import ExitCode, JsonOption, emit, fail, map_errors_to_exit_codes, print_message
 from helper.cli.terminal import emit_table, progress_bar
 from helper.clock import SystemClock
+from helper.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def conformance(
     Exit code 0: no must check failed, 1: at least one failed, 6: the helper or the dev chain does not respond.
     """
     if devnet is not None and shares is not None:
-        raise ValueError("--devnet and --shares are mutually exclusive")
+        raise UsageError("--devnet and --shares are mutually exclusive")
     results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
     if junit is not None:
         junit.write_bytes(to_junit(url, results))
@@ -96,19 +99,22 @@ def conformance(
 
 async def _run(request: _Request) -> list[CheckResult]:
     """Run the selected checks."""
-    checks, clock = select_checks(request.only), SystemClock()
-    client = HelperClient(parse_address(request.url), request.token, clock)
+    with _refuse_invalid_arguments():
+        checks, address = select_checks(request.only), parse_address(request.url)
+    clock = SystemClock()
+    client = HelperClient(address, request.token, clock)
     chain = DevChain(request.devnet) if request.devnet is not None else None
     try:
-        session = Session(
-            client,
-            clock,
-            chain=chain,
-            shares_file=request.shares,
-            restart_command=request.restart,
-            share_count=sum(check.shares for check in checks),
-            reveal_seconds=request.within,
-        )
+        with _refuse_invalid_arguments():
+            session = Session(
+                client,
+                clock,
+                chain=chain,
+                shares_file=request.shares,
+                restart_command=request.restart,
+                share_count=sum(check.shares for check in checks),
+                reveal_seconds=request.within,
+            )
         try:
             await client.get(STATUS_PATH)
         except CheckFailed as failure:
@@ -119,6 +125,15 @@ async def _run(request: _Request) -> list[CheckResult]:
         await client.aclose()
         if chain is not None:
             await chain.aclose()
+
+
+@contextmanager
+def _refuse_invalid_arguments() -> Iterator[None]:
+    """Raise UsageError for a ValueError of the conformance kit, which does not import the helper's errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _print_results(results: list[CheckResult]) -> None:

@@ -25,10 +25,11 @@ from helper.errors import (
     DaemonUnreachableError,
     NotFound,
     StoreUnreachable,
+    UsageError,
 )
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
-"""Errors of an output whose reader has closed it, or whose disk is full."""
+"""Errors of an output whose reader has closed it, or whose disk is full; those of a file have its name."""
 _UNESCAPED_CONTROL: Final = re.compile("[\x7f-\x9f]")
 """Control characters that JSON encoders do not escape."""
 
@@ -113,7 +114,8 @@ def format_one_line(value: object) -> str:
 def map_errors_to_exit_codes() -> Iterator[None]:
     """End a command, as its decorator, with 2 (invalid argument), 4 (no permission), 5 (not found) or 6 (unreachable).
 
-    All other `HelperError`s end the command with 1 (`helper.cli.main`), as do other errors of files.
+    All other `HelperError`s end the command with 1 (`helper.cli.main`), as do other errors of files. Any other
+    ValueError is a defect, and keeps its traceback.
     """
     try:
         yield
@@ -128,10 +130,10 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     except PermissionError as error:
         fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE and error.filename is None:
             raise
         fail(f"cannot read file: {error}")
-    except ValueError as error:
+    except (UsageError, UnicodeEncodeError) as error:  # the latter: an argument that is not UTF-8
         fail(str(error), ExitCode.USAGE)
 
 

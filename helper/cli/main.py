@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from itertools import takewhile
 from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
@@ -110,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if error.errno not in UNWRITABLE:
             raise
         discard_output()
-        if not isinstance(error, BrokenPipeError):
+        if error.filename is not None:
+            print_message(f"cannot use file: {error}")
+        elif not isinstance(error, BrokenPipeError):
             print_message(f"the output cannot be written: {error.strerror}")
         sys.exit(ExitCode.FAILURE)
     except KeyboardInterrupt:
@@ -120,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def create_cli(arguments: Sequence[str]) -> typer.Typer:
     """Create the command line with only the command that the arguments name; if none, with the help of all commands."""
-    words = [argument for argument in arguments if not argument.startswith("-")]
+    before_help = takewhile(lambda argument: argument != "--help", arguments)  # of the group in `queue --help list`
+    words = [argument for argument in before_help if not argument.startswith("-")]
     requested = [path for path in COMMANDS if words[: len(path.split())] == path.split()]
     cli, groups = _create_group(_HELP), dict[str, typer.Typer]()
     for path in requested or COMMANDS:

@@ -22,7 +22,7 @@ import typer
 from helper.cli.command_inputs import read_settings
 from helper.clock import SystemClock
 from helper.config.settings_file import is_missing
-from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound
+from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound, UsageError
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 from helper.store.sqlite.file_lock import is_locked
 
@@ -67,7 +67,7 @@ class OperatorApi:
 
         Raises:
             NotFound: the share or the database does not exist.
-            ValueError: the query is invalid.
+            UsageError: the query is invalid.
             PermissionError: no permission to access the socket or the database file.
             HelperError: the helper or the file returned an error.
         """
@@ -85,7 +85,7 @@ class OperatorApi:
 
         Raises:
             ActionRefused: the current state does not allow it.
-            HelperError, ValueError, PermissionError: as `get`.
+            HelperError, UsageError, PermissionError: as `get`.
         """
         return self._request(path, query or {}, json.dumps(dict(body)).encode() if isinstance(body, Mapping) else body)
 
@@ -146,7 +146,7 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
     message, advice = str(response.get("error", "")), response.get("advice") or None
     match status:
         case 400 | 413:
-            raise ValueError(message)
+            raise UsageError(message)
         case 403:
             raise PermissionError(message)
         case 404:
@@ -208,7 +208,7 @@ def build_filter_query(api: OperatorApi, round_id: str, state: str, due_before: 
         stage: name of a stage, validated by the operator API.
 
     Raises:
-        ValueError: an option is invalid.
+        UsageError: an option is invalid.
         NotFound: no known round has this prefix, or there is no queue.
     """
     return {
@@ -225,14 +225,14 @@ def resolve_round(api: OperatorApi, text: str) -> str:
     if not prefix or len(prefix) >= 64:
         return prefix
     if len(prefix) < _MIN_PREFIX_CHARS or not re.fullmatch("[0-9a-f]+", prefix):
-        raise ValueError(
+        raise UsageError(
             f"round must be 64 hex characters, or a prefix of at least {_MIN_PREFIX_CHARS} of a known round"
         )
     matches = [str(row["round"]) for row in api.get("/rounds")["rounds"] if row["round"].startswith(prefix)]
     if not matches:
         raise NotFound(f"no known round begins with {prefix}")
     if len(matches) > 1:
-        raise ValueError(f"{len(matches)} rounds begin with {prefix}: use a longer prefix")
+        raise UsageError(f"{len(matches)} rounds begin with {prefix}: use a longer prefix")
     return matches[0]
 
 
@@ -243,7 +243,7 @@ def parse_due_before(text: str, now: float) -> str:
         Unix seconds. A fraction is rounded up, so that "before" includes the given time.
 
     Raises:
-        ValueError: the format is none of these.
+        UsageError: the format is none of these.
     """
     if not text or text.isdecimal():
         return text
@@ -252,7 +252,7 @@ def parse_due_before(text: str, now: float) -> str:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(
+        raise UsageError(
             "due_before must be Unix seconds, a UTC time (2026-01-31 18:30:00), or an offset such as +10min"
         ) from None
     return str(-int(-(at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() // 1))

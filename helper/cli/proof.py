@@ -27,7 +27,7 @@ from helper.cli.conventions import (
 from helper.cli.operator_api import OperatorApi, resolve_round
 from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
-from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError
+from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError, UsageError
 from helper.operations.archive_reader import find_bundle, open_archive_bucket
 from helper.operations.proof_bundle import (
     ProofBundle,
@@ -158,9 +158,9 @@ def _create_search(
     nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
     round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
     if (first or last) and not 1 <= first <= last:
-        raise ValueError("--from-height and --to-height must be given together, in ascending order")
+        raise UsageError("--from-height and --to-height must be given together, in ascending order")
     if first and source is SearchSource.ARCHIVE:
-        raise ValueError("--from-height searches the chain and cannot be used with --from archive")
+        raise UsageError("--from-height searches the chain and cannot be used with --from archive")
     if not round_ids:
         try:
             known_rounds = api.get(f"/spent/{nullifier_bytes.hex()}")["rounds"]

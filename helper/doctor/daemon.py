@@ -67,6 +67,7 @@ class DaemonReport:
         is_running: whether a helper responds, or at least listens; True if this user lacks permission.
         problem: why it could not be queried, None if it could.
         is_forbidden: whether this user lacks permission.
+        is_other_version: whether it does not serve this query.
         service: its state; without known values if it could not be queried.
         queue: its queue; None if it could not be queried.
     """
@@ -74,6 +75,7 @@ class DaemonReport:
     is_running: bool
     problem: str | None = None
     is_forbidden: bool = False
+    is_other_version: bool = False
     service: ServiceState = field(default_factory=ServiceState)
     queue: QueueSnapshot | None = None
 
@@ -81,7 +83,11 @@ class DaemonReport:
 def query_daemon(socket: Path) -> DaemonReport:
     """Query the state of the helper and its queue. Never raises."""
     try:
-        helper = _query(socket)
+        status, body = request_control_socket(socket, _TARGET, timeout=TIMEOUT_SECONDS)
+        if status == 404:
+            text = "the running helper has another version than this command"
+            return DaemonReport(True, problem=text, is_other_version=True)
+        helper = _parse(status, body)
     except DaemonNotRunningError:
         return DaemonReport(False)
     except PermissionError:
@@ -95,8 +101,7 @@ def query_daemon(socket: Path) -> DaemonReport:
     return DaemonReport(True, service=helper.service or ServiceState(), queue=helper.queue)
 
 
-def _query(socket: Path) -> HelperSnapshot:
-    status, body = request_control_socket(socket, _TARGET, timeout=TIMEOUT_SECONDS)
+def _parse(status: int, body: bytes) -> HelperSnapshot:
     try:
         reported = json.loads(body)
     except ValueError:
@@ -125,6 +130,8 @@ def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool
         ]
     if daemon.is_forbidden:
         return [warn("helper", f"unknown whether it runs: {daemon.problem}", "Run doctor as the helper's user.")]
+    if daemon.is_other_version:
+        return [warn("helper", f"unknown whether it is ready: {daemon.problem}", "Restart it.")]
     if daemon.problem is not None:
         advice = (
             "See the check of the database: the helper does not respond while the database is unreachable."

@@ -51,7 +51,14 @@ class QueueObserver:
         Raises:
             StoreError: the store cannot be read.
         """
-        return build_overview(await self._read_queue(max_failures=MAX_SHOWN_FAILURES), self._read_status())
+        queue = await read_snapshot(
+            self._store,
+            self._round_registry.all_rounds(),
+            now=self._clock.now(),
+            max_failures=MAX_SHOWN_FAILURES,
+            for_overview=True,
+        )
+        return build_overview(queue, self._read_status())
 
     async def read_helper(self) -> HelperSnapshot:
         """Return what `doctor` checks.
@@ -71,11 +78,9 @@ class QueueObserver:
             log.warning("metrics_store_read_failed", error=str(error) or "timed out")
         return HelperSnapshot(service=self._read_status(), queue=queue)
 
-    async def _read_queue(self, *, max_failures: int = 0, with_retries: bool = False) -> QueueSnapshot:
+    async def _read_queue(self, *, with_retries: bool = False) -> QueueSnapshot:
         rounds, now = self._round_registry.all_rounds(), self._clock.now()
-        snapshot = await read_snapshot(
-            self._store, rounds, now=now, max_failures=max_failures, with_retries=with_retries
-        )
+        snapshot = await read_snapshot(self._store, rounds, now=now, with_retries=with_retries)
         due_ms = await self._store.next_due_ms([known.round_id for known in rounds])
         return replace(
             snapshot,

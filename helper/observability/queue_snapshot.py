@@ -193,6 +193,7 @@ async def read_snapshot(
     now: float | None = None,
     max_failures: int = 0,
     with_retries: bool = False,
+    for_overview: bool = False,
 ) -> QueueSnapshot:
     """Read the queue.
 
@@ -202,15 +203,17 @@ async def read_snapshot(
         now: Unix seconds; None reads no due times, which takes long for a million waiting shares.
         max_failures: maximum number of failure groups; 0 reads no failures.
         with_retries: read which shares wait for a retry.
+        for_overview: do not read what no `Overview` contains, damaged rows and purged failures; read each second.
 
     Raises:
         StoreError: the queue cannot be read.
     """
     known = {each.round_id: each for each in rounds}
-    counts, damaged = await queue.count_shares(), await queue.list_damaged()
+    counts = await queue.count_shares()
+    damaged = () if for_overview else await queue.list_damaged()
     ahead = {} if now is None else await queue.count_due_ahead(now=now)
     failed = await queue.list_matching_failures(QueueFilter(), limit=max_failures) if max_failures else ()
-    purged = await queue.list_purged_failures() if max_failures else ()
+    purged = await queue.list_purged_failures() if max_failures and not for_overview else ()
     retries = await queue.list_retries(now=now) if with_retries and now is not None else ()
     total: Counter[ShareState] = Counter()
     for states in counts.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from helper.core.share import ShareState
+from helper.errors import UsageError
 from helper.store.models import MIN_REF_CHARS, QueueFilter
 
 DEFAULT_LIST_LIMIT = 100
@@ -22,7 +23,7 @@ def parse_filter(round_hex: str | None, state: str | None, due_before: str | Non
         stage: stage of the latest history entry.
 
     Raises:
-        ValueError: a parameter is invalid; the text contains its name.
+        UsageError: a parameter is invalid; the text contains its name.
     """
     return QueueFilter(
         round_id=parse_round(round_hex) if round_hex else None,
@@ -36,12 +37,12 @@ def parse_limit(text: str | None, default: int = DEFAULT_LIST_LIMIT) -> int:
     """Parse the maximum number of entries; empty is `default`.
 
     Raises:
-        ValueError: it is not a number from 1 to 10,000.
+        UsageError: it is not a number from 1 to 10,000.
     """
     if not text:
         return default
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST_LIMIT):
-        raise ValueError(f"limit must be a number from 1 to {MAX_LIST_LIMIT}")
+        raise UsageError(f"limit must be a number from 1 to {MAX_LIST_LIMIT}")
     return int(text)
 
 
@@ -49,7 +50,7 @@ def parse_round(text: str) -> bytes:
     """Parse a round id.
 
     Raises:
-        ValueError: it is not 64 hex characters.
+        UsageError: it is not 64 hex characters.
     """
     return parse_hex32("round", text)
 
@@ -58,14 +59,14 @@ def parse_hex32(name: str, text: str) -> bytes:
     """Parse 32 bytes in hex.
 
     Raises:
-        ValueError: it is not 64 hex characters; the text begins with the name.
+        UsageError: it is not 64 hex characters; the text begins with the name.
     """
     try:
         value = bytes.fromhex(text)
     except ValueError:
         value = b""
     if len(value) != 32:
-        raise ValueError(f"{name} must be 64 hex characters")
+        raise UsageError(f"{name} must be 64 hex characters")
     return value
 
 
@@ -73,10 +74,10 @@ def parse_ref(text: str) -> str:
     """Parse a share's reference or a prefix of it; returns it in lower case.
 
     Raises:
-        ValueError: it is not 6 to 64 hex characters.
+        UsageError: it is not 6 to 64 hex characters.
     """
     if not MIN_REF_CHARS <= len(text) <= 64 or set(text.lower()) - set("0123456789abcdef"):
-        raise ValueError(f"a share reference must be {MIN_REF_CHARS} to 64 hex characters")
+        raise UsageError(f"a share reference must be {MIN_REF_CHARS} to 64 hex characters")
     return text.lower()
 
 
@@ -85,10 +86,10 @@ def _state(text: str) -> ShareState:
         return ShareState[text.upper()]
     except KeyError:
         names = ", ".join(state.name.lower() for state in ShareState)
-        raise ValueError(f"state must be one of {names}") from None
+        raise UsageError(f"state must be one of {names}") from None
 
 
 def _due_ms(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
-        raise ValueError("due_before must be a time in Unix seconds")
+        raise UsageError("due_before must be a time in Unix seconds")
     return int(text) * 1000

@@ -1,7 +1,7 @@
 """Serves the web page: its files, its index for other paths outside the API, and the status feed as server-sent events.
 
 `GET /shielded-vote/v1/events` requires the operator token. The control socket serves the same stream at `GET /events`,
-and a single snapshot at `GET /overview`.
+a single state at `GET /overview`, and what `doctor` checks at `GET /snapshot`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.config.sections import Config
+from helper.errors import UsageError
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.factory import get_host_name, read_file_encryption, require_postgres_packages
@@ -30,19 +31,19 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> CopyEndpoint
         clock: for erasing deleted rows of a file.
 
     Raises:
-        ValueError: `location` is none of these.
+        UsageError: `location` is none of these.
         StoreError: the URL or the keys are invalid, or the PostgreSQL libraries are not installed.
     """
     if location == SQLITE_ENGINE:
         return SqliteEndpoint(config.db_path, clock, read_file_encryption(config.store.key_file))
     if location == POSTGRES_ENGINE:
         if not config.store.url:
-            raise ValueError("[store] url is empty: specify the database URL instead, postgresql://…")
+            raise UsageError("[store] url is empty: specify the database URL instead, postgresql://…")
         return _create_postgres_endpoint(config, config.store.url)
     if location.startswith(_SCHEMES):
         return _create_postgres_endpoint(config, location)
     if "://" in location or not location:
-        raise ValueError("not a postgresql:// URL or a file path")
+        raise UsageError("not a postgresql:// URL or a file path")
     return SqliteEndpoint(Path(location), clock, read_file_encryption(config.store.key_file))
 
 
@@ -58,7 +59,7 @@ def create_endpoints(
         clock: see `create_endpoint`.
 
     Raises:
-        ValueError: see `create_endpoint`.
+        UsageError: see `create_endpoint`.
         StoreError: see `create_endpoint`.
     """
     target = create_endpoint(destination, config, clock)
@@ -72,7 +73,7 @@ def create_source_endpoint(location: str | None, config: Config, clock: Clock) -
     """Create the endpoint of an existing queue: the given one, or the configured database.
 
     Raises:
-        ValueError: see `create_endpoint`.
+        UsageError: see `create_endpoint`.
         StoreError: see `create_endpoint`.
     """
     return create_endpoint(location or (POSTGRES_ENGINE if config.store.url else SQLITE_ENGINE), config, clock)
@@ -85,7 +86,7 @@ def _create_postgres_endpoint(config: Config, address: str) -> CopyEndpoint:
         from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415
     settings = config.store
     if not settings.key_file:
-        raise ValueError("a shared database needs a key file: --key-file or [store] key_file")
+        raise UsageError("a shared database needs a key file: --key-file or [store] key_file")
     host = f"move from {get_host_name(config)}"[:_MAX_NAME]
     connection_settings = create_connection_settings(
         address, schema=settings.schema_name, host=host, idle_transaction_seconds=_IDLE_SECONDS

@@ -9,7 +9,7 @@ import pytest
 
 from helper.cli.operator_api import OperatorApi, build_filter_query, parse_due_before
 from helper.cli.queue import print_stats
-from helper.errors import NotFound
+from helper.errors import NotFound, UsageError
 
 NOW = 1_795_268_000.7
 ROUNDS = ("3fa2c9d1" + "0" * 56, "3fa2c9d1" + "1" * 56, "77ffee00" * 8)
@@ -38,7 +38,7 @@ def test_round_argument_accepts_unique_prefix() -> None:
 
 @pytest.mark.parametrize("text", ["77ffe", "77ffeg", "../../..", ROUNDS[0][:8]])
 def test_round_argument_invalid_or_ambiguous_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"64 hex characters|2 rounds begin"):
+    with pytest.raises(UsageError, match=r"64 hex characters|2 rounds begin"):
         parse_round(text)
 
 
@@ -68,7 +68,7 @@ def test_time_argument_accepts_table_format_and_relative(text: str, second: str)
 
 @pytest.mark.parametrize("text", ["soon", "5min", "+5", "+5 weeks", "-1"])
 def test_time_argument_invalid_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="due_before must be Unix seconds"):
+    with pytest.raises(UsageError, match="due_before must be Unix seconds"):
         parse_due_before(text, NOW)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 
+from helper.cli.conventions import map_errors_to_exit_codes
 from helper.cli.main import COMMANDS, Command, load_function, main
-from helper.errors import HelperError
+from helper.errors import HelperError, UsageError
 from tests.support.schemas import assert_conforms
 
 
@@ -41,6 +44,11 @@ def test_help_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     for name in ("queue", "config", "version"):
         assert name in output
+
+
+def test_help_of_group_lists_commands_whatever_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "--help", "list") == 0
+    assert "Show the state and history of a share" in capsys.readouterr().out
 
 
 def test_no_arguments_prints_help_and_exits_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +108,49 @@ def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsy
     assert run_command("plugged") == 1
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "it does not work\nDo something.\n")
+
+
+@pytest.mark.parametrize(("error", "code"), [(UsageError, 2), (ValueError, None)])
+def test_only_errors_of_arguments_exit_usage(
+    error: type[ValueError], code: int | None, plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @map_errors_to_exit_codes()
+    def broken() -> None:
+        raise error("limit is wrong")
+
+    vars(plugin_module)["run"] = broken
+    if code is None:
+        with pytest.raises(ValueError, match="limit is wrong"):  # the interpreter prints it, and exits with 1
+            main(["plugged"])
+    else:
+        assert run_command("plugged") == code
+        assert capsys.readouterr().err == "limit is wrong\n"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "name", "message"),
+    [
+        (map_errors_to_exit_codes(), "q.db", "cannot read file: [Errno 5] failed: 'q.db'\n"),
+        (nullcontext(), "q.db", "cannot use file: [Errno 5] failed: 'q.db'\n"),
+        (map_errors_to_exit_codes(), None, "the output cannot be written: failed\n"),
+    ],
+)
+def test_error_of_file_is_not_reported_as_one_of_the_output(
+    mapping: AbstractContextManager[None],
+    name: str | None,
+    message: str,
+    plugin_module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken() -> None:
+        with mapping:
+            raise OSError(errno.EIO, "failed", name)
+
+    monkeypatch.setattr("helper.cli.main.discard_output", lambda: None)
+    vars(plugin_module)["run"] = broken
+    assert run_command("plugged") == 1
+    assert capsys.readouterr().err == message
 
 
 def test_interrupt_prints_no_traceback(plugin_module: ModuleType) -> None:

@@ -474,6 +474,13 @@ def test_query_daemon_reports_error_of_helper(monkeypatch: pytest.MonkeyPatch) -
     assert daemon.problem == "/snapshot: HTTP 503 the disk is away"
 
 
+def test_helper_without_snapshot_is_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = respond_with({"status": "error", "error": "not found"}, monkeypatch, status=404)
+    (result,) = evaluate_daemon(daemon, Path("helper.sock"))
+    assert (result.level, result.advice) == (Level.WARN, "Restart it.")
+    assert result.message.endswith("the running helper has another version than this command")
+
+
 def test_read_settings_replaces_invalid_values_by_defaults(tmp_path: Path) -> None:
     path = write_config('[helper]\nport = 70000\nhost = "127.0.0.2"\n[chain]\nrpc = ["http://a:1"]\nendpoints = []\n')
     settings = read_settings(path, {})

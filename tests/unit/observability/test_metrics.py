@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import httpx
 import promql_parser
@@ -33,7 +33,7 @@ from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
 from helper.server.http_server import bind_tcp
 from helper.server.metrics_routes import LIMITS, create_metrics_app, create_metrics_server
-from helper.store.models import DamagedShare, DueForecast
+from helper.store.models import DamagedShare, DueForecast, FailureGroup
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
 from tests.support.service_state import partial_state, snapshot_of
@@ -398,6 +398,22 @@ class FakeStore(PartialStore):
 class FakeRounds:
     def all_rounds(self) -> list[Round]:
         return [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
+
+
+async def test_overview_reads_only_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def list_failures(*_: object, **__: object) -> list[FailureGroup]:
+        return [FailureGroup(5000, "proof", "timed out", 2)]
+
+    async def refuse(*_: object) -> NoReturn:
+        raise AssertionError("not part of the overview")
+
+    monkeypatch.setattr(FakeStore, "list_matching_failures", list_failures)
+    for name in ("next_due_ms", "list_damaged", "list_purged_failures"):
+        monkeypatch.setattr(FakeStore, name, refuse)
+    rounds = cast(RoundRegistry, FakeRounds())
+    overview = await QueueObserver(FakeStore(), rounds, partial_state, clock=FakeClock(now=8.0)).read_overview()
+    assert [group.reason for group in overview.failures] == ["timed out"]
+    assert overview.rounds[0].due_per_minute == (1, *[0] * 59)
 
 
 async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytest.MonkeyPatch) -> None:

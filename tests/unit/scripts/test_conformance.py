@@ -1,6 +1,8 @@
-"""docs/conformance.md matches the tests."""
+"""docs/conformance.md matches the tests, and the documents name tests that exist."""
 
-from scripts.conformance import DOCUMENT, RULES, SECTIONS, collect_marked_tests, render_document
+import re
+
+from scripts.conformance import DOCUMENT, ROOT, RULES, SECTIONS, collect_marked_tests, render_document
 
 UNLISTED = {"R16", "R17"}
 """Rules of validator registration and the page."""
@@ -20,3 +22,10 @@ def test_rules_are_complete_and_in_the_order_of_their_numbers() -> None:
 
 def test_conformance_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render_document(), "run `make docs`"
+
+
+def test_documents_name_existing_test_files() -> None:
+    tests = [str(path) for path in ROOT.joinpath("tests").rglob("test_*.py")]
+    text = "".join(path.read_text() for path in DOCUMENT.parent.rglob("*.md"))
+    named = set(re.findall(r"[\w/]*\btest_\w+\.py", text))
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in tests)] == []
