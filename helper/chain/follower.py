@@ -48,7 +48,7 @@ MAX_DEFERRED: Final = 1024
 """Blocks that are retried. With more, no older block is read until some of them are."""
 MIN_RETRY_SECONDS: Final = 1.0
 """Minimum seconds between two attempts at a block; later a quarter of the time since the first."""
-MAX_RETRY_SECONDS: Final = 300.0
+MAX_RETRY_SECONDS: Final = 120.0
 """Maximum seconds between two attempts at a block."""
 CHECK_INTERVAL_BLOCKS: Final = 10
 """Interval, in blocks, of checks of reveals that a node reports as spent although no block contained them."""
