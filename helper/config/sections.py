@@ -489,7 +489,7 @@ class Config(Section):
         return tuple(nodes.items())
 
     def require_nodes(self) -> None:
-        """Refuse settings without a node: whoever answers on a default address would decide about the votes.
+        """Refuse settings without a node. A default address would trust any process that listens there.
 
         Raises:
             ConfigError: no node is configured.
