@@ -277,7 +277,8 @@ class Store(QueueReader, ABC):
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         """Return the earliest due time (unix ms) of the pending shares of `rounds`, None if there are none."""
-        due_times = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
+        wanted, rows = frozenset(rounds), await self._reader.fetch("next_due") if rounds else []
+        due_times = [due_ms for round_id, due_ms in rows if round_id in wanted]
         return min((due_ms for due_ms in due_times if isinstance(due_ms, int)), default=None)
 
     async def requeue(self, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:

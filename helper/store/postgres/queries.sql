@@ -202,13 +202,13 @@ ORDER BY due_ms, rank LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 -- A share that another host has claimed becomes due again when its claim expires.
 
 -- name: next_due
-SELECT least(
+SELECT k.round_id, least(
   (SELECT due_ms FROM shares
    WHERE round_no = k.no AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) ORDER BY due_ms LIMIT 1),
   (SELECT (extract(epoch FROM min(c.until)) * 1000)::bigint FROM claims c JOIN shares s ON s.id = c.share_id
    WHERE s.round_no = k.no AND c.host <> current_setting('application_name')
      AND c.share_id NOT IN (SELECT share_id FROM damaged)))
-FROM round_keys k WHERE k.round_id = %s;
+FROM round_keys k;
 
 -- Unlike `due_shares`, these take no locks: another host may claim the shares first.
 

@@ -72,11 +72,11 @@ ORDER BY due_ms, rank LIMIT :limit;
 -- A NULL in a damaged index would sort before all due times and hide them.
 
 -- name: next_due
-SELECT due_ms FROM shares
-WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = ?) AND state = 0
-  AND id NOT IN (SELECT share_id FROM damaged)
-  AND due_ms IS NOT NULL
-ORDER BY due_ms LIMIT 1;
+SELECT k.round_id,
+  (SELECT due_ms FROM shares
+   WHERE round_no = k.no AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) AND due_ms IS NOT NULL
+   ORDER BY due_ms LIMIT 1)
+FROM round_keys k;
 
 -- name: due_by_time
 SELECT due_ms, rank, id FROM shares
