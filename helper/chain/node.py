@@ -49,6 +49,10 @@ class HeadLimits:
             return f"newest block is {age:.0f} s old"
         return f"newest block is {-age:.0f} s ahead of our clock" if -age > self.clock_skew else None
 
+    def span(self, head: BlockHead) -> tuple[float, float]:
+        """The first and last time at which the age of this newest block is within the limits."""
+        return head.time - self.clock_skew, head.time + self.stale_after
+
 
 @dataclass(slots=True)
 class Health:
@@ -66,6 +70,7 @@ class Health:
             not depend on the wall clock, which may be set.
         failed_at: monotonic start of the probe that failed after one that succeeded.
         has_failed_once: whether the node responded with an error to the last probe, after one that succeeded.
+        revision: number of recorded probes.
     """
 
     head: BlockHead | None = None
@@ -83,6 +88,7 @@ class Health:
     backoff_reason: str = ""
     failures: int = 0
     logged_reason: str | None = "not probed yet"
+    revision: int = 0
 
     def has_recent_sync_status(self, monotonic: float) -> bool:
         """Whether the node recently reported that it is not syncing.
@@ -106,6 +112,15 @@ class Health:
         if is_syncing is not None:
             self.is_syncing, self.sync_checked_at = is_syncing, started_at
         self.error, self.has_failed_once = None, False
+        self.revision += 1
+
+    def record_failed_probe(self, reason: str, *, has_responded: bool, started_at: float) -> None:
+        """Record a failed probe. After an error of a node in sync, which may commit a block, the next decides."""
+        self.has_failed_once = has_responded and self.error is None and not self.has_failed_once
+        if not self.has_failed_once:
+            self.failed_at = started_at if self.error is None else self.failed_at
+            self.error = reason
+        self.revision += 1
 
     def is_head_newer_than(self, monotonic: float, offset: float) -> bool:
         """Whether the newest block was provably produced after `monotonic`, if the node reports correctly.
@@ -123,8 +138,8 @@ class Health:
         self.backoff_reason = reason
         self.failures += 1
 
-    def unusable_reason(self, chain_id: str | None, limits: HeadLimits, *, now: float, monotonic: float) -> str | None:
-        """Why this service is not usable, None if it is."""
+    def fault(self, chain_id: str | None) -> str | None:
+        """Why this service is not usable whatever the time is, None if that depends on its newest block's age."""
         head = self.head
         if self.error is not None:
             return self.error
@@ -135,10 +150,7 @@ class Health:
         if head.height < self.max_height - MAX_HEIGHT_DROP:
             drop = f"height decreased from {self.max_height} to {head.height}"
             return f"{drop}: if the chain was reset, restart the helper"
-        if self.is_syncing:
-            return "node is syncing"
-        backoff = self.backoff_reason if monotonic < self.backoff_until else None
-        return limits.exceeded_reason(now - head.time) or backoff
+        return "node is syncing" if self.is_syncing else None
 
 
 class Penalty(NamedTuple):

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import httpx
 import structlog
@@ -81,6 +80,22 @@ def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None 
     )
 
 
+class _InSync(NamedTuple):
+    """The nodes in sync at every time between two, until the next probe.
+
+    Attributes:
+        key: the chain's id and the revision of each node's health.
+        heads: their newest blocks.
+        newest: the newest block that they agree on.
+    """
+
+    key: tuple[object, ...]
+    after: float
+    before: float
+    heads: dict[Node, BlockHead]
+    newest: BlockHead | None
+
+
 class NodePool:
     """The configured nodes of one chain.
 
@@ -112,6 +127,7 @@ class NodePool:
         self._probe_callbacks: list[Callable[[BlockHead | None], None]] = []
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
         self.needed = needed_nodes(len(self.nodes), agree)
+        self._in_sync = _InSync((), 0.0, 0.0, {}, None)
         self.last_head: BlockHead | None = None
         self.same_nodes: list[tuple[str, str]] = []
 
@@ -127,8 +143,8 @@ class NodePool:
     @property
     def usable_nodes(self) -> list[Node]:
         """The nodes that may be called now, in the configured order. Nodes with a slow call in progress come last."""
-        reason = self._create_reason_check()
-        usable = [node for node in self.nodes if reason(node.health) is None]
+        monotonic = self.clock.monotonic()
+        usable = [node for node in self.in_sync_nodes if monotonic >= node.health.backoff_until]
         if len(usable) > 1:
             usable.sort(key=lambda node: node.client.is_slow)
         return usable
@@ -136,8 +152,8 @@ class NodePool:
     @property
     def usable_rpc_nodes(self) -> list[Node]:
         """The nodes whose consensus RPC may be called now."""
-        reason = self._create_reason_check()
-        usable = [node for node in self.nodes if node.rpc is not None and reason(node.rpc_health) is None]
+        has_rpc = [node for node in self.nodes if node.rpc is not None]
+        usable = [node for node in has_rpc if self._unusable_reason(node.rpc_health) is None]
         if len(usable) > 1:
             usable.sort(key=lambda node: node.rpc is not None and node.rpc.is_slow)
         return usable
@@ -153,18 +169,40 @@ class NodePool:
     @property
     def has_usable_node(self) -> bool:
         """Whether any node is usable."""
-        reason = self._create_reason_check()
-        return any(reason(node.health) is None for node in self.nodes)
+        monotonic = self.clock.monotonic()
+        return any(monotonic >= node.health.backoff_until for node in self.in_sync_nodes)
 
     @property
     def in_sync_nodes(self) -> list[Node]:
         """The nodes that report recent blocks of this chain, including nodes in backoff."""
-        now, limits = self.clock.now(), self.limits
-        return [
-            node
-            for node in self.nodes
-            if node.health.unusable_reason(self.chain_id, limits, now=now, monotonic=math.inf) is None
-        ]
+        return list(self._find_in_sync().heads)
+
+    def _find_in_sync(self) -> _InSync:
+        """The nodes in sync. They change only with a probe, or when a block's age reaches a limit."""
+        now, found = self.clock.now(), self._in_sync
+        key = (self.chain_id, *(node.health.revision for node in self.nodes))
+        if found.after < now < found.before and found.key == key:
+            return found
+        times, heads = list[float](), dict[Node, BlockHead]()
+        for node in self.nodes:
+            head = node.health.head
+            if head is not None and node.health.fault(self.chain_id) is None:
+                first, last = self.limits.span(head)
+                times += first, last
+                if first <= now <= last:
+                    heads[node] = head
+        after = max((time for time in times if time <= now), default=-math.inf)
+        before = min((time for time in times if time >= now), default=math.inf)
+        self._in_sync = _InSync(key, after, before, heads, self._find_newest(heads))
+        return self._in_sync
+
+    def _find_newest(self, heads: Mapping[Node, BlockHead]) -> BlockHead | None:
+        if not heads or self.chain_id is None:
+            return None
+        needed = min(self.needed, len(heads))
+        height = agreed_height({node.name: head.height for node, head in heads.items()}, needed)
+        time = agreed_height({node.name: head.time for node, head in heads.items()}, needed)
+        return None if height is None or time is None else BlockHead(self.chain_id, height, time)
 
     @property
     def is_out_of_sync(self) -> bool:
@@ -190,7 +228,7 @@ class NodePool:
     @property
     def in_sync_heads(self) -> dict[str, BlockHead]:
         """The newest blocks of the nodes in sync, by node."""
-        return {node.name: node.health.head for node in self.in_sync_nodes if node.health.head is not None}
+        return {node.name: head for node, head in self._find_in_sync().heads.items()}
 
     @property
     def head(self) -> BlockHead | None:
@@ -200,13 +238,7 @@ class NodePool:
         are in sync, one is enough: to read, prove or send again is harmless. Nodes rarely report equal heads, so the
         time may be that of a later block; what needs both of one block uses `agreed_height_at`.
         """
-        heads = self.in_sync_heads
-        needed = min(self.needed, len(heads))
-        height = agreed_height({name: head.height for name, head in heads.items()}, needed) if heads else None
-        time = agreed_height({name: head.time for name, head in heads.items()}, needed) if heads else None
-        if height is None or time is None or self.chain_id is None or not self.has_usable_node:
-            return None
-        return BlockHead(self.chain_id, height, time)
+        return self._find_in_sync().newest if self.has_usable_node else None
 
     @property
     def reported_heights(self) -> list[int]:
@@ -217,7 +249,7 @@ class NodePool:
     @property
     def greatest_height(self) -> int:
         """The greatest height that any node in sync reports, 0 without one. Only for acts that are harmless."""
-        return max((node.height for node in self.in_sync_nodes), default=0)
+        return max((head.height for head in self._find_in_sync().heads.values()), default=0)
 
     def nodes_with_head_since(self, monotonic: float) -> set[str]:
         """Names of the usable nodes that report a block produced after `monotonic`; see `Health.is_head_newer_than`.
@@ -252,8 +284,7 @@ class NodePool:
 
     def unusable_reasons(self) -> dict[str, str | None]:
         """Why each node is not usable, by name; None for usable nodes."""
-        reason = self._create_reason_check()
-        return {node.name: reason(node.health) for node in self.nodes}
+        return {node.name: self._unusable_reason(node.health) for node in self.nodes}
 
     def wall_time(self) -> float:
         """The local time in Unix seconds, or the newest block time if the two are far apart.
@@ -347,7 +378,7 @@ class NodePool:
         first = turn // 2 % len(usable) if usable else 0
         ordered = sorted(usable[first:] + usable[:first], key=lambda e: (e.height < min_height, e.client.is_slow))
         for node in ordered:
-            if self._create_reason_check()(node.health) is not None:
+            if self._unusable_reason(node.health) is not None:
                 continue  # Another call has put it into backoff since.
             try:
                 result = await fn(node)
@@ -418,13 +449,8 @@ class NodePool:
         try:
             head, syncing = await fetch_status()
         except ChainError as error:
-            # A node in sync may respond with an error while it commits a block: the next probe decides.
-            health.has_failed_once = (
-                health.error is None and not health.has_failed_once and not isinstance(error, NoResponse)
-            )
-            if not health.has_failed_once:
-                health.failed_at = started_at if health.error is None else health.failed_at
-                health.error = str(error)
+            has_responded = not isinstance(error, NoResponse)
+            health.record_failed_probe(str(error), has_responded=has_responded, started_at=started_at)
         else:
             ended_at = self.clock.monotonic()
             health.record_probe(head, is_syncing=syncing, started_at=started_at, ended_at=ended_at)
@@ -455,24 +481,22 @@ class NodePool:
             self._log.info("chain_id_learned", chain_id=chain_id)
 
     def _report_changes(self) -> None:
-        changed, reason = False, self._create_reason_check()
+        changed, height = False, self.agreed_height or 0
         for node in self.nodes:
-            changed |= self._report_change(node.health, reason, node.name, "node")
+            changed |= self._report_change(node.health, height, node.name, "node")
             # The RPC is not reported too while the whole node fails or hangs, or may have failed with it.
             has_responded = node.health.logged_reason is None and node.health.probed_at > node.rpc_health.failed_at
             if node.rpc is not None and has_responded and not node.client.is_slow:
-                changed |= self._report_change(node.rpc_health, reason, node.rpc.name, "rpc")
+                changed |= self._report_change(node.rpc_health, height, node.rpc.name, "rpc")
         if changed:
             for callback in self._change_callbacks:
                 callback()
 
-    def _report_change(
-        self, health: Health, get_reason: Callable[[Health], str | None], name: str, service: str
-    ) -> bool:
+    def _report_change(self, health: Health, height: int, name: str, service: str) -> bool:
         head = health.head
         if head is not None and head.chain_id == self.chain_id and health.error is None:
-            health.max_height = max(health.max_height, min(health.steady_height, self.agreed_height or 0))
-        reason = get_reason(health)
+            health.max_height = max(health.max_height, min(health.steady_height, height))
+        reason = self._unusable_reason(health)
         # Reasons contain ages that grow with every probe; compare them without digits to log only changes of state.
         previous = health.logged_reason
         if reason == previous or (reason and previous and _strip_digits(reason) == _strip_digits(previous)):
@@ -484,10 +508,11 @@ class NodePool:
             self._log.warning(f"{service}_not_fresh", endpoint=name, reason=reason)
         return True
 
-    def _create_reason_check(self) -> Callable[[Health], str | None]:
-        """Create a function that returns why a service is not usable now."""
-        now, monotonic = self.clock.now(), self.clock.monotonic()
-        return partial(Health.unusable_reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
+    def _unusable_reason(self, health: Health) -> str | None:
+        """Why a service is not usable now, None if it is."""
+        age = 0.0 if health.head is None else self.clock.now() - health.head.time
+        backoff = health.backoff_reason if self.clock.monotonic() < health.backoff_until else None
+        return health.fault(self.chain_id) or self.limits.exceeded_reason(age) or backoff
 
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
@@ -559,6 +584,8 @@ async def gather_limited(items: Sequence[T], work: Callable[[T], Awaitable[R]], 
     Raises:
         HelperError: the first error, after all calls in progress have ended; no call starts after an error.
     """
+    if len(items) <= 1:  # without a task, as in most blocks
+        return [await work(item) for item in items]
     results: dict[int, R] = {}
     errors: list[HelperError] = []
     slots = asyncio.Semaphore(limit)

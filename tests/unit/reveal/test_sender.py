@@ -989,7 +989,7 @@ def show_heads(pipeline: Pipeline, first: int, second: int | None) -> None:
     for node, height in zip(pipeline.endpoints.nodes, (first, second), strict=True):
         now, health = pipeline.clock.monotonic(), node.health
         if height is None or health.head is None:
-            health.error = "no response"
+            health.record_failed_probe("no response", has_responded=False, started_at=now)
             continue
         health.record_probe(health.head, is_syncing=False, started_at=now, ended_at=now)
         head = BlockHead(CHAIN_ID, height, pipeline.clock.now())
