@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
+from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
@@ -147,7 +148,7 @@ class ServiceHealth:
             )
         return f"no block above {height} since {since}: the chain has stopped, or its nodes here are cut off from it"
 
-    def note_progress(self) -> None:
+    def note_progress(self, head: BlockHead | None) -> None:
         """Note whether unread blocks become fewer and the agreed height rises. Called at each probe of a node."""
         now, agreed = self._clock.monotonic(), self._node_pool.agreed_height
         if agreed is not None and agreed > self._greatest_agreed:
@@ -155,7 +156,7 @@ class ServiceHealth:
         elif len(self._node_pool.reported_heights) >= self._node_pool.needed:
             self._standing_seconds += now - self._noted_at
         self._noted_at = now
-        count, before = self._count_unread_blocks(), self._unread_count
+        count, before = self._count_unread_blocks(head), self._unread_count
         has_decreased = count < self._fewest_unread or count - before > MAX_MISSED_BLOCKS
         if not self._fewest_unread or has_decreased:
             self._fewest_unread, self._unread_since = count, self._clock.monotonic()
@@ -170,9 +171,9 @@ class ServiceHealth:
         nodes = "no two nodes return" if len(self._node_pool.nodes) > 1 else "the node does not return"
         return f"{self._unread_count} blocks unread since {since} UTC: {nodes} them, or reading them fails, see the log"
 
-    def _count_unread_blocks(self) -> int:
+    def _count_unread_blocks(self, head: BlockHead | None) -> int:
         """Number of unread blocks, with those above the newest one read if these are more than a few."""
-        head, height = self._node_pool.head, self._block_follower.height
+        height = self._block_follower.height
         behind = 0 if head is None or height is None else head.height - height
         return self._block_follower.gap_count + (behind if behind > MAX_BLOCKS_IN_PROGRESS else 0)
 

@@ -323,6 +323,8 @@ class BlockFollower:
         if self._first_head_height is None:
             self._wait_until = self._clock.monotonic() + MAX_START_WAIT_SECONDS
         self._first_head_height = min(head.height, self._first_head_height or head.height)
+        if self._ledger is not None and self._ledger.top == head.height:
+            return False  # changes of others are loaded with the gaps
         ledger = await self._load_ledger()
         if not self._has_agreed_head:
             return False

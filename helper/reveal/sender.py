@@ -144,11 +144,12 @@ class Sender:
         head = self._node_pool.head
         if not self._lease.is_held or head is None:
             return
-        await self._follow_up_all(await self._store.list_follow_ups(height=head.height, limit=self._limit))
+        height = head.height
+        await self._follow_up_all(await self._store.list_follow_ups(height=height, limit=self._limit), height)
         if self._clock.monotonic() >= self._next_ahead_check:
             # A node that was alone in sync may have reported a false height, or a node reports a low one now.
             self._next_ahead_check = self._clock.monotonic() + RESEND_SECONDS
-            await self._follow_up_all(await self._store.list_sent_ahead(height=head.height, limit=self._limit))
+            await self._follow_up_all(await self._store.list_sent_ahead(height=height, limit=self._limit), height)
 
     async def send_new(self) -> None:
         """Send messages that other hosts have prepared and that were never sent."""
@@ -157,15 +158,15 @@ class Sender:
             share_ids = await self._store.list_follow_ups(height=NEVER_SENT_HEIGHT, limit=self._limit)
             if previous_ids.issuperset(share_ids):
                 return  # the remaining ones cannot be sent now
-            previous_ids = set(share_ids)
-            await self._follow_up_all(share_ids)
+            previous_ids, head = set(share_ids), self._node_pool.head
+            await self._follow_up_all(share_ids, 0 if head is None else head.height)
 
     @property
     def _limit(self) -> int:
         """How many shares to list, so that those that wait for a time do not displace all others."""
         return MAX_FOLLOW_UPS + self._states.waiting
 
-    async def _follow_up_all(self, share_ids: Sequence[int]) -> None:
+    async def _follow_up_all(self, share_ids: Sequence[int], height: int) -> None:
         """Follow up reveals concurrently. An error with one share is logged and does not affect the others."""
 
         async def follow_up(share_id: int) -> None:
@@ -174,8 +175,6 @@ class Sender:
             except Exception as error:
                 log_error(log, "follow_up_failed", error)
 
-        head = self._node_pool.head
-        height = 0 if head is None else head.height
         now = self._clock.monotonic()
         selected = self._states.select(share_ids, now=now, height=height, limit=MAX_FOLLOW_UPS)
         await gather_limited(selected, follow_up, CONCURRENT_RESENDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 LEDGER_KEY: Final = "chain.ledger"
@@ -143,6 +144,7 @@ def format_ledger(ledger: Ledger) -> str:
     return json.dumps(ledger, separators=(",", ":"))
 
 
+@lru_cache(4)
 def parse_ledger(text: str | None) -> Ledger | None:
     """Parse the output of `format_ledger`. Returns None for None."""
     if text is None:
