@@ -94,23 +94,29 @@ class Liar:
 
     def tells(self, *lies: Lie) -> bool:
         """Whether any of these lies is active."""
-        return not self.lies.isdisjoint(lies)
+        return bool(self.lies) and not self.lies.isdisjoint(lies)
 
     # Blocks
 
     def false_height(self, height: int) -> int:
         """The height that the node reports instead of `height`."""
+        if not self.lies:
+            return height
         seconds = asyncio.get_running_loop().time() - self._started_at
         height = self._fork_height if self.tells(Lie.ONE_HEIGHT) else height
         return height + max((FALSE_HEIGHTS[lie](seconds) for lie in self.lies & FALSE_HEIGHTS.keys()), default=0)
 
     def head(self, head: BlockHead) -> BlockHead:
         """The newest block that the node reports."""
+        if not self.lies:
+            return head
         time = head.time + 119 if self.tells(Lie.FORGED_TIME) else head.time
         return replace(head, height=self.false_height(head.height), time=time)
 
     def block(self, height: int, newest: int) -> SimBlock | None:
         """A block as the node serves it; None if there is none. `newest` is the height of its newest true block."""
+        if not self.lies:
+            return self._chain.blocks[height] if height <= newest else None
         is_own = height > newest or (self.tells(Lie.TWIN) and height > self._fork_height)
         if height > (self.false_height(newest) if self.tells(Lie.FUTURE_BLOCKS, Lie.INVENTED_BLOCK) else newest):
             return None

@@ -109,17 +109,19 @@ def run_seed(seed: int, *, verbose: bool = False, liar: LiarPlan | None = None) 
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Disable garbage collection during a seed and collect after it.
+    """Disable garbage collection during a seed and collect its objects after it.
 
     A task killed before its first step leaves a coroutine that was never awaited; that warning is ignored.
     """
     gc.disable()
+    gc.freeze()  # exempts the objects of before
     try:
         yield
     finally:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             gc.collect()
+        gc.unfreeze()
         gc.enable()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,18 +23,8 @@ def run_seeds(
         liar: lies of one node that replace each scenario's faults.
     """
     if jobs <= 1 or len(seeds) == 1:
-        gc.freeze()  # exempts existing objects from the collection after each seed
-        try:
-            yield from (run_seed(seed, verbose=verbose, liar=liar) for seed in seeds)
-        finally:
-            gc.unfreeze()
+        yield from (run_seed(seed, verbose=verbose, liar=liar) for seed in seeds)
         return
     # Spawned, not forked: a forked process would inherit the parent's state.
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_initialize_worker) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(partial(run_seed, verbose=verbose, liar=liar), seeds, chunksize=SEEDS_PER_BATCH)
-
-
-def _initialize_worker() -> None:
-    """Exempt existing objects from the collection after each seed."""
-    gc.collect()
-    gc.freeze()
