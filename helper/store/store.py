@@ -336,11 +336,7 @@ class Store(QueueReader, ABC):
         nullifier a node reports as spent. The order of arrival is not used, because sending in this order would reveal
         it. The cost depends on the number of results, not on the number of shares in BROADCAST.
         """
-        share_ids = await self._list_to_decide("follow_ups", {"height": height, "limit": limit, "is_spent": False})
-        if len(share_ids) == limit:
-            return share_ids
-        more = {"height": height, "limit": limit - len(share_ids), "is_spent": True}
-        return share_ids + await self._list_to_decide("follow_ups", more)
+        return (await self._list_to_decide("follow_ups", {"height": height, "limit": limit}))[:limit]
 
     async def list_sent_ahead(self, *, height: int, limit: int) -> list[int]:
         """Return the ids of shares in BROADCAST whose last send was at this height or, as recorded, above it.
@@ -571,4 +567,4 @@ class Store(QueueReader, ABC):
 
 def _follow_up_sort_key(row: Row) -> tuple[int, ...]:
     """Return the sort key of a follow-up. Damaged values sort first; the row check detects them when it is read."""
-    return tuple(value if isinstance(value, int) else 0 for value in row[1:4])
+    return tuple(value if isinstance(value, int) else 0 for value in row[1:])

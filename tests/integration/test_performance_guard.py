@@ -150,8 +150,7 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         with transaction(database):
             steps["claimed"] = count_steps(tx, lambda: claim_due(tx, now=DUE_TIME + 1e6, limit=4, rounds=[ROUND_ID]))
         steps["next due time"] = count_steps(tx, lambda: tx.fetch_all("next_due"))
-        params = {"height": 101, "limit": 64, "is_spent": False}
-        steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", params))
+        steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", {"height": 101, "limit": 64}))
         steps["counted ahead"] = count_steps(
             tx,
             lambda: tx.fetch_all(

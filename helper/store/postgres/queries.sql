@@ -237,13 +237,16 @@ SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::b
 
 -- ---------------------------------------------------------------- reveals
 
--- Uses the index `reveals_decide`.
+-- Uses the index `reveals_decide`. Two parts, so that each ends at the limit.
 
 -- name: follow_ups
-SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares s ON s.id = r.share_id
-WHERE r.decide_height <= %(height)s AND (coalesce(r.last_outcome, '') = 'SPENT') = %(is_spent)s
-  AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
-ORDER BY r.decide_height, s.due_ms, s.rank LIMIT %(limit)s;
+WITH overdue AS NOT MATERIALIZED (
+  SELECT r.share_id, coalesce(r.last_outcome, '') = 'SPENT' AS is_spent, r.decide_height, s.due_ms, s.rank
+  FROM reveals r JOIN shares s ON s.id = r.share_id
+  WHERE r.decide_height <= %(height)s AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged))
+(SELECT * FROM overdue WHERE NOT is_spent ORDER BY decide_height, due_ms, rank LIMIT %(limit)s)
+UNION ALL
+(SELECT * FROM overdue WHERE is_spent ORDER BY decide_height, due_ms, rank LIMIT %(limit)s);
 
 -- name: sent_ahead
 SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares s ON s.id = r.share_id

@@ -105,15 +105,18 @@ SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limi
 
 -- ---------------------------------------------------------------- reveals
 
--- Uses the index `reveals_decide`. A failed share may still have its message.
+-- Uses the index `reveals_decide`. A failed share may still have its message. Two parts, so that each ends at the limit.
 
 -- name: follow_ups
-SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
-  (SELECT rank FROM shares WHERE id = share_id)
-FROM reveals
-WHERE decide_height <= :height AND (coalesce(last_outcome, '') = 'SPENT') = :is_spent
-  AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
-ORDER BY decide_height LIMIT :limit;
+WITH overdue AS NOT MATERIALIZED (
+  SELECT share_id, coalesce(last_outcome, '') = 'SPENT' AS is_spent, decide_height,
+    (SELECT due_ms FROM shares WHERE id = share_id), (SELECT rank FROM shares WHERE id = share_id)
+  FROM reveals
+  WHERE decide_height <= :height
+    AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged))
+SELECT * FROM (SELECT * FROM overdue WHERE NOT is_spent ORDER BY decide_height LIMIT :limit)
+UNION ALL
+SELECT * FROM (SELECT * FROM overdue WHERE is_spent ORDER BY decide_height LIMIT :limit);
 
 -- name: sent_ahead
 SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
