@@ -556,7 +556,8 @@ class Service:
             self._new_block.clear()
             error: Exception | None = None
             try:
-                await self._wait_for_follower()
+                if not self.block_follower.is_caught_up:
+                    await self._wait_for_follower()
                 if self.gates.can_send and self.node_pool.has_usable_node and self.block_follower.is_ready:
                     await self.sender.reconcile()
             except Exception as failure:  # retried after the next block

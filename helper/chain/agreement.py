@@ -64,10 +64,10 @@ def needed_nodes(configured: int, agree: int = AGREEING_NODES) -> int:
 
 def agreed(said: Mapping[str, F], needed: int) -> F | None:
     """The fact that enough nodes report, and more nodes than any other. None if there is none."""
-    ranked = Counter(said.values()).most_common(2)
-    if not ranked or ranked[0][1] < needed or (len(ranked) > 1 and ranked[1][1] == ranked[0][1]):
-        return None
-    return ranked[0][0]
+    counts = Counter(said.values())
+    most = max(counts.values(), default=0)
+    facts = [fact for fact, count in counts.items() if count == most]
+    return facts[0] if most >= needed and len(facts) == 1 else None
 
 
 def agreed_height(heads: Mapping[str, N], needed: int) -> N | None:

@@ -84,12 +84,12 @@ class _InSync(NamedTuple):
     """The nodes in sync at every time between two, until the next probe.
 
     Attributes:
-        key: the chain's id and the revision of each node's health.
+        key: the chain's id, and the revision of each node's health.
         heads: their newest blocks.
         newest: the newest block that they agree on.
     """
 
-    key: tuple[object, ...]
+    key: tuple[str | None, list[int]]
     after: float
     before: float
     heads: dict[Node, BlockHead]
@@ -127,7 +127,7 @@ class NodePool:
         self._probe_callbacks: list[Callable[[BlockHead | None], None]] = []
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
         self.needed = needed_nodes(len(self.nodes), agree)
-        self._in_sync = _InSync((), 0.0, 0.0, {}, None)
+        self._in_sync = _InSync((None, []), 0.0, 0.0, {}, None)
         self.last_head: BlockHead | None = None
         self.same_nodes: list[tuple[str, str]] = []
 
@@ -169,8 +169,7 @@ class NodePool:
     @property
     def has_usable_node(self) -> bool:
         """Whether any node is usable."""
-        monotonic = self.clock.monotonic()
-        return any(monotonic >= node.health.backoff_until for node in self.in_sync_nodes)
+        return self.head is not None
 
     @property
     def in_sync_nodes(self) -> list[Node]:
@@ -180,7 +179,7 @@ class NodePool:
     def _find_in_sync(self) -> _InSync:
         """The nodes in sync. They change only with a probe, or when a block's age reaches a limit."""
         now, found = self.clock.now(), self._in_sync
-        key = (self.chain_id, *(node.health.revision for node in self.nodes))
+        key = (self.chain_id, [node.health.revision for node in self.nodes])
         if found.after < now < found.before and found.key == key:
             return found
         times, heads = list[float](), dict[Node, BlockHead]()
@@ -238,7 +237,8 @@ class NodePool:
         are in sync, one is enough: to read, prove or send again is harmless. Nodes rarely report equal heads, so the
         time may be that of a later block; what needs both of one block uses `agreed_height_at`.
         """
-        return self._find_in_sync().newest if self.has_usable_node else None
+        found, monotonic = self._find_in_sync(), self.clock.monotonic()
+        return found.newest if any(monotonic >= node.health.backoff_until for node in found.heads) else None
 
     @property
     def reported_heights(self) -> list[int]:

@@ -56,8 +56,8 @@ class SimClock(Clock):
     def monotonic(self) -> float:
         return self._loop.now
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(max(0.0, seconds))
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return asyncio.sleep(max(0.0, seconds))
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
         """Wait as `Clock.wait` does, without a timer for each slice.
