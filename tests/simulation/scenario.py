@@ -143,6 +143,8 @@ KILL_TIMEOUT_SECONDS = 90.0
 """Maximum seconds a kill waits for its intended moment."""
 SETTLING_SECONDS = 240.0
 """Seconds without faults at the end of a run."""
+MAX_PURGE_SECONDS = 600.0
+"""Maximum seconds after the end of the last round within which a run waits for its purge."""
 LASTING_FAULTS = (
     NodeFault.LOST_REPLY,
     NodeFault.BAD_GATEWAY,
@@ -192,7 +194,8 @@ def draw_scenario(seed: int, liar: LiarPlan | None = None) -> Scenario:
         is_shuffled=rng.random() < 0.85,
     )
     rounds = _draw_rounds(rng, plan)
-    plan = replace(plan, rounds=rounds, votes=tuple(_draw_vote(rng, plan, rounds) for _ in range(votes)))
+    plan = replace(plan, rounds=rounds, duration=_end_of_run(plan, rounds))
+    plan = replace(plan, votes=tuple(_draw_vote(rng, plan, rounds) for _ in range(votes)))
     if liar is not None:
         plan = _add_liar(random.Random(f"liar {seed}"), plan, liar)
     episodes = _draw_episodes(rng, plan, plan.rounds)
@@ -238,6 +241,13 @@ def _draw_rounds(rng: random.Random, plan: Scenario) -> tuple[RoundPlan, ...]:
             end = int(plan.duration + 3600)  # still open when the run ends
         round_plans.append(RoundPlan(start, end, requires_all_shares=rng.random() < 0.75))
     return tuple(round_plans)
+
+
+def _end_of_run(plan: Scenario, rounds: tuple[RoundPlan, ...]) -> float:
+    """The end of the run: once the last round has been closed and purged, little happens."""
+    purge = plan.purge_after_seconds if plan.purge_after_seconds <= MAX_PURGE_SECONDS else 0.0
+    last = max(plan_round.end for plan_round in rounds)
+    return min(plan.duration, last + purge + SETTLING_SECONDS + 5 * plan.block_interval[1])
 
 
 def _draw_vote(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, ...]) -> PlannedVote:
