@@ -16,6 +16,7 @@ from helper.core.share import ShareState
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.operations.shares import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
 from helper.store.store import Store
+from helper.store.table_rows import Row
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
 from tests.unit.store.conformance.test_chain_data import ChainRound
@@ -273,12 +274,22 @@ async def test_claim_due_before_due_second_claims_nothing(store: Store) -> None:
 
 
 @pytest.mark.rule("N26")
-async def test_claim_due_merges_requested_rounds_by_due_time(store: Store) -> None:
+async def test_claim_due_merges_requested_rounds_by_due_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for second in range(6):
         posted = make_posted_share(second, submit_at=DUE_SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
         await store.enqueue(posted.share, posted.nullifier, now=NOW)
 
+    fetch, names = store._reader.fetch, list[str]()
+
+    def fetch_counted(name: str) -> Awaitable[list[Row]]:
+        names.append(name)
+        return fetch(name)
+
+    monkeypatch.setattr(store._reader, "fetch", fetch_counted)
     assert await store.next_due_ms([OTHER_ROUND]) == (DUE_SECOND + 1) * 1000
+    assert await store.next_due_ms([b"?" * 32, OTHER_ROUND, ROUND]) == DUE_SECOND * 1000
+    assert names == ["next_due", "next_due"], "one query, however many rounds there are"
+
     both = await store.claim_due(now=DUE_SECOND + 60, limit=3, rounds=[OTHER_ROUND, ROUND, b"?" * 32])
     assert [queued.share.submit_at - DUE_SECOND for queued in both] == [0, 1, 2]
     rest = await store.claim_due(now=DUE_SECOND + 60, limit=99, rounds=[OTHER_ROUND])
