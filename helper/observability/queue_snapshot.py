@@ -13,9 +13,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from helper.chain.chain_data import ENDED_STATUSES, Round
+from helper.core.json_records import HEX_32, fact
 from helper.core.load_forecast import DrainResult, ProofRate, forecast_work, simulate_drain
 from helper.core.share import ShareState
-from helper.observability.service_state import ServiceState, TimingSummary, fact
+from helper.observability.service_state import ServiceState, TimingSummary
 from helper.store.models import MINUTES_AHEAD, DueForecast, FailureGroup, QueueFilter, StoredRound
 
 if TYPE_CHECKING:  # commands import this module, and do not need the database
@@ -337,7 +338,7 @@ class RoundOverview:
     that is left if the shares cannot be proven before the end. None while the time of a proof is not known.
     """
 
-    round_id: str = fact("Round id, hex.")
+    round_id: str = fact("Round id, hex.", pattern=HEX_32)
     vote_end_time: int = fact("End of the round in Unix seconds.")
     status: int = fact("Status of the round on the chain.")
     waiting: int = fact("Number of shares waiting for their due time.")
