@@ -180,15 +180,8 @@ def validate(
 
 async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
     """Query the nodes; returns the results and the exit code."""
-    clock, limits = SystemClock(), config.chain
-    nodes = await chain.query_nodes(config.chain_nodes, clock)
-    now = clock.now()
-    expected = chain.NodeCriteria(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
-    node_results = chain.evaluate_nodes(nodes, expected)
-    findings = [
-        *node_results.findings,
-        chain.evaluate_clock(node_results.same_chain, now, limit=limits.clock_skew_seconds),
-    ]
+    node_results = await chain.check_nodes(config, SystemClock())
+    findings = node_results.findings
     if not node_results.usable:
         return findings, ExitCode.UNREACHABLE
     return findings, ExitCode.OK if all_ok(findings) else ExitCode.DEGRADED

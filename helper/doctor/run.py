@@ -232,17 +232,8 @@ class _Doctor:
     async def _check_nodes(self) -> list[CheckResult]:
         if not self.settings.is_readable:
             return [warn("nodes", "not checked: the settings cannot be read", "Fix the settings first.")]
-        nodes = await chain.query_nodes(self.config.chain_nodes, self.clock)
-        limits, now = self.config.chain, self.clock.now()
-        expected = chain.NodeCriteria(
-            chain_id=limits.chain_id or self.daemon.service.chain_id,
-            now=now,
-            stale_after=limits.stale_seconds,
-            clock_skew=limits.clock_skew_seconds,
-        )
-        self.node_results = chain.evaluate_nodes(nodes, expected)
-        clock = chain.evaluate_clock(self.node_results.same_chain, now, limit=limits.clock_skew_seconds)
-        return [*self.node_results.findings, clock]
+        self.node_results = await chain.check_nodes(self.config, self.clock, self.daemon.service.chain_id)
+        return self.node_results.findings
 
     async def _check_prover(self) -> list[CheckResult]:
         measured = proving.evaluate_recorded_proofs(self.daemon.service)
