@@ -63,7 +63,7 @@ class WalletView:
         pending_status: HTTP status of share-status for a share that is not confirmed.
         pause_reason: why no share is accepted now, or None; the status is not ok while shares are refused with 503.
         count_outcome: counts the outcome of a POST: `post_` and one of
-            `helper.observability.metric_definitions.POST_OUTCOMES`.
+            `helper.observability.metrics.POST_OUTCOMES`.
     """
 
     admission: AdmissionController
