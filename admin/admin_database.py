@@ -70,7 +70,15 @@ class RegistryFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A pending registration. Times are Unix seconds."""
+    """A pending registration.
+
+    Attributes:
+        operator_address: operator address of the validator.
+        url: URL of the validator's helper.
+        moniker: display name of the validator.
+        requested_at: time of the first registration in Unix seconds.
+        expires_at: time of expiry in Unix seconds.
+    """
 
     operator_address: str
     url: str

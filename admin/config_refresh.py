@@ -25,7 +25,7 @@ from helper.config.value_types import PinnedUrl
 from helper.core.log_limits import LoggedProblem
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
-from helper.observability.error_log import log_error
+from helper.observability.log_config import log_error
 from helper.runtime.network_clients import create_async_client
 
 MAX_CONFIG_BYTES: Final = 1 << 20

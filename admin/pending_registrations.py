@@ -17,7 +17,7 @@ from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
-from helper.observability.error_log import log_error
+from helper.observability.log_config import log_error
 from helper.server.client_limits import client_network
 
 log = structlog.get_logger("helper.admin")

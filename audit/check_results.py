@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
+
+from helper.core.json_records import HEX_32, fact, to_json
 
 CHECKS: Final = {
     "A1": "all blocks of the vote were read, and contain the published number of reveals per option",
@@ -47,8 +49,9 @@ class CheckResult:
     """Result of one check.
 
     Attributes:
-        id: a key of `CHECKS`.
-        why: the reason unless the check passed; "" if it did.
+        id: identifier of the check, a key of `CHECKS`.
+        verdict: the verdict.
+        why: what failed, or why it could not be checked; empty if the check passed.
         count: number of items that were checked.
     """
 
@@ -130,13 +133,15 @@ class AuditResult:
             (verdict for verdict in (Verdict.FAILED, Verdict.NOT_CHECKED) if verdict in verdicts), Verdict.PASSED
         )
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return the value that `audit --json` prints."""
-        return {
-            "round": self.round_id.hex(),
-            "verdict": self.verdict.value,
-            "checks": [
-                {"id": check.id, "verdict": check.verdict.value, "why": check.why, "count": check.count}
-                for check in self.checks
-            ],
-        }
+        return to_json(AuditDocument(round=self.round_id.hex(), verdict=self.verdict, checks=self.checks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditDocument:
+    """`audit`."""
+
+    round: str = fact("Round id, hex.", pattern=HEX_32)
+    verdict: Verdict = fact("failed if a check failed, else not_checked if one could not be run, else passed.")
+    checks: Sequence[CheckResult] = fact("All checks, in a fixed order. Their meaning is in docs/audit.md.")

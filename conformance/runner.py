@@ -9,8 +9,9 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 from xml.etree import ElementTree
 
 from conformance import (
@@ -29,7 +30,7 @@ from conformance import (
     status_checks,
 )
 from conformance.check_failures import CheckFailed, CheckSkipped, shorten
-from conformance.checks import Check, CheckResult, Phase
+from conformance.checks import Check, CheckResult, Level, Phase, Verdict
 from conformance.session import ENDED, Session
 
 CHECKS: Final[Sequence[Check]] = tuple(
@@ -171,24 +172,56 @@ def is_conformant(results: Sequence[CheckResult]) -> bool:
     return not any(result.verdict == "failed" and result.check.level == "must" for result in results)
 
 
-def to_json(results: Sequence[CheckResult]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """A check with its observation.
+
+    Attributes:
+        id: stable identifier of the check: topic and number.
+        source: the clause that requires it.
+        level: a failed check fails the run only if its level is `must`.
+        verdict: verdict of the check.
+        seen: observation: request and response, or why the check was skipped.
+    """
+
+    id: str
+    source: str
+    level: Level
+    verdict: Verdict
+    seen: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """`conformance`.
+
+    Attributes:
+        passed: number of checks that passed.
+        failed: number of checks that failed, of both levels.
+        skipped: number of checks that could not run.
+        checks: the selected checks, in a fixed order. Their topics are in docs/conformance-kit.md.
+    """
+
+    passed: int
+    failed: int
+    skipped: int
+    checks: Sequence[CheckRow]
+
+
+def create_report(results: Sequence[CheckResult]) -> Report:
     """The number of each verdict, and every check with its observation."""
     counts = Counter(result.verdict for result in results)
-    return {
-        "passed": counts["passed"],
-        "failed": counts["failed"],
-        "skipped": counts["skipped"],
-        "checks": [
-            {
-                "id": result.check.id,
-                "source": result.check.source,
-                "level": result.check.level,
-                "verdict": result.verdict,
-                "seen": result.seen,
-            }
-            for result in results
-        ],
-    }
+    rows = [
+        CheckRow(
+            id=result.check.id,
+            source=result.check.source,
+            level=result.check.level,
+            verdict=result.verdict,
+            seen=result.seen,
+        )
+        for result in results
+    ]
+    return Report(passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"], checks=rows)
 
 
 def to_junit(url: str, results: Sequence[CheckResult]) -> bytes:

@@ -156,8 +156,10 @@ class Proved:
 class ReadShare(NamedTuple):
     """A posted share with valid encodings and hashes, and its derived values. The repr contains none of them."""
 
-    round_id: bytes
     share_index: int
+    c1: bytes
+    c2: bytes
+    round_id: bytes
     proposal_id: int
     vote_decision: int
     tree_position: int
@@ -167,8 +169,6 @@ class ReadShare(NamedTuple):
     share_comms: bytes
     """The 16 commitments concatenated, 512 bytes."""
     primary_blind: bytes
-    c1: bytes
-    c2: bytes
     vote_commitment: bytes
     """The expected leaf at the share's `tree_position`."""
     nullifier: bytes
@@ -216,7 +216,7 @@ def native_module_path() -> Path:
 def read_shares(bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
     """Parse and validate posted JSON bodies. Takes about 0.25 ms per share.
 
-    The checks are made in this order: UTF-8, JSON, fields in the order of `helper.ingest.payload.SHARE`, field elements
+    The checks are made in this order: UTF-8, JSON, fields in the order of `helper.core.share.Share`, field elements
     and points, `shares_hash`, the share's commitment. Results for the commitments of a vote are cached.
     """
     return [

@@ -67,10 +67,9 @@ RULES = {
     "mempool, and a share that waits there is neither lost nor counted twice.",
     "N19": "A share's proposal is one of its round's, from 1 to 50. Proposal 0, which is planned for delegated votes, "
     "is refused. Accepting it needs: a lower bound of 0 in `PROPOSALS` (`proofs/src/payload.rs`) and "
-    "`MIN_PROPOSAL_ID` (`helper/ingest/payload.py`); a higher bound in `DECISIONS` and `MAX_DECISION`, if options "
-    "above 7 are used; a schema upgrade of the CHECK of `shares.proposal_id` in SQLite; and a rule for its options in "
-    "`helper/ingest/admission.py` and `helper/operations/operator_actions.py`, because a round does not list it. Its "
-    "reveals are followed already (N20).",
+    "`proposal_id` (`helper/core/share.py`); a higher bound in `DECISIONS` and `vote_decision`, if options above 7 are "
+    "used; and a rule for its options in `helper/ingest/admission.py` and `helper/operations/operator_actions.py`, "
+    "because a round does not list it. Its reveals are followed already (N20).",
     "N20": "A `reveal_pool_share` in a block spends its nullifier like a `reveal_share`.",
     "N21": "k10 is used for every chain version from v1.3.0 on, k11 before. A version after v1.7.0 is treated like "
     "v1.7.0, but one reveal is sent as a trial first. Refused valid proofs pause the queue and spend no attempt.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -102,6 +103,47 @@ def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
+def figure(description: str) -> Any:
+    """Create a field of the result, with its description in the JSON schema."""
+    return field(metadata={"description": description})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoAudit:
+    """The audit of the round from public data (docs/audit.md)."""
+
+    verdict: str = figure("Verdict as in `audit --json`.")
+    passed: int = figure("Number of checks that passed.")
+    others: Sequence[Mapping[str, str]] = figure("The other checks: `id`, `verdict`, `why`.")
+    seconds: float = figure("Duration of the audit.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOutcome:
+    """`demo`. More figures may be added."""
+
+    shares: int = figure("Number of posted shares.")
+    accepted: int = figure("Number of accepted shares.")
+    confirmed: int = figure("Number of confirmed shares.")
+    failed: int = figure("Number of failed shares.")
+    early: int = figure("Number of requests that contained data of a share before its due time.")
+    tally_ok: bool = figure("Whether the chain's tally is correct.")
+    lateness_ms_p50: float | None = figure("Median time from a due time to the start of the proof.")
+    lateness_ms_p99: float | None = figure("The same, 99th percentile.")
+    broadcast_ms_p50: float | None = figure("Median time from a due time to the broadcast.")
+    broadcast_ms_p99: float | None = figure("The same, 99th percentile.")
+    proofs_per_second: float | None = figure("Rate of proofs while at least one was running.")
+    proof_ms_p50: float | None = figure("Median time of a proof.")
+    circuit: str | None = figure("Circuit in use.")
+    helpers: int = figure("Number of independent helpers.")
+    proofs_per_reveal: float = figure("Number of proofs of all helpers, divided by the number of shares.")
+    voters: int = figure("Number of voters.")
+    votes: int = figure("Number of votes.")
+    audit: DemoAudit = figure("The audit of the round.")
+    tally: Sequence[Mapping[str, Any]] = figure("Votes cast and counted, by option.")
+    seconds: float = figure("Duration of the demo.")
+
+
 def build_result(
     options: DemoOptions,
     vote_results: Sequence[VoteResult],
@@ -116,28 +158,29 @@ def build_result(
     counts, proving = service_stats["counts"], service_stats["proving_seconds"]
     shares = [share for result in vote_results for share in result.vote.shares]
     expected = expected_tally([result.planned for result in vote_results])
-    return {
-        "shares": options.share_count,
-        "accepted": sum(share.is_accepted for share in shares),
-        "confirmed": counts.get("confirmed", 0) // options.helpers_per_share,
-        "failed": counts.get("failed", 0) + counts.get("expired", 0),
-        "early": early,
-        "tally_ok": counted == expected and len(shares) == options.share_count,
-        "lateness_ms_p50": service_stats["lateness_start"]["p50_ms"],
-        "lateness_ms_p99": service_stats["lateness_start"]["p99_ms"],
-        "broadcast_ms_p50": service_stats["lateness_broadcast"]["p50_ms"],
-        "broadcast_ms_p99": service_stats["lateness_broadcast"]["p99_ms"],
-        "proofs_per_second": round(counts.get("proven", 0) / proving, 2) if proving else None,
-        "proof_ms_p50": service_stats["proof"]["p50_ms"],
-        "circuit": service_stats["circuit"],
-        "helpers": options.helpers,
-        "proofs_per_reveal": round(counts.get("proven", 0) / options.share_count, 3),
-        "voters": options.voters,
-        "votes": len(vote_results),
-        "audit": _summarize_audit(audited),
-        "tally": [_tally_row(option, expected.get(option, 0), counted.get(option, 0)) for option in _all_options()],
-        "seconds": round(seconds, 1),
-    }
+    outcome = DemoOutcome(
+        shares=options.share_count,
+        accepted=sum(share.is_accepted for share in shares),
+        confirmed=counts.get("confirmed", 0) // options.helpers_per_share,
+        failed=counts.get("failed", 0) + counts.get("expired", 0),
+        early=early,
+        tally_ok=counted == expected and len(shares) == options.share_count,
+        lateness_ms_p50=service_stats["lateness_start"]["p50_ms"],
+        lateness_ms_p99=service_stats["lateness_start"]["p99_ms"],
+        broadcast_ms_p50=service_stats["lateness_broadcast"]["p50_ms"],
+        broadcast_ms_p99=service_stats["lateness_broadcast"]["p99_ms"],
+        proofs_per_second=round(counts.get("proven", 0) / proving, 2) if proving else None,
+        proof_ms_p50=service_stats["proof"]["p50_ms"],
+        circuit=service_stats["circuit"],
+        helpers=options.helpers,
+        proofs_per_reveal=round(counts.get("proven", 0) / options.share_count, 3),
+        voters=options.voters,
+        votes=len(vote_results),
+        audit=_summarize_audit(audited),
+        tally=[_tally_row(option, expected.get(option, 0), counted.get(option, 0)) for option in _all_options()],
+        seconds=round(seconds, 1),
+    )
+    return asdict(outcome)
 
 
 def is_successful(outcome: Mapping[str, Any]) -> bool:
@@ -147,15 +190,15 @@ def is_successful(outcome: Mapping[str, Any]) -> bool:
     return bool(complete and correct and not outcome["failed"] and not outcome["early"])
 
 
-def _summarize_audit(audited: Mapping[str, Any]) -> dict[str, Any]:
+def _summarize_audit(audited: Mapping[str, Any]) -> DemoAudit:
     """The verdict of the audit, the number of passed checks, and the others with their reasons."""
     others = [check for check in audited["checks"] if check["verdict"] != "passed"]
-    return {
-        "verdict": audited["verdict"],
-        "passed": len(audited["checks"]) - len(others),
-        "others": [{name: check[name] for name in ("id", "verdict", "why")} for check in others],
-        "seconds": audited["seconds"],
-    }
+    return DemoAudit(
+        verdict=audited["verdict"],
+        passed=len(audited["checks"]) - len(others),
+        others=[{name: check[name] for name in ("id", "verdict", "why")} for check in others],
+        seconds=audited["seconds"],
+    )
 
 
 def _all_options() -> list[tuple[int, int]]:

@@ -33,8 +33,7 @@ from helper.config.sections import Config
 from helper.core.refusals import PauseCause
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
-from helper.observability.queue_observer import QueueObserver
-from helper.observability.queue_snapshot import HelperSnapshot
+from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats

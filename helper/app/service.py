@@ -8,61 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
 
+from helper.app.builders import build_archive, build_chain, build_host, build_pipeline, build_provers
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
 from helper.chain.chain_data import BlockHead
-from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node import Node
-from helper.chain.node_pool import create_node_pool
-from helper.chain.round_registry import RoundRegistry
-from helper.chain.scheduled_sync import ChainSync
 from helper.circuits import known_circuits
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
-from helper.cluster.send_loop import POLL_SECONDS, SendLoop
-from helper.config.sections import ROLES, Config
-from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
+from helper.config.sections import Config
 from helper.core.refusals import PauseReason, text_of
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
-from helper.lease.keeper import create_lease
 from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import ServiceState
-from helper.observability.stats import Stats
-from helper.operations.archive_writer import ArchiveWriter, create_archive_writer
-from helper.operations.finished_rounds import FinishedRounds, create_finished_rounds
 from helper.operations.operator_actions import OperatorActions
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
-from helper.reveal.prover_pool import DEFAULT_COMMAND, ProverPool, WorkerCommand, WorkerProcess, WorkerSpawner
-from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
-from helper.reveal.round_closing import RoundClosing
-from helper.reveal.sender import Sender
-from helper.runtime.release_files import NativeModuleCheck, read_release
+from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerCommand, WorkerProcess, WorkerSpawner
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
 from helper.server.wallet_routes import WalletView
-from helper.store.factory import create_store
 from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION
 from helper.store.store import Store
-from proofs import native_module_path
 
 log = structlog.get_logger("helper.app")
 
@@ -101,73 +83,18 @@ class Service:
         share_checks: Checks = known_circuits,
     ) -> None:
         self.config = config
-        self.clock = clock or SystemClock()
-        self.stats = Stats()
-        self.role = ROLES[config.helper.role]
-        self.store = store or create_store(config, self.clock)
-        self.lease = create_lease(config, self.store, clock=self.clock, env=os.environ)
-        self.node_pool = create_node_pool(config, self.clock, nodes)
-        self.round_registry = RoundRegistry(self.store, self.node_pool)
-        self.tree_sync = CommitmentTreeSync(self.store, self.node_pool, self.round_registry)
-        self.circuit_choice = CircuitChoice(config.prover.circuit, clock=self.clock, store_counted=self.store.set_meta)
-        self.prover_pool = ProverPool(
-            # A host that only sends needs one worker, to verify proofs that the chain has refused.
-            workers=config.proof_slots if self.role.can_prove else 1,
-            circuits=self.circuit_choice.required_circuits,
-            clock=self.clock,
-            nice=config.prover.nice,
-            timeout=config.prover.timeout_seconds,
-            command=prover_command,
-            spawn=spawn_worker,
-            check_start=self._create_native_module_check() if config.prover.require_verified else None,
-        )
-        self.proof_times = ProofTimes(
-            self.prover_pool.workers,
-            lambda: self.prover_pool.estimated_seconds(self.circuit_choice.current),
-        )
-        self._share_checks = share_checks
+        host = build_host(config, clock or SystemClock(), store)
+        _, self.clock, self.stats, self.role, self.store, self.lease = host
+        chain = build_chain(host, nodes)
+        self.node_pool, self.round_registry, self.tree_sync, self.chain_sync = chain
+        provers = build_provers(host, prover_command, spawn_worker)
+        self.circuit_choice, self.prover_pool, self.proof_times = provers
         self.new_database: str | None = None
         self._new_block = asyncio.Event()
         self._agreed_block = asyncio.Event()
         self._reconciled_heights: tuple[int, ...] = ()
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
-        self._create_components()
-
-    def _create_native_module_check(self) -> Callable[[], None]:
-        """Return the check of the native module before each start of a prover.
-
-        Raises:
-            ReleaseError: the release is not signed by an allowed key, or does not have this native module.
-        """
-        settings = self.config.prover
-        release = read_release(Path(settings.release_manifest), Path(settings.allowed_signers))
-        module = NativeModuleCheck.of(release, native_module_path())
-        module.check()
-        log.info("release_verified", version=release.version, note=f"signed by {release.signer}")
-        return module.check
-
-    def _create_cluster_member(self, lease: Lease) -> ClusterMember:
-        self.store.listen(self._on_notification)
-        return ClusterMember(
-            self.store,
-            lease=lease,
-            role=self.role,
-            standby=self.config.sender.standby,
-            circuits=self.circuit_choice,
-            rounds=self.round_registry,
-            clock=self.clock,
-            on_acquired=self._on_lease_acquired,
-        )
-
-    def _create_components(self) -> None:
-        """Create the components that depend on others."""
-        self.chain_sync = ChainSync(
-            node_pool=self.node_pool,
-            rounds=self.round_registry,
-            trees=self.tree_sync,
-            interval=self.config.chain.poll_seconds,
-        )
         self.block_follower = BlockFollower(
             self.store,
             self.node_pool,
@@ -187,8 +114,8 @@ class Service:
             circuit_choice=self.circuit_choice,
             proof_times=self.proof_times,
             clock=self.clock,
-            stale_after=self.config.chain.stale_seconds,
-            max_ahead=self.config.chain.clock_skew_seconds,
+            stale_after=config.chain.stale_seconds,
+            max_ahead=config.chain.clock_skew_seconds,
             cluster=self.cluster,
         )
         self.health = ServiceHealth(
@@ -204,67 +131,14 @@ class Service:
             role=self.role,
             cluster=self.cluster,
         )
-        attempts = AttemptBudget(
-            store=self.store,
-            node_pool=self.node_pool,
-            rounds=self.round_registry,
-            stats=self.stats,
-            quick_retries=self.config.helper.max_attempts,
-        )
-        self.sender = Sender(
-            store=self.store,
-            trees=self.tree_sync,
-            node_pool=self.node_pool,
-            circuits=self.circuit_choice,
-            attempts=attempts,
-            verifier=self.prover_pool,
-            lease=self.lease,
-            clock=self.clock,
-            stats=self.stats,
-        )
+        pipeline = build_pipeline(host, chain, provers, self.gates)
+        self.sender, self.dispatcher, self.send_loop, self.round_closing = pipeline
         self.sender.subscribe(self._new_block.set)
-        revealer = Revealer(
-            store=self.store,
-            trees=self.tree_sync,
-            node_pool=self.node_pool,
-            circuits=self.circuit_choice,
-            attempts=attempts,
-            rounds=self.round_registry,
-            prover=self.prover_pool,
-            proof_times=self.proof_times,
-            clock=self.clock,
-            stats=self.stats,
-        )
-        self.round_closing = RoundClosing(
-            store=self.store,
-            clock=self.clock,
-            stats=self.stats,
-            rounds=self.round_registry,
-            purge_after=self.config.helper.purge_after_hours * HOUR_SECONDS,
-            lease=self.lease,
-        )
-        self.dispatcher = Dispatcher(
-            store=self.store,
-            revealer=revealer,
-            sender=self.sender if self.role.can_send else None,
-            get_gate=self.gates.get_dispatch_gate,
-            backlog=self._create_backlog(),
-            slots=self.prover_pool.workers,
-            clock=self.clock,
-            stats=self.stats,
-            max_sleep=POLL_SECONDS if self.store.is_shared else MAX_SLEEP_SECONDS,
-        )
-        self.send_loop = SendLoop(
-            sender=self.sender,
-            get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
-            clock=self.clock,
-            stats=self.stats,
-        )
         self.admission = AdmissionController(
             store=self.store,
             rounds=self.round_registry,
             trees=self.tree_sync,
-            validator=ShareValidator(self._share_checks),
+            validator=ShareValidator(share_checks),
             clock=self.clock,
             wake=self.dispatcher.wake_if_due,
             get_pause_reason=self.gates.intake_pause_reason,
@@ -273,17 +147,15 @@ class Service:
         self.operations = OperatorActions(
             store=self.store,
             round_authority=self.round_registry,
-            share_checks=self._share_checks,
+            share_checks=share_checks,
             wake=self.dispatcher.wake,
             is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
             on_rescan=self.block_follower.wake,
         )
-        self.archive_writer = self._create_archive_writer() if self.config.archive.place else None
-        self.finished_rounds = self._create_finished_rounds(self.archive_writer) if self.archive_writer else None
         self.queue_summaries = (
             QueueSummaries(self.store, self.round_registry, partial(read_block_time, self.node_pool), clock=self.clock)
-            if self.config.helper.expose_queue_summary and self.role.can_accept
+            if config.helper.expose_queue_summary and self.role.can_accept
             else None
         )
         self.wallet_view = WalletView(
@@ -294,35 +166,23 @@ class Service:
             is_ready=lambda: self.health.is_ready,
             clock=self.clock,
             queue_summaries=self.queue_summaries,
-            pending_status=self.config.server.pending_status,
+            pending_status=config.server.pending_status,
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )
+        self.archive_writer, self.finished_rounds = build_archive(host, chain, is_writer=self._is_leader)
 
-    def _create_archive_writer(self) -> ArchiveWriter | None:
-        return create_archive_writer(
-            self.config,
-            self.node_pool,
-            lambda: self.round_registry.agreed_rounds() if self.round_registry.is_synced else None,
-            is_writer=self._is_leader,
+    def _create_cluster_member(self, lease: Lease) -> ClusterMember:
+        self.store.listen(self._on_notification)
+        return ClusterMember(
+            self.store,
+            lease=lease,
+            role=self.role,
+            standby=self.config.sender.standby,
+            circuits=self.circuit_choice,
+            rounds=self.round_registry,
             clock=self.clock,
-            env=os.environ,
-        )
-
-    def _create_finished_rounds(self, writer: ArchiveWriter) -> FinishedRounds:
-        return create_finished_rounds(self.config, self.node_pool, writer, is_writer=self._is_leader, clock=self.clock)
-
-    def _create_backlog(self) -> Backlog:
-        settings = self.config.helper
-        return Backlog(
-            store=self.store,
-            proof_times=self.proof_times,
-            limits=BacklogLimits(
-                due_shares=settings.backlog_min_shares or SHARES_PER_PROVER * self.prover_pool.workers,
-                overdue_seconds=settings.backlog_after_seconds,
-            ),
-            clock=self.clock,
-            stats=self.stats,
+            on_acquired=self._on_lease_acquired,
         )
 
     def stop(self) -> None:

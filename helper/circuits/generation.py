@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from helper.core.share import Share
-from helper.ingest.payload import ObjectField
+from helper.core.share_fields import ObjectField
 from proofs import CircuitInfo
 
 if TYPE_CHECKING:

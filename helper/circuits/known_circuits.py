@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from helper.circuits.generation import CircuitGeneration, parse_version
 from helper.circuits.single_choice import SingleChoiceGeneration
-from helper.ingest.payload import ObjectField
+from helper.core.share_fields import ObjectField
 from proofs import CIRCUITS, CircuitError, CircuitInfo
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import proofs
 from helper.circuits.generation import CircuitGeneration, Job, RevealFields
-from helper.core.share import Share
-from helper.ingest.payload import SHARE, share_to_payload
+from helper.core.share import SHARE_JSON, Share, share_to_payload
 
 if TYPE_CHECKING:
     from helper.chain.reveal_transaction import RevealMessage
@@ -22,7 +21,7 @@ class SingleChoiceGeneration(CircuitGeneration):
     """A circuit of `proofs`."""
 
     kind = ""
-    fields = SHARE
+    fields = SHARE_JSON
     enc_share_bytes = 2 * _POINT_BYTES
 
     def recognizes(self, body: bytes) -> bool:  # noqa: ARG002

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json as jsonlib
 from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import typer
 
 from admin import account_keys
 from admin.account_keys import KeyArmorError, PassphraseError, open_key_armor
+from admin.admin_database import Registration
 from admin.registration_request import RegistrationError, RegistrationRequest, parse_registration
 from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, print_message
 from helper.cli.terminal import emit_table
 from helper.clock import SystemClock
+from helper.core.json_records import fact
 from helper.core.text_forms import format_time
 from helper.runtime.network_clients import create_client
 
@@ -25,6 +29,24 @@ TIMEOUT_SECONDS = 30.0
 _ARMOR_PREFIX = b"-----BEGIN"
 
 ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredValidator:
+    """`admin register`."""
+
+    operator_address: str = fact("Registered operator address.")
+    status: Literal["pending", "registered"] = fact(
+        "`registered` if the validator is already on the chain, else `pending`."
+    )
+    expires_at: float | None = fact("Time in Unix seconds at which the pending registration expires.", optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingList:
+    """`admin pending`."""
+
+    pending: Sequence[Registration] = fact("Pending registrations.")
 
 
 def register(

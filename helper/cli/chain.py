@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import anyio
 import typer
@@ -29,6 +30,7 @@ from helper.cli.conventions import (
 from helper.cli.operator_api import OperatorApi
 from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
+from helper.core.json_records import HEX_32, TX_HASH, fact
 from helper.errors import ChainUnavailable
 from helper.observability import log_config
 from helper.server.operator_parameters import parse_hex32
@@ -136,6 +138,32 @@ def _print_result(response: Mapping[str, Any]) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicReveal:
+    """Fields of a reveal in a block."""
+
+    round: str = fact("Round id, hex.", pattern=HEX_32)
+    nullifier: str = fact("Nullifier of the share, hex.", pattern=HEX_32)
+    proposal_id: int = fact("Proposal id.")
+    vote_decision: int = fact("Index of the chosen option.")
+    anchor_height: int = fact("Height of the tree root that the proof was made against.")
+    proof_bytes: int = fact("Size of the proof in bytes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicTransaction:
+    """`tx lookup`."""
+
+    hash: str = fact("Transaction hash, hex.", pattern=TX_HASH)
+    chain_id: str | None = fact("Chain id.")
+    height: int = fact("Height of the block that contains the transaction.")
+    code: int = fact("Result code; 0 means success.")
+    log: str = fact("Log of the chain, which explains a failure.")
+    kind: Literal["reveal", "other"] | None = fact("Type of the transaction; null if every node has pruned its block.")
+    bytes: int | None = fact("Size of the transaction in bytes; null if every node has pruned its block.")
+    reveal: PublicReveal | None = fact("Fields of the reveal; null for other transactions.")
+
+
 @map_errors_to_exit_codes()
 def lookup(
     tx_hash: Annotated[str, typer.Argument(metavar="HASH", help="Transaction hash (64 hex characters).")],
@@ -157,32 +185,31 @@ def _print_transaction(transaction: dict[str, Any]) -> None:
     emit_fields({**fields, **(transaction["reveal"] or {})})
 
 
-async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:
+async def _look_up(config: Path | None, tx_hash: bytes) -> PublicTransaction | None:
     async with open_node_pool(config) as nodes:
         transaction = await ChainLookups(nodes).find_transaction(tx_hash)
-        return None if transaction is None else _transaction_json(transaction, tx_hash, nodes.chain_id)
+        return None if transaction is None else _describe_transaction(transaction, tx_hash, nodes.chain_id)
 
 
-def _transaction_json(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
+def _describe_transaction(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> PublicTransaction:
     message = None if transaction.raw is None else parse_reveal(transaction.raw)
-    reveal = None
-    if message is not None:
-        reveal = {
-            "round": message.round_id.hex(),
-            "nullifier": message.nullifier.hex(),
-            "proposal_id": message.proposal_id,
-            "vote_decision": message.vote_decision,
-            "anchor_height": message.anchor_height,
-            "proof_bytes": len(message.proof),
-        }
-    kind = "reveal" if reveal else "other"
-    return {
-        "hash": tx_hash.hex().upper(),
-        "chain_id": chain_id,
-        "height": transaction.height,
-        "code": transaction.code,
-        "log": sanitize_text(transaction.log),
-        "kind": None if transaction.raw is None else kind,
-        "bytes": None if transaction.raw is None else len(transaction.raw),
-        "reveal": reveal,
-    }
+    kind: Literal["reveal", "other"] = "other" if message is None else "reveal"
+    return PublicTransaction(
+        hash=tx_hash.hex().upper(),
+        chain_id=chain_id,
+        height=transaction.height,
+        code=transaction.code,
+        log=sanitize_text(transaction.log),
+        kind=None if transaction.raw is None else kind,
+        bytes=None if transaction.raw is None else len(transaction.raw),
+        reveal=None
+        if message is None
+        else PublicReveal(
+            round=message.round_id.hex(),
+            nullifier=message.nullifier.hex(),
+            proposal_id=message.proposal_id,
+            vote_decision=message.vote_decision,
+            anchor_height=message.anchor_height,
+            proof_bytes=len(message.proof),
+        ),
+    )

@@ -6,7 +6,8 @@ import asyncio
 import os
 import re
 import secrets
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,6 +20,7 @@ from helper.config.loader import Loaded, Problem, SettingsError, load
 from helper.config.sections import Config
 from helper.config.settings_file import DEFAULT_DATABASE
 from helper.config.settings_text import SECTIONS, render_example, to_display_value, to_toml
+from helper.core.json_records import fact
 from helper.doctor import chain
 from helper.doctor.result import CheckResult, all_ok
 from helper.errors import ConfigError
@@ -29,6 +31,32 @@ TOKEN_BYTES: Final = 32
 _MAX_SETTINGS_BYTES: Final = 1 << 20
 _SECTION_LINE: Final = re.compile(rf"^\s*\[({'|'.join(SECTIONS)})\b".encode(), re.MULTILINE)
 """Also in a settings file with errors, but in no database, key file or export."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatedSettings:
+    """`config init`."""
+
+    path: str = fact("Path of the written file.")
+    set: Sequence[str] = fact("`section.key` of the settings that differ from the defaults.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSettings:
+    """`config show`."""
+
+    path: str | None = fact("Path of the settings file; null if there is none.")
+    settings: Mapping[str, Mapping[str, Any]] = fact("Effective settings by section and key, without secrets.")
+    origins: Mapping[str, str] | None = fact("With --origin: source of each `section.key`.", optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSettings:
+    """`config validate`."""
+
+    ok: bool = fact("Whether there are no problems.")
+    problems: Sequence[Problem] = fact("Problems in the settings.")
+    online: Sequence[CheckResult] | None = fact("With --online: results of the queries to the nodes.", optional=True)
 
 
 def init(
@@ -67,7 +95,7 @@ def init(
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror or error}")
     if json:
-        emit_json({"path": str(output), "set": sorted(options)})
+        emit_json(CreatedSettings(path=str(output), set=sorted(options)))
     else:
         print_message(f"wrote {output}")
 
@@ -99,7 +127,7 @@ def show(
     """Show the effective settings; secrets are hidden."""
     loaded = read_settings(config)
     if json:
-        emit_json(_settings_json(loaded, origin=origin))
+        emit_json(_describe_settings(loaded, origin=origin))
         return
     for section, keys in _visible_values(loaded).items():
         typer.echo(f"[{section}]")
@@ -143,10 +171,7 @@ def validate(
         if finding.advice:
             print_message(f"      -> {finding.advice}")
     if json:
-        result: dict[str, Any] = {"ok": code is ExitCode.OK, "problems": list(map(asdict, problems))}
-        if online:
-            result["online"] = list(map(asdict, findings))
-        emit_json(result)
+        emit_json(CheckedSettings(ok=code is ExitCode.OK, problems=problems, online=findings if online else None))
     elif not problems:
         print_message(f"{path or 'default settings'}: ok")
     if code is not ExitCode.OK:
@@ -155,15 +180,8 @@ def validate(
 
 async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
     """Query the nodes; returns the results and the exit code."""
-    clock, limits = SystemClock(), config.chain
-    nodes = await chain.query_nodes(config.chain_nodes, clock)
-    now = clock.now()
-    expected = chain.NodeCriteria(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
-    node_results = chain.evaluate_nodes(nodes, expected)
-    findings = [
-        *node_results.findings,
-        chain.evaluate_clock(node_results.same_chain, now, limit=limits.clock_skew_seconds),
-    ]
+    node_results = await chain.check_nodes(config, SystemClock())
+    findings = node_results.findings
     if not node_results.usable:
         return findings, ExitCode.UNREACHABLE
     return findings, ExitCode.OK if all_ok(findings) else ExitCode.DEGRADED
@@ -177,8 +195,9 @@ def _visible_values(loaded: Loaded) -> dict[str, dict[str, Any]]:
     }
 
 
-def _settings_json(loaded: Loaded, *, origin: bool) -> dict[str, Any]:
-    result: dict[str, Any] = {"path": str(loaded.path) if loaded.path else None, "settings": _visible_values(loaded)}
-    if origin:
-        result["origins"] = {name: str(where) for name, where in loaded.origins.items()}
-    return result
+def _describe_settings(loaded: Loaded, *, origin: bool) -> ShownSettings:
+    return ShownSettings(
+        path=str(loaded.path) if loaded.path else None,
+        settings=_visible_values(loaded),
+        origins={name: str(where) for name, where in loaded.origins.items()} if origin else None,
+    )

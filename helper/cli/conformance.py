@@ -16,7 +16,7 @@ from conformance.check_failures import CheckFailed
 from conformance.checks import CheckResult
 from conformance.dev_chain import DevChain
 from conformance.http_requests import HelperClient, parse_address
-from conformance.runner import is_conformant, run_checks, select_checks, to_json, to_junit
+from conformance.runner import create_report, is_conformant, run_checks, select_checks, to_junit
 from conformance.session import Session
 from conformance.status_checks import STATUS_PATH
 from helper.cli.conventions import ExitCode, JsonOption, emit, fail, map_errors_to_exit_codes, print_message
@@ -92,7 +92,7 @@ def conformance(
     results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
     if junit is not None:
         junit.write_bytes(to_junit(url, results))
-    emit(to_json(results), lambda _: _print_results(results), json=json)
+    emit(create_report(results), lambda _: _print_results(results), json=json)
     if not is_conformant(results):
         raise typer.Exit(ExitCode.FAILURE)
 

@@ -9,13 +9,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import orjson
 import typer
 
+from helper.core.json_records import to_json
 from helper.core.text_forms import clean_text
 from helper.errors import (
     BackupKeyError,
@@ -27,6 +29,9 @@ from helper.errors import (
     StoreUnreachable,
     UsageError,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """Errors of an output whose reader has closed it, or whose disk is full; those of a file have its name."""
@@ -63,20 +68,24 @@ class ExitCode(IntEnum):
     UNREACHABLE = 6
 
 
-def emit(result: dict[str, Any], text: str | Callable[[dict[str, Any]], None], *, json: bool) -> None:
-    """Write the result of a command, as JSON or as text; `text` may be a function that prints it."""
+def emit(
+    result: DataclassInstance | dict[str, Any], text: str | Callable[[dict[str, Any]], None], *, json: bool
+) -> None:
+    """Write the result of a command, as JSON or as text; `text` may be a function that prints its plain values."""
+    values = result if isinstance(result, dict) else to_json(result)
     if json:
-        emit_json(result)
+        emit_json(values)
     elif callable(text):
-        text(result)
+        text(values)
     else:
         typer.echo(text)
 
 
 def emit_json(value: Any) -> None:
-    """Write a value as one line of JSON. Must be the last output."""
+    """Write a document or a plain value as one line of JSON. Must be the last output."""
     sys.stderr.flush()
-    sys.stdout.write(encode_json_line(value))
+    is_document = is_dataclass(value) and not isinstance(value, type)
+    sys.stdout.write(encode_json_line(to_json(value) if is_document else value))
     sys.stdout.flush()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -34,6 +35,7 @@ from helper.cli.conventions import (
 )
 from helper.clock import SystemClock
 from helper.config.sections import Config
+from helper.core.json_records import fact
 from helper.errors import HelperError, StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.store.backup import (
@@ -63,6 +65,86 @@ IdentityOption = Annotated[
     Path | None,
     typer.Option("--identity", readable=False, help="File with the age identity of the backup's recipient."),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupResult(Contents):
+    """`db backup`."""
+
+    output: str = fact("Path of the backup.")
+    bytes: int = fact("Size of the backup in bytes.")
+    database_bytes: int = fact("Size of the database in bytes.")
+    read_seconds: float = fact("Duration of the read transaction in seconds.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreResult(Contents):
+    """`db restore`."""
+
+    database: str = fact("Path of the restored database.")
+    set_aside: str | None = fact("New path of the previous database; null if there was none.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedFile(Contents):
+    """`db check`."""
+
+    file: str = fact("Path of the checked file.")
+    ok: bool = fact("Whether no row is damaged.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeResult:
+    """`db migrate`."""
+
+    database: str = fact("Path of the database.")
+    schema: int = fact("Schema version before the schema upgrade.")
+    target: int = fact("Schema version of this release.")
+    live: int = fact("Number of live shares.")
+    confirmed: int = fact("Number of confirmed shares.")
+    damaged: int = fact("Number of damaged rows of live shares.")
+    backup: str | None = fact("Path of the backup made before the schema upgrade; null if none was made.")
+    migrated: bool = fact("Whether the schema was upgraded.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenFile:
+    """`db encrypt` and `db decrypt`."""
+
+    database: str = fact("Path of the database.")
+    was_encrypted: bool = fact("Whether witnesses and messages in the database were encrypted before.")
+    encrypted: bool = fact("Whether they are encrypted now.")
+    live: int = fact("Number of live shares.")
+    confirmed: int = fact("Number of confirmed shares.")
+    damaged: int = fact("Number of damaged rows of live shares; the command deletes them, except with --dry-run.")
+    erased: bool = fact(
+        "Whether the previous rows were erased from the files. If false, the next start of the helper erases them;"
+        " always false with --dry-run."
+    )
+
+
+CopyState = Literal["planned", "moved", "undone", "erased"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedQueue:
+    """`db copy`."""
+
+    state: CopyState = fact(
+        "planned: --dry-run, nothing was changed. moved: the target is in use. undone, erased: result of --undo or"
+        " --erase on the source."
+    )
+    source: str = fact("Source: a file, or a database URL without its password, with the schema.")
+    target: str = fact("Target, in the same form as the source.")
+    live: int = fact("Number of copied live shares; with --dry-run, according to the source's counters.")
+    confirmed: int = fact("Number of confirmed shares, of which only a keyed hash is stored.")
+    written: int = fact("Number of rows written to the target.")
+    damaged: Sequence[str] = fact(
+        "References of shares that were not copied because their rows are damaged; an empty string if the reference is"
+        " damaged too."
+    )
+    uncounted: int = fact("Stored share count of the source minus its actual number of shares.")
+    held_seconds: float = fact("Time in seconds during which no helper could use the source.")
 
 
 @map_errors_to_exit_codes()
@@ -96,13 +178,13 @@ def backup(
             encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
         ).result()
     write_backup(output, sealed, replace=force, passphrase=passphrase)
-    result = {
-        "output": str(output),
-        "bytes": len(sealed),
-        "database_bytes": len(snapshot.image),
-        "read_seconds": round(snapshot.read_seconds, 3),
+    result = BackupResult(
         **asdict(snapshot.contents),
-    }
+        output=str(output),
+        bytes=len(sealed),
+        database_bytes=len(snapshot.image),
+        read_seconds=round(snapshot.read_seconds, 3),
+    )
     if snapshot.contents.damaged:
         print_message(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
     emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {len(sealed)} bytes", json=json)
@@ -135,8 +217,7 @@ def restore(
             f"{contents.moved} shares were moved to another machine before this backup, so this helper does not reveal "
             "them. If that machine no longer has them, run `svote-helper queue retry --stage moved`"
         )
-    set_aside = None if aside is None else str(aside)
-    result = {"database": str(database), "set_aside": set_aside, **asdict(contents)}
+    result = RestoreResult(**asdict(contents), database=str(database), set_aside=None if aside is None else str(aside))
     emit(result, f"{database}: {_summarize_contents(contents)}", json=json)
     if aside is not None and not json:
         print_message(
@@ -167,7 +248,7 @@ def check(
     else:
         path = backup_file
         contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
-    result = {"file": str(path), "ok": not contents.damaged, **asdict(contents)}
+    result = CheckedFile(**asdict(contents), file=str(path), ok=not contents.damaged)
     emit(result, f"{path}: {_summarize_contents(contents)}, {contents.damaged} damaged", json=json)
     if contents.damaged:
         print_message("the helper quarantines damaged rows and continues with the others")
@@ -209,24 +290,22 @@ def migrate(
         refuse_locked(database)
     before, target = snapshot.contents, latest_version()
     is_needed = before.schema < target
-    result: dict[str, Any] = {
-        "database": str(database),
-        "schema": before.schema,
-        "target": target,
-        "live": before.live,
-        "confirmed": before.confirmed,
-        "damaged": before.damaged,
-        "backup": None,
-        "migrated": False,
-    }
+    result = UpgradeResult(
+        database=str(database),
+        schema=before.schema,
+        target=target,
+        live=before.live,
+        confirmed=before.confirmed,
+        damaged=before.damaged,
+        backup=str(backup) if is_needed and backup is not None else None,
+        migrated=is_needed,
+    )
     if is_needed:
         confirm_or_exit(f"Upgrade {database} from schema {before.schema} to {target}?", yes=yes)
         if backup is not None:
             _back_up(snapshot.image, backup, recipient or [], passphrase_file)
-            result["backup"] = str(backup)
         with acting_as_owner(database):
             open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
-        result["migrated"] = True
     change = f"upgraded from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
     emit(result, f"{database}: {change}, {before.live} live shares, {before.confirmed} confirmed", json=json)
 
@@ -331,39 +410,39 @@ def _rewrite(
             refuse_locked(database)
     if not encrypt and not before.encrypted:
         raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")
-    result: dict[str, Any] = {
-        "database": str(database),
-        "was_encrypted": before.encrypted,
-        "encrypted": before.encrypted,
-        "live": before.live,
-        "confirmed": before.confirmed,
-        "damaged": before.damaged,
-        "erased": False,
-    }
+    result = RewrittenFile(
+        database=str(database),
+        was_encrypted=before.encrypted,
+        encrypted=before.encrypted,
+        live=before.live,
+        confirmed=before.confirmed,
+        damaged=before.damaged,
+        erased=False,
+    )
     if not dry_run:
         verb = "Decrypt" if not encrypt else "Encrypt again" if before.encrypted else "Encrypt"
         lost = f" At least {before.damaged} damaged rows will be deleted." if before.damaged else ""
         confirm_or_exit(f"{verb} {database}?{lost}", yes=yes)
         with acting_as_owner(database):
             done = rewrite_file(database, SystemClock(), encryption, encrypt=encrypt)
-        result |= {"encrypted": encrypt, "live": done.live, "damaged": len(done.damaged), "erased": done.is_erased}
+        result = replace(result, encrypted=encrypt, live=done.live, damaged=len(done.damaged), erased=done.is_erased)
     _report_rewrite(result, encrypt=encrypt, dry_run=dry_run, json=json)
 
 
-def _report_rewrite(result: dict[str, Any], *, encrypt: bool, dry_run: bool, json: bool) -> None:
+def _report_rewrite(result: RewrittenFile, *, encrypt: bool, dry_run: bool, json: bool) -> None:
     change = ("would be " if dry_run else "") + ("encrypted" if encrypt else "decrypted")
-    text = f"{result['database']}: {change}, {result['live']} live shares, {result['confirmed']} confirmed"
+    text = f"{result.database}: {change}, {result.live} live shares, {result.confirmed} confirmed"
     emit(result, text, json=json)
     if dry_run:
         return
-    if result["damaged"]:
-        print_message(f"{result['damaged']} damaged rows were deleted; the helper would not have used them")
-    if not result["erased"]:
+    if result.damaged:
+        print_message(f"{result.damaged} damaged rows were deleted; the helper would not have used them")
+    if not result.erased:
         print_message(
             "another process reads the file, or its disk failed, so the previous rows are not erased yet: "
             "the next start of the helper erases them"
         )
-    if result["damaged"] or not result["erased"]:
+    if result.damaged or not result.erased:
         raise typer.Exit(ExitCode.DEGRADED)
 
 
@@ -435,16 +514,14 @@ def copy(
 # ---------------------------------------------------------------------- moving
 
 
-def _move(
-    settings: Config, origin: str | None, to: str, *, dry_run: bool, yes: bool
-) -> tuple[dict[str, Any], ExitCode]:
+def _move(settings: Config, origin: str | None, to: str, *, dry_run: bool, yes: bool) -> tuple[MovedQueue, ExitCode]:
     """Move the queue, or show the effect with --dry-run. Returns the result and the exit code."""
     clock = SystemClock()
     source, target = create_endpoints(origin, to, settings, clock)
     with closing(source), closing(target):
         queue_copy = QueueCopy(source, target, clock=clock, on_progress=print_message)
         if dry_run:
-            return _copy_json("planned", source, target.label, queue_copy.estimate()), ExitCode.OK
+            return _describe_copy("planned", source, target.label, queue_copy.estimate()), ExitCode.OK
         confirm_or_exit(f"Move the queue of {source.label} to {target.label}?", yes=yes)
         try:
             result = queue_copy.run()
@@ -453,7 +530,7 @@ def _move(
                 print_message("the move is not finished: run the same command again")
             raise
     _print_moved(result, source, target)
-    return _copy_json("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
+    return _describe_copy("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
 
 
 def _print_moved(result: CopyResult, source: CopyEndpoint, target: CopyEndpoint) -> None:
@@ -482,12 +559,12 @@ def _print_moved(result: CopyResult, source: CopyEndpoint, target: CopyEndpoint)
 # ---------------------------------------------------------------------- after a move
 
 
-def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> dict[str, Any]:
+def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> MovedQueue:
     """Undo a move, or erase the data that remains in its source."""
     with closing(create_source_endpoint(origin, settings, SystemClock())) as source:
         mark = read_moved_mark(source)
         if dry_run:
-            return _copy_json("planned", source, mark.other, CopyResult())
+            return _describe_copy("planned", source, mark.other, CopyResult())
         if is_undo:
             confirm_or_exit(
                 f"The queue of {source.label} was moved to {mark.other}. Changes made there are missing here: new "
@@ -500,24 +577,24 @@ def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run
                 f"Delete the data remaining in {source.label} of the queue that was moved to {mark.other}?", yes=yes
             )
             erase_source(source)
-        return _copy_json("undone" if is_undo else "erased", source, mark.other, CopyResult())
+        return _describe_copy("undone" if is_undo else "erased", source, mark.other, CopyResult())
 
 
 # ---------------------------------------------------------------------- output
 
 
-def _copy_json(state: str, source: CopyEndpoint, target: str, result: CopyResult) -> dict[str, Any]:
-    return {
-        "state": state,
-        "source": source.label,
-        "target": target,
-        "live": result.live,
-        "confirmed": result.confirmed,
-        "written": result.written,
-        "damaged": [share.ref for share in result.damaged],
-        "uncounted": result.uncounted,
-        "held_seconds": round(result.locked_seconds, 3),
-    }
+def _describe_copy(state: CopyState, source: CopyEndpoint, target: str, result: CopyResult) -> MovedQueue:
+    return MovedQueue(
+        state=state,
+        source=source.label,
+        target=target,
+        live=result.live,
+        confirmed=result.confirmed,
+        written=result.written,
+        damaged=[share.ref for share in result.damaged],
+        uncounted=result.uncounted,
+        held_seconds=round(result.locked_seconds, 3),
+    )
 
 
 _SUMMARIES: Final = {
@@ -535,7 +612,7 @@ _PLANS: Final = {
 """Summaries of --dry-run for --undo and --erase."""
 
 
-def _summarize_copy(result: dict[str, Any], cleanup: str) -> str:
+def _summarize_copy(result: MovedQueue, cleanup: str) -> str:
     """Return the result in one line. `cleanup` is `undo`, `erase`, or empty for a move."""
-    summary = _PLANS[cleanup] if cleanup and result["state"] == "planned" else _SUMMARIES[result["state"]]
-    return summary.format_map(result)
+    summary = _PLANS[cleanup] if cleanup and result.state == "planned" else _SUMMARIES[result.state]
+    return summary.format_map(asdict(result))

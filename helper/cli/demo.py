@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -25,6 +26,7 @@ from devnet.wallet import CastVote, Wallet, WalletError
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
 from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, format_one_line
 from helper.clock import SystemClock
+from helper.core.json_records import HEX_32, fact
 from helper.errors import HelperError
 from helper.observability import log_config
 
@@ -154,29 +156,49 @@ def vote(
         fail(f"the vote could not be cast: {base or chain}: {error or type(error).__name__}", ExitCode.UNREACHABLE)
     except WalletError as error:
         fail(f"the vote could not be cast: {error}")
-    outcome = _outcome(cast_vote)
+    outcome = _describe_vote(cast_vote)
     if json:
         emit_json(outcome)
     else:
-        for share in outcome["shares"]:
-            typer.echo(format_one_line(f"share {share['index']:>2}  submit_at {share['submit_at']}  {share['answer']}"))
-        typer.echo(f"weight {outcome['weight']}, position {outcome['position']}")
+        for share in outcome.shares:
+            typer.echo(format_one_line(f"share {share.index:>2}  submit_at {share.submit_at}  {share.answer}"))
+        typer.echo(f"weight {outcome.weight}, position {outcome.position}")
     if not cast_vote.is_accepted:
         fail("not every share was accepted by a helper", ExitCode.FAILURE)
 
 
-def _outcome(cast_vote: CastVote) -> dict[str, Any]:
-    return {
-        "accepted": cast_vote.is_accepted,
-        "position": cast_vote.position,
-        "weight": cast_vote.ballot.weight,
-        "shares": [
-            {
-                "index": share.index,
-                "submit_at": share.submit_at,
-                "nullifier": share.nullifier.hex(),
-                "answer": share.posts[-1].outcome if share.posts else "not posted",
-            }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostedShare:
+    """A share of the vote."""
+
+    index: int = fact("Index of the share, 0 to 15.")
+    submit_at: int = fact("`submit_at` of the share in Unix seconds; 0 means immediately.")
+    nullifier: str = fact("Nullifier that the reveal publishes, hex.", pattern=HEX_32)
+    answer: str = fact("Response of the helper.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteOutcome:
+    """`wallet vote`, for dev chains only: the output contains secrets of the wallet."""
+
+    accepted: bool = fact("Whether every share was accepted by at least one helper.")
+    position: int = fact("Position of the vote commitment in the tree.")
+    weight: int = fact("Voting power.")
+    shares: Sequence[PostedShare] = fact("The 16 shares.")
+
+
+def _describe_vote(cast_vote: CastVote) -> VoteOutcome:
+    return VoteOutcome(
+        accepted=cast_vote.is_accepted,
+        position=cast_vote.position,
+        weight=cast_vote.ballot.weight,
+        shares=[
+            PostedShare(
+                index=share.index,
+                submit_at=share.submit_at,
+                nullifier=share.nullifier.hex(),
+                answer=share.posts[-1].outcome if share.posts else "not posted",
+            )
             for share in cast_vote.shares
         ],
-    }
+    )

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,12 +15,14 @@ from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, print_
 from helper.cli.operator_api import UNIT_SECONDS
 from helper.cli.terminal import emit_fields
 from helper.config.sections import Config
+from helper.core.json_records import fact, to_json
 from helper.core.load_forecast import (
     CLOSING_SECONDS,
     MAX_BLOCK_SECONDS,
     REFERENCE_PROOF_SECONDS,
     Distribution,
     ProofRate,
+    RoundPlan,
     RoundSize,
     make_plan,
 )
@@ -31,6 +33,18 @@ from helper.errors import ProverError
 MIN_ROUND_SECONDS: Final = 60
 MAX_ROUND_SECONDS: Final = 366 * 86_400
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|min|m|h|d)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRound(RoundPlan):
+    """`plan`."""
+
+    cores: int = fact("Cores of this helper.", ge=1)
+    circuit: str = fact("Circuit generation.")
+    seconds_per_proof: float = fact("Seconds per proof and core.", gt=0)
+    measured: bool = fact("Whether the time of a proof was measured now.")
+    round_seconds: int = fact("Length of the round in seconds.", ge=MIN_ROUND_SECONDS)
+    distribution: Distribution = fact("When the shares become due.")
 
 
 def plan(
@@ -78,15 +92,19 @@ def plan(
     rate = ProofRate(get_proof_seconds(circuit, slots, measure=measure), slots, block_seconds)
     size = RoundSize(voters, proposals, helpers, bundles, seconds, distribution)
     result = make_plan(size, rate)
-    values: dict[str, Any] = {
-        **{name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(result).items()},
-        "cores": slots,
-        "circuit": circuit,
-        "seconds_per_proof": round(rate.seconds_per_proof or 0.0, 4),
-        "measured": measure,
-        "round_seconds": seconds,
-        "distribution": distribution.value,
+    figures: dict[str, Any] = {
+        name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(result).items()
     }
+    planned = PlannedRound(
+        **figures,
+        cores=slots,
+        circuit=circuit,
+        seconds_per_proof=round(rate.seconds_per_proof or 0.0, 4),
+        measured=measure,
+        round_seconds=seconds,
+        distribution=distribution,
+    )
+    values = to_json(planned)
     if json:
         emit_json(values)
         return

@@ -27,6 +27,7 @@ from helper.cli.conventions import (
 from helper.cli.operator_api import OperatorApi, resolve_round
 from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
+from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
 from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError, UsageError
 from helper.operations.archive_reader import find_bundle, open_archive_bucket
 from helper.operations.proof_bundle import (
@@ -67,6 +68,44 @@ class Search:
     round_ids: list[bytes]
     heights: range | None
     source: SearchSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleFields:
+    """The contents of a bundle."""
+
+    chain_id: str = fact("Chain id in the bundle.")
+    height: int = fact("Block height in the bundle.")
+    transaction: str = fact("Transaction hash, hex.", pattern=TX_HASH)
+    round: str = fact("Round id, hex.", pattern=HEX_32)
+    nullifier: str = fact("Nullifier of the share, hex. It is public once the reveal is on the chain.", pattern=HEX_32)
+    proposal_id: int = fact("Proposal id.")
+    vote_decision: int = fact("Index of the chosen option.")
+    anchor_height: int = fact("Height of the tree root that the proof was made against.")
+    root: str = fact("Tree root at the anchor height, hex.", pattern=HEX_32)
+    circuit: str = fact("Name of the circuit.")
+    fingerprint: str = fact("Fingerprint of the circuit's verifying key, hex.", pattern=HEX_32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedBundle(BundleFields):
+    """`proof export`."""
+
+    output: str = fact("Path of the bundle.")
+    bytes: int = fact("Size of the bundle in bytes.")
+    source: str = fact("Where the reveal was found: archive or chain.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedBundle:
+    """`proof verify`, with the contents of the bundle if it can be read."""
+
+    bundle: str = fact("Path of the bundle.")
+    ok: bool = fact("Whether the bundle is valid.")
+    reason: str | None = fact("Why the bundle is invalid; null if it is valid.")
+    online: bool | None = fact(
+        "true if the chain nodes confirm the bundle; null without --online, or if `ok` is false."
+    )
 
 
 @map_errors_to_exit_codes()
@@ -113,7 +152,7 @@ def export(
         except FileExistsError:
             if real.read_bytes() != bundle:
                 fail(f"{path} already exists with other content")
-    result = {"output": str(path), "bytes": len(bundle), "source": source.value, **_bundle_fields(proof_bundle)}
+    result = ExportedBundle(output=str(path), bytes=len(bundle), source=source.value, **_bundle_fields(proof_bundle))
     emit(result, emit_fields, json=json)
 
 
@@ -136,19 +175,22 @@ def verify(
     root is the chain's. --online asks the nodes in [chain] endpoints for both, and trusts their responses.
     """
     content = read_bundle_file(bundle)
-    result: dict[str, Any] = {"bundle": str(bundle), "ok": False, "online": None}
+    fields: dict[str, Any] = {}
+    confirmed: bool | None = None
+    reason: str | None = None
     try:
         proof_bundle = unpack_bundle(content, circuit_infos())
         verify_bundle(proof_bundle, verify_proof)
-        result |= {"ok": True, "reason": None, **_bundle_fields(proof_bundle)}
+        fields = _bundle_fields(proof_bundle)
         if online:
             anyio.run(_verify_online, config, proof_bundle)
-            result["online"] = True
+            confirmed = True
     except ProofBundleError as error:
-        result |= {"ok": False, "reason": str(error)}
-    emit(result, emit_fields, json=json)
-    if not result["ok"]:
-        fail(f"rejected: {result['reason']}")
+        reason = str(error)
+    result = VerifiedBundle(bundle=str(bundle), ok=reason is None, reason=reason, online=confirmed)
+    emit({**to_json(result), **fields}, emit_fields, json=json)
+    if reason is not None:
+        fail(f"rejected: {reason}")
 
 
 def _create_search(

@@ -7,6 +7,7 @@ import stat
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -43,10 +44,13 @@ from helper.cli.operator_api import (
 )
 from helper.cli.queue import MOVED_TEXT, ROUND_CHARS
 from helper.clock import SystemClock
+from helper.core.json_records import fact
+from helper.observability.queue_snapshot import SOURCE, Source
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
 from helper.operations.svoted_format import MAX_FILE_BYTES, SvotedExport, encode_svoted_export, read_svoted_export
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.server import operator_parameters
+from helper.server.operator_json import ExportRecord
 from helper.server.operator_routes import MARK_STRUCT
 from helper.store.backup import (
     DATABASE_HEADER,
@@ -146,6 +150,27 @@ def encode_for_svoted(selection: ExportSelection) -> bytes:
     return encode_svoted_export(selection.shares, vote_end_time=end, exported_at=int(SystemClock().now()))
 
 
+@dataclass(frozen=True, slots=True)
+class UnexportedShares:
+    """Live shares that were not exported, by reason."""
+
+    damaged: int = fact("Shares whose rows are damaged.")
+    closed: int = fact("Shares whose round the chain has closed.")
+    moved: int = fact("Shares that an earlier export moved.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult(ExportRecord):
+    """`queue export`."""
+
+    source: Source | None = fact(SOURCE, optional=True)  # type: ignore[assignment] # absent from a dry run
+    output: str = fact("Path of the export file.")
+    shares: int = fact("Number of exported shares.")
+    left: UnexportedShares = fact("Number of live shares that were not exported, by reason.")
+    move: bool = fact("Whether the shares were moved (--move).")
+    bytes: int | None = fact("Size of the file in bytes.", optional=True)
+
+
 _NOT_EXPORTED_REASONS = {"damaged": "rows damaged", "closed": "round closed", "moved": MOVED_TEXT}
 _NOT_IMPORTED_REASONS = {
     "queued": "already queued here",
@@ -198,7 +223,7 @@ def export(
     selection = _select(api.database, filter_query, refs, database_encryption(config))
     number = len(selection.shares)
     skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
-    result = {"output": str(output), "shares": number, "left": skipped, "move": move, "dry_run": dry_run}
+    written: dict[str, Any] = {}
     _warn_of_partial_files(output.parent)
     if not number:
         print_not_exported(skipped)
@@ -211,7 +236,11 @@ def export(
         else:
             sealed = _encrypt_selection(selection, read_new_passphrase(passphrase_file))
         body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
-        result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
+        written = {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
+    left = UnexportedShares(**skipped)
+    result = ExportResult(
+        output=str(output), shares=number, left=left, move=move, **{"dry_run": dry_run, "source": None, **written}
+    )
     emit(result, print_exported, json=json)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,10 +13,47 @@ from typing import Annotated, Any, Final
 import typer
 
 from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail
+from helper.core.json_records import HEX_32, fact, to_json
 from helper.runtime.release_files import compare_installed, packages_directory, read_release
 
 SHOWN_FILES: Final = 10
 """Maximum number of files of each kind that the text output lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitVersion:
+    """A circuit."""
+
+    fingerprint: str = fact("Fingerprint of the verifying key, hex.", pattern=HEX_32)
+    crate: str = fact("Name and version of the published crate.")
+    k: int = fact("log2 of the number of rows.")
+    proof_bytes: int = fact("Size of a proof in bytes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledRelease:
+    """Comparison of the installed files with a release. Paths are relative to the directory of the packages."""
+
+    version: str = fact("Version of the release.")
+    commit: str = fact("Git commit from which the release was built.", pattern="^[0-9a-f]{40,64}$")
+    signer: str | None = fact("Principal whose key signed the release; null if the signature was not checked.")
+    matching: int = fact("Number of installed files that match.")
+    changed: Sequence[str] = fact("Installed files with different content.")
+    missing: Sequence[str] = fact("Files of the release that are not installed.")
+    unlisted: Sequence[str] = fact("Installed files that are not part of the release.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """`version`."""
+
+    version: str = fact("Version of the helper.")
+    circuits: Mapping[str, CircuitVersion] = fact(
+        "Circuits by name. Empty with --verify if the installed files differ."
+    )
+    python: str = fact("Python version.")
+    sqlite: str = fact("SQLite version.")
+    release: InstalledRelease | None = fact("Result of --verify; absent without it.", optional=True)
 
 
 def version(
@@ -52,42 +90,40 @@ def version(
     the signature was not checked. Native code is loaded only if the files match.
     """
     release = _verify(manifest, allowed_signers, config) if verify else None
-    is_equal = release is None or not any(release[kind] for kind in ("changed", "missing", "unlisted"))
-    versions = collect_versions(with_native_code=is_equal)
+    is_equal = release is None or not (release.changed or release.missing or release.unlisted)
+    versions = collect_versions(with_native_code=is_equal, release=release)
     if json:
-        emit_json(versions if release is None else {**versions, "release": release})
+        emit_json(versions)
     else:
         _print_versions(versions)
         if release is not None:
             _print_release(release, is_equal=is_equal)
     if not is_equal:
         raise typer.Exit(ExitCode.FAILURE)
-    if release is not None and release["signer"] is None:
+    if release is not None and release.signer is None:
         raise typer.Exit(ExitCode.DEGRADED)
 
 
-def collect_versions(*, with_native_code: bool = True) -> dict[str, Any]:
+def collect_versions(*, with_native_code: bool = True, release: InstalledRelease | None = None) -> dict[str, Any]:
     """Collect the versions as plain JSON values. Without native code, `circuits` is empty."""
-    circuits: dict[str, Any] = {}
+    circuits: dict[str, CircuitVersion] = {}
     if with_native_code:
         # Imported here, because a changed file must not run before it is reported.
         from helper.circuits.known_circuits import circuit_infos  # noqa: PLC0415
 
         circuits = {
-            name: {
-                "fingerprint": info.fingerprint,
-                "crate": info.crate,
-                "k": info.k,
-                "proof_bytes": info.proof_bytes,
-            }
+            name: CircuitVersion(fingerprint=info.fingerprint, crate=info.crate, k=info.k, proof_bytes=info.proof_bytes)
             for name, info in circuit_infos().items()
         }
-    return {
-        "version": package_version(),
-        "circuits": circuits,
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-    }
+    return to_json(
+        Versions(
+            version=package_version(),
+            circuits=circuits,
+            python=platform.python_version(),
+            sqlite=sqlite3.sqlite_version,
+            release=release,
+        )
+    )
 
 
 def package_version() -> str:
@@ -98,8 +134,8 @@ def package_version() -> str:
         return "unknown"
 
 
-def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | None) -> dict[str, Any]:
-    """Compare the installed files with a release. Returns the result as plain JSON values.
+def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | None) -> InstalledRelease:
+    """Compare the installed files with a release.
 
     Raises:
         ReleaseError: the list of files could not be verified.
@@ -115,15 +151,15 @@ def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | 
         fail("--verify requires --manifest or [prover] release_manifest", ExitCode.USAGE)
     release = read_release(manifest, allowed_signers)
     files = compare_installed(release, packages_directory())
-    return {
-        "version": release.version,
-        "commit": release.commit,
-        "signer": release.signer,
-        "matching": files.matching,
-        "changed": list(files.changed),
-        "missing": list(files.missing),
-        "unlisted": list(files.unlisted),
-    }
+    return InstalledRelease(
+        version=release.version,
+        commit=release.commit,
+        signer=release.signer,
+        matching=files.matching,
+        changed=files.changed,
+        missing=files.missing,
+        unlisted=files.unlisted,
+    )
 
 
 def _print_versions(versions: Mapping[str, Any]) -> None:
@@ -133,15 +169,15 @@ def _print_versions(versions: Mapping[str, Any]) -> None:
     typer.echo(f"python {versions['python']}, sqlite {versions['sqlite']}")
 
 
-def _print_release(release: Mapping[str, Any], *, is_equal: bool) -> None:
-    signature = f"signed by {release['signer']}" if release["signer"] else "signature not checked"
-    typer.echo(f"release {release['version']}, commit {release['commit'][:12]}, {signature}")
-    typer.echo(f"{release['matching']} files match")
-    for kind in ("changed", "missing", "unlisted"):
-        _print_files(kind, release[kind])
+def _print_release(release: InstalledRelease, *, is_equal: bool) -> None:
+    signature = f"signed by {release.signer}" if release.signer else "signature not checked"
+    typer.echo(f"release {release.version}, commit {release.commit[:12]}, {signature}")
+    typer.echo(f"{release.matching} files match")
+    for kind, files in (("changed", release.changed), ("missing", release.missing), ("unlisted", release.unlisted)):
+        _print_files(kind, files)
     if not is_equal:
         typer.echo("the installed files are not those of the release: install its wheel again")
-    elif not release["signer"]:
+    elif not release.signer:
         typer.echo("the signature was not checked: specify --allowed-signers or [prover] allowed_signers")
 
 

@@ -14,7 +14,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.core.refusals import PauseReason
-from helper.observability.error_log import RecurringErrorLog
+from helper.observability.log_config import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.reveal.sender import Sender
 

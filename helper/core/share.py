@@ -1,7 +1,8 @@
-"""Share, share key, share states and the table of legal transitions. Pure.
+"""Share and its fields, share key, share states and the table of legal transitions. Pure.
 
-`Share` is a parsed payload: raw bytes and integers. `ShareKey` identifies a share: two payloads with the same key are
-the same share. The store, the schema and `docs/state_machine.md` are tested against `TRANSITIONS`.
+`Share` is a parsed payload: raw bytes and integers. Its annotations are the one table of its fields: the description of
+the API, error texts, JSON, rows and exports are derived from it. `ShareKey` identifies a share: two payloads with the
+same key are the same share. The store, the schema and `docs/state_machine.md` are tested against `TRANSITIONS`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+from helper.core.share_fields import (
+    ArrayField,
+    Base64Field,
+    HexField,
+    IntegerField,
+    ObjectField,
+    list_fields,
+    nest_fields,
+)
 
 SHARE_COUNT: Final = 16
 """Number of shares of a vote; `share_index` is less than this."""
 MAX_TREE_POSITION: Final = 2**24 - 1
 """The last leaf of a tree of depth 24."""
+_INDEX: Final = IntegerField("Which of the vote's shares this is.", 0, SHARE_COUNT - 1, default=0)
+_POINT: Final = Base64Field("A compressed Pallas point, not the identity.")
 
 _KEY = struct.Struct(">32sBIQ")
 
@@ -84,35 +97,53 @@ class InvalidChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share as posted by a wallet. Its repr omits the witness, so that no secret reaches a log.
+    """A share as posted by a wallet.
+
+    The fields that a wallet posts have a type and, if it differs, a name in JSON. They are validated in this order. The
+    repr omits the witness, so that no secret reaches a log.
 
     Attributes:
-        round_id: 32 bytes.
-        share_index: 0 to 15.
-        proposal_id: 1 or more.
-        vote_decision: option index of the proposal; 0 if shares of this kind hide it.
-        tree_position: leaf index of the vote commitment, below 2^24.
-        submit_at: Unix second before which no data of the share leaves the machine; 0 means immediately.
-        shares_hash: 32 bytes, Poseidon of the 16 commitments.
-        share_comms: 512 bytes, the 16 commitments in order.
-        primary_blind: 32 bytes, opens the commitment of this share.
-        c1: 32 bytes, compressed point: first half of the share's only or first ciphertext.
-        c2: 32 bytes, compressed point: second half of it.
         kind: selects the circuit generations that prove the share (`helper.circuits`); "" for k10 and k11.
         extra: all other fields of shares of this kind, encoded by their generation; empty for k10 and k11.
     """
 
-    round_id: bytes
-    share_index: int
-    proposal_id: int
-    vote_decision: int
-    tree_position: int = field(repr=False)
-    submit_at: int
-    shares_hash: bytes = field(repr=False)
-    share_comms: bytes = field(repr=False)
-    primary_blind: bytes = field(repr=False)
-    c1: bytes = field(repr=False)
-    c2: bytes = field(repr=False)
+    share_index: Annotated[int, _INDEX, "enc_share.share_index"]
+    c1: Annotated[bytes, _POINT, "enc_share.c1"] = field(repr=False)
+    c2: Annotated[bytes, _POINT, "enc_share.c2"] = field(repr=False)
+    round_id: Annotated[
+        bytes,
+        HexField("The voting round: a canonical Pallas base field element.", allows_upper_case=True),
+        "vote_round_id",
+    ]
+    proposal_id: Annotated[int, IntegerField("A proposal of the round.", 1, 50)]
+    vote_decision: Annotated[int, IntegerField("The index of one of the proposal's options.", 0, 7)]
+    tree_position: Annotated[
+        int,
+        IntegerField("The index of the vote commitment's leaf in the round's commitment tree.", 0, MAX_TREE_POSITION),
+    ] = field(repr=False)
+    submit_at: Annotated[
+        int,
+        IntegerField(
+            "The Unix time in seconds at which to reveal the share; 0, a time in the past or no value means "
+            "immediately. At most the round's vote_end_time; a share for exactly that time is accepted, but the chain "
+            "counts it only if the end is postponed.",
+            0,
+            2**63 - 1,
+            default=0,
+        ),
+    ]
+    shares_hash: Annotated[
+        bytes, Base64Field("Poseidon hash of share_comms: a canonical Pallas base field element.")
+    ] = field(repr=False)
+    share_comms: Annotated[
+        bytes,
+        ArrayField(
+            "The commitments to the vote's shares.", SHARE_COUNT, Base64Field("A canonical Pallas base field element.")
+        ),
+    ] = field(repr=False)
+    primary_blind: Annotated[
+        bytes, Base64Field("The blind of this share's commitment: a canonical Pallas base field element.")
+    ] = field(repr=False)
     kind: str = ""
     extra: bytes = field(default=b"", repr=False)
 
@@ -129,3 +160,40 @@ class Share:
     def key(self) -> ShareKey:
         """The identity of the share."""
         return ShareKey(self.round_id, self.share_index, self.proposal_id, self.tree_position)
+
+
+SHARE_FIELDS: Final = list_fields(Share)
+"""The fields that a wallet posts, in the order in which they are validated."""
+SHARE_JSON: Final = ObjectField(
+    "One share of a vote. Unknown fields are ignored.",
+    nest_fields(SHARE_FIELDS, {"enc_share": "The share, encrypted with ElGamal over Pallas."}),
+    kind="a JSON object",
+)
+"""The payload of `POST /shares`."""
+
+
+def share_to_payload(share: Share) -> dict[str, Any]:
+    """Return the fields of a share as a wallet sends them."""
+    payload: dict[str, Any] = {}
+    for name, json_name, kind in SHARE_FIELDS:
+        *outer, key = json_name.split(".")
+        holder = payload.setdefault(outer[0], {}) if outer else payload
+        holder[key] = kind.encode(getattr(share, name))
+    return payload
+
+
+def share_from_payload(payload: Mapping[str, Any]) -> Share:
+    """Return the share of a payload, without the checks that only native code makes: ranges, points and hashes.
+
+    Raises:
+        ValueError: a field is missing or malformed. The error does not quote its value.
+    """
+    values: dict[str, Any] = {}
+    for name, json_name, kind in SHARE_FIELDS:
+        *outer, key = json_name.split(".")
+        holder = payload.get(outer[0]) if outer else payload
+        try:
+            values[name] = kind.decode(None if holder is None else holder.get(key))
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"{json_name} is missing or invalid") from None
+    return Share(**values)

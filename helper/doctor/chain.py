@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from helper.chain.chain_data import find_same_nodes
+from helper.chain.node import HeadLimits
 from helper.chain.node_http import SLOW_CALL_SECONDS
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
+from helper.config.sections import Config
 from helper.doctor.result import CheckResult, Level, fail, ok, warn
 from helper.errors import ChainError, ConfigError
 
@@ -61,6 +63,21 @@ class NodeReport:
 async def query_nodes(nodes: Sequence[tuple[str, str]], clock: Clock) -> list[NodeReport]:
     """Query all nodes (REST and RPC URL, "" for none) concurrently. Never raises for node errors."""
     return list(await asyncio.gather(*(_query_node(rest, rpc, clock) for rest, rpc in nodes)))
+
+
+async def check_nodes(config: Config, clock: Clock, chain_id: str | None = None) -> NodeResults:
+    """Query all configured nodes, and evaluate them and this machine's clock.
+
+    Args:
+        config: the settings.
+        clock: this machine's clock.
+        chain_id: the chain id if none is configured; None for that of the first node.
+    """
+    nodes, limits = await query_nodes(config.chain_nodes, clock), config.chain
+    now, ages = clock.now(), HeadLimits(limits.stale_seconds, limits.clock_skew_seconds)
+    results = evaluate_nodes(nodes, NodeCriteria(limits.chain_id or chain_id, now, ages))
+    results.findings.append(evaluate_clock(results.same_chain, now, limit=ages.clock_skew))
+    return results
 
 
 async def query_authority_keys(nodes: Sequence[tuple[str, str]]) -> dict[bytes, bytes]:
@@ -157,14 +174,12 @@ class NodeCriteria:
     Attributes:
         chain_id: the chain id; if None, that of the first node is used.
         now: our clock, Unix seconds.
-        stale_after: age in seconds from which a newest block is stale.
-        clock_skew: seconds a newest block time may be ahead of our clock.
+        limits: the limits of the newest block's age, as of the node pool.
     """
 
     chain_id: str | None
     now: float
-    stale_after: float
-    clock_skew: float
+    limits: HeadLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +227,12 @@ def _find_problem(node: NodeReport, chain_id: str | None, criteria: NodeCriteria
     if node.syncing:
         return "the node is catching up", "Wait until it has caught up; the helper does not use it until then."
     age = criteria.now - node.block_time
-    if age > criteria.stale_after:
-        return (
-            f"newest block is {age:.0f} s old",
-            "Check whether only the node or the entire chain has stopped, or this machine's clock is ahead.",
-        )
-    if age < -criteria.clock_skew:
-        return f"newest block is {-age:.0f} s ahead of our clock", "Correct this machine's clock: run an NTP service."
-    return None
+    reason = criteria.limits.exceeded_reason(age)
+    if reason is None:
+        return None
+    if age < 0:
+        return reason, "Correct this machine's clock: run an NTP service."
+    return reason, "Check whether only the node or the entire chain has stopped, or this machine's clock is ahead."
 
 
 def _evaluate_node(

@@ -23,12 +23,9 @@ from helper.clock import Clock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing
 from helper.core.load_forecast import ProofRate
-from helper.doctor import backlog, chain, database, disk, machine, onion, page, proving
-from helper.doctor import daemon as daemons
-from helper.doctor import settings as configuration
-from helper.doctor.daemon import DaemonReport
+from helper.doctor import chain, database, machine, proving, publication, running_helper
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.doctor.voting_config import DOCUMENT_SECONDS, check_voting_config
+from helper.doctor.running_helper import DaemonReport
 from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot
 from helper.runtime.process_security import get_process_limits, harden_process
@@ -74,7 +71,7 @@ async def run_doctor(
         clock: source of the time.
         skip_proof: skip the self-test proof.
     """
-    doctor = _Doctor(configuration.read_settings(config_file, env), clock, skip_proof=skip_proof)
+    doctor = _Doctor(publication.read_settings(config_file, env), clock, skip_proof=skip_proof)
     findings = await doctor.run_all()
     return Report(tuple(findings), clock.monotonic() - doctor.started_at, doctor.has_hung_checks)
 
@@ -82,7 +79,7 @@ async def run_doctor(
 class _Doctor:
     """One run of all checks. Later checks use results of earlier ones."""
 
-    def __init__(self, settings: configuration.DoctorSettings, clock: Clock, *, skip_proof: bool) -> None:
+    def __init__(self, settings: publication.DoctorSettings, clock: Clock, *, skip_proof: bool) -> None:
         self.settings = settings
         self.config: Config = settings.config
         self.clock = clock
@@ -169,10 +166,10 @@ class _Doctor:
     # ---------------------------------------------------------------- the checks
 
     async def _check_helper(self) -> list[CheckResult]:
-        self.daemon = await self._call_in_thread(lambda: daemons.query_daemon(self.config.socket_path))
+        self.daemon = await self._call_in_thread(lambda: running_helper.query_daemon(self.config.socket_path))
         shared = bool(self.config.store.url)
-        results = daemons.evaluate_daemon(self.daemon, self.config.socket_path, shares_database=shared)
-        return [*results, *daemons.evaluate_sender(self.daemon), *daemons.evaluate_archive(self.daemon)]
+        results = running_helper.evaluate_daemon(self.daemon, self.config.socket_path, shares_database=shared)
+        return [*results, *running_helper.evaluate_sender(self.daemon), *running_helper.evaluate_archive(self.daemon)]
 
     async def _check_database(self) -> list[CheckResult]:
         config, path = self.config, self.config.db_path
@@ -191,7 +188,7 @@ class _Doctor:
                 )
             finding = self.file_report.finding
         queue = self._queue
-        return [finding, *([] if queue is None else daemons.evaluate_failures(queue))]
+        return [finding, *([] if queue is None else running_helper.evaluate_failures(queue))]
 
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path
@@ -221,28 +218,19 @@ class _Doctor:
     def _check_disk(self) -> list[CheckResult]:
         directory = self.config.db_path.resolve().parent
         try:
-            measured = disk.measure_disk(directory, self.clock)
+            measured = database.measure_disk(directory, self.clock)
         except OSError as error:
             advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
             return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
-        return disk.evaluate_disk(
+        return database.evaluate_disk(
             directory, measured, find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
         )
 
     async def _check_nodes(self) -> list[CheckResult]:
         if not self.settings.is_readable:
             return [warn("nodes", "not checked: the settings cannot be read", "Fix the settings first.")]
-        nodes = await chain.query_nodes(self.config.chain_nodes, self.clock)
-        limits, now = self.config.chain, self.clock.now()
-        expected = chain.NodeCriteria(
-            chain_id=limits.chain_id or self.daemon.service.chain_id,
-            now=now,
-            stale_after=limits.stale_seconds,
-            clock_skew=limits.clock_skew_seconds,
-        )
-        self.node_results = chain.evaluate_nodes(nodes, expected)
-        clock = chain.evaluate_clock(self.node_results.same_chain, now, limit=limits.clock_skew_seconds)
-        return [*self.node_results.findings, clock]
+        self.node_results = await chain.check_nodes(self.config, self.clock, self.daemon.service.chain_id)
+        return self.node_results.findings
 
     async def _check_prover(self) -> list[CheckResult]:
         measured = proving.evaluate_recorded_proofs(self.daemon.service)
@@ -256,17 +244,17 @@ class _Doctor:
         return [*results, proving.evaluate_proof(self.self_test, name, slots)]
 
     def _check_tokens(self) -> list[CheckResult]:
-        return configuration.evaluate_tokens(self.config.helper.api_token, self.config.operator.token)
+        return publication.evaluate_tokens(self.config.helper.api_token, self.config.operator.token)
 
     def _check_publication(self) -> list[CheckResult]:
-        return [configuration.evaluate_publication(self.config)]
+        return [publication.evaluate_publication(self.config)]
 
     async def _check_voting_config(self) -> list[CheckResult]:
         settings = self.config.admin
         if settings.disable or not settings.config_url or not self.settings.is_readable:
             return []
-        fetcher = ConfigFetcher(settings.config_url, timeout=DOCUMENT_SECONDS)
-        return await check_voting_config(
+        fetcher = ConfigFetcher(settings.config_url, timeout=publication.DOCUMENT_SECONDS)
+        return await publication.check_voting_config(
             fetcher, settings.public_url, lambda: chain.query_authority_keys(self.config.chain_nodes)
         )
 
@@ -305,13 +293,14 @@ class _Doctor:
         return results
 
     async def _check_onion_service(self) -> list[CheckResult]:
-        server, seconds = self.config.server, min(onion.ONION_SECONDS, self._seconds_left() - _MARGIN_SECONDS)
-        return [await onion.check_onion_service(server.onion_address, server.tor_socks, self.clock, seconds=seconds)]
+        address, proxy = self.config.server.onion_address, self.config.server.tor_socks
+        seconds = min(publication.ONION_SECONDS, self._seconds_left() - _MARGIN_SECONDS)
+        return [await publication.check_onion_service(address, proxy, self.clock, seconds=seconds)]
 
     def _check_page(self) -> list[CheckResult]:
         ui = self.config.ui
         directory = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE_DIR
-        return [page.check_page(directory, enabled=ui.enable)]
+        return [publication.check_page(directory, enabled=ui.enable)]
 
     # ---------------------------------------------------------------- checks that use results of others
 
@@ -338,7 +327,7 @@ class _Doctor:
         rate = ProofRate(self._seconds_per_proof(), self.config.proof_slots)
         if blocks:
             rate = replace(rate, block_seconds=max(blocks))
-        return backlog.evaluate_backlog(queue, rate, self.clock.now())
+        return running_helper.evaluate_backlog(queue, rate, self.clock.now())
 
     def _seconds_per_proof(self) -> float | None:
         """Median time of the helper's proofs; else of our self-test; else of the helper's self-test."""

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from helper.core.share import Share
+from helper.core.share import SHARE_FIELDS, Share
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.payload import SMALL_BODY_BYTES, PayloadError, invalid_share
 from proofs import InvalidShare, ProofsError, ReadShare
@@ -39,6 +39,7 @@ CONCURRENT_BATCHES: Final = max(1, min(2, (os.cpu_count() or 1) // 2))
 
 More calls would also make the batches smaller, and each costs the event loop two thread switches.
 """
+_POSTED: Final = tuple(field.name for field in SHARE_FIELDS)
 
 
 class Checks(Protocol):
@@ -80,19 +81,7 @@ def checked_share(result: Result) -> CheckedShare:
         raise result
     if isinstance(result, CheckedShare):
         return result
-    share = Share(
-        round_id=result.round_id,
-        share_index=result.share_index,
-        proposal_id=result.proposal_id,
-        vote_decision=result.vote_decision,
-        tree_position=result.tree_position,
-        submit_at=result.submit_at,
-        shares_hash=result.shares_hash,
-        share_comms=result.share_comms,
-        primary_blind=result.primary_blind,
-        c1=result.c1,
-        c2=result.c2,
-    )
+    share = Share(**{name: getattr(result, name) for name in _POSTED})
     return CheckedShare(share, result.vote_commitment, result.nullifier)
 
 

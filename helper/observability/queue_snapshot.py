@@ -6,20 +6,30 @@ gets `QueueStats`. Only the references of damaged rows concern single shares.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import structlog
+
 from helper.chain.chain_data import ENDED_STATUSES, Round
+from helper.core.json_records import HEX_32, fact
 from helper.core.load_forecast import DrainResult, ProofRate, forecast_work, simulate_drain
 from helper.core.share import ShareState
-from helper.observability.service_state import ServiceState, TimingSummary, fact
+from helper.errors import HelperError
+from helper.observability.service_state import ServiceState, StatusSource, TimingSummary
 from helper.store.models import MINUTES_AHEAD, DueForecast, FailureGroup, QueueFilter, StoredRound
 
 if TYPE_CHECKING:  # commands import this module, and do not need the database
+    from helper.chain.round_registry import RoundRegistry
+    from helper.clock import Clock
     from helper.store.queue_reader import QueueReader
+    from helper.store.store import Store
+
+log = structlog.get_logger("helper.observability")
 
 Source = Literal["daemon", "file"]
 SOURCE: Final = "Source of the data: the running helper or the database file."
@@ -27,6 +37,10 @@ SOURCE: Final = "Source of the data: the running helper or the database file."
 
 MAX_FAILURE_GROUPS: Final = 100
 """Maximum number of failure groups of `queue stats` and `queue list`."""
+MAX_SHOWN_FAILURES: Final = 20
+"""Maximum number of failure groups on the page."""
+STORE_TIMEOUT_SECONDS: Final = 2.0
+"""Timeout in seconds for reads of the store, so that a scrape succeeds even if the disk hangs."""
 _DAY_SECONDS: Final = 86_400
 
 
@@ -337,7 +351,7 @@ class RoundOverview:
     that is left if the shares cannot be proven before the end. None while the time of a proof is not known.
     """
 
-    round_id: str = fact("Round id, hex.")
+    round_id: str = fact("Round id, hex.", pattern=HEX_32)
     vote_end_time: int = fact("End of the round in Unix seconds.")
     status: int = fact("Status of the round on the chain.")
     waiting: int = fact("Number of shares waiting for their due time.")
@@ -440,3 +454,67 @@ def stats_json(queue: QueueSnapshot, *, source: Source, service: ServiceState | 
         failed_before=queue.purged,
     )
     return asdict(stats) | ({} if service is None else {"service": service.to_json()})
+
+
+# ---------------------------------------------------------------- of a running helper
+
+
+class QueueObserver:
+    """Reads queue and service of a running helper.
+
+    Args:
+        store: the queue.
+        round_registry: the known rounds.
+        read_status: returns the state of the running service.
+        clock: the time.
+    """
+
+    def __init__(self, store: Store, round_registry: RoundRegistry, read_status: StatusSource, *, clock: Clock) -> None:
+        self._store = store
+        self._round_registry = round_registry
+        self._read_status = read_status
+        self._clock = clock
+
+    async def read_overview(self) -> Overview:
+        """Return what page and `queue watch` show.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        queue = await read_snapshot(
+            self._store,
+            self._round_registry.all_rounds(),
+            now=self._clock.now(),
+            max_failures=MAX_SHOWN_FAILURES,
+            for_overview=True,
+        )
+        return build_overview(queue, self._read_status())
+
+    async def read_helper(self) -> HelperSnapshot:
+        """Return what `doctor` checks.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        return HelperSnapshot(service=self._read_status(), queue=await self._read_queue(with_retries=True))
+
+    async def read_for_scrape(self) -> HelperSnapshot:
+        """Return what the metrics show, without the queue if the store cannot be read."""
+        queue = None
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+                queue = await self._read_queue()
+        except (HelperError, TimeoutError) as error:
+            log.warning("metrics_store_read_failed", error=str(error) or "timed out")
+        return HelperSnapshot(service=self._read_status(), queue=queue)
+
+    async def _read_queue(self, *, with_retries: bool = False) -> QueueSnapshot:
+        rounds, now = self._round_registry.all_rounds(), self._clock.now()
+        snapshot = await read_snapshot(self._store, rounds, now=now, with_retries=with_retries)
+        due_ms = await self._store.next_due_ms([known.round_id for known in rounds])
+        return replace(
+            snapshot,
+            oldest_due_seconds=0.0 if due_ms is None else max(0.0, now - due_ms / 1000),
+            wal_bytes=self._store.wal_bytes,
+            erasure_pending_seconds=self._store.erasure_pending_seconds,
+        )

@@ -23,7 +23,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.errors import ChainError, StoreError
-from helper.observability.error_log import RecurringErrorLog
+from helper.observability.log_config import RecurringErrorLog
 from helper.store.models import DueBucket
 from helper.store.store import Store
 

@@ -7,23 +7,12 @@ parses the JSON into the same class. A field that another version does not repor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from helper.core.json_records import fact
 from helper.observability.readiness_text import Check
 from helper.runtime.process_security import ProcessLimits
-
-
-def fact(description: str, *, metric: str = "", **default: Any) -> Any:
-    """Create a field of a state.
-
-    Args:
-        description: what the value is, in JSON schemas and as help text of the metric.
-        metric: name of a gauge with this value or the length of this sequence, or of the histogram of this timing; ""
-            for none.
-        default: `default` or `default_factory`, as of `dataclasses.field`.
-    """
-    return field(metadata={"description": description, "metric": metric}, **default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

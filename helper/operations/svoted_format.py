@@ -9,7 +9,7 @@ imported like those of this helper's own exports.
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
@@ -18,9 +18,8 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.core.share import Share, ShareState
+from helper.core.share import Share, ShareState, share_from_payload, share_to_payload
 from helper.errors import ExportFileError
-from helper.ingest.payload import share_to_payload
 from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
 from helper.store.action_models import ExportedReveal, ExportedShare
 from helper.store.models import PreparedReveal
@@ -58,12 +57,6 @@ class _LenientModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, hide_input_in_errors=True)
 
 
-class _EncryptedShare(_LenientModel):
-    c1: _Bytes32
-    c2: _Bytes32
-    share_index: _Integer
-
-
 class _Reveal(_LenientModel):
     share_nullifier: _Bytes32
     enc_share: Annotated[_Bytes, Field(min_length=64, max_length=64)]
@@ -88,16 +81,9 @@ class _RowState(_LenientModel):
 
 
 class _Row(_RowState):
-    """A share whose witness is not erased."""
+    """A share whose witness is not erased. Its other fields are those of a payload, except the round and the time."""
 
     share_index: _Integer
-    shares_hash: _Bytes32 = Field(repr=False)
-    proposal_id: _Integer
-    vote_decision: _Integer
-    enc_share: _EncryptedShare = Field(repr=False)
-    tree_position: _Integer
-    share_comms: Annotated[list[_Bytes32], Field(min_length=16, max_length=16)] = Field(repr=False)
-    primary_blind: _Bytes32 = Field(repr=False)
     attempts: Annotated[int, Field(ge=0, le=10_000)] = 0
     submit_at: _Integer
     original_submit_at: _Integer = 0
@@ -172,23 +158,12 @@ def _convert_row(content: Any, round_id: bytes, exported_at: int) -> bytes | Non
         if mark.state == _SUBMITTED:
             return None
         row = _Row.model_validate_json(text)
-    except ValidationError:
+        times = {"submit_at": row.original_submit_at or row.submit_at}
+        share = share_from_payload({**content, "vote_round_id": round_id.hex(), **times})
+    except (ValidationError, ValueError):
         return INVALID_LINE
-    if row.enc_share.share_index != row.share_index:
+    if share.share_index != row.share_index:
         return INVALID_LINE
-    share = Share(
-        round_id=round_id,
-        share_index=row.share_index,
-        proposal_id=row.proposal_id,
-        vote_decision=row.vote_decision,
-        tree_position=row.tree_position,
-        submit_at=row.original_submit_at or row.submit_at,
-        shares_hash=row.shares_hash,
-        share_comms=b"".join(row.share_comms),
-        primary_blind=row.primary_blind,
-        c1=row.enc_share.c1,
-        c2=row.enc_share.c2,
-    )
     failed = row.state == _FAILED
     pending = None if failed else _read_pending(row.pending_broadcast, share)
     state = ShareState.BROADCAST if pending is not None else ShareState.RECEIVED
@@ -265,15 +240,10 @@ def _create_row(exported: ExportedShare, vote_end_time: int) -> dict[str, Any]:
     share, failed = exported.share, exported.state is ShareState.FAILED
     received_at = exported.received_ms // 1000
     payload = share_to_payload(share)
+    del payload["vote_round_id"]
     row: dict[str, Any] = {
+        **payload,
         "share_index": share.share_index,
-        "shares_hash": b64encode(share.shares_hash).decode(),
-        "proposal_id": share.proposal_id,
-        "vote_decision": share.vote_decision,
-        "enc_share": payload["enc_share"],
-        "tree_position": share.tree_position,
-        "share_comms": payload["share_comms"],
-        "primary_blind": payload["primary_blind"],
         "state": _FAILED if failed else _RECEIVED,
         "attempts": exported.attempts,
         "vote_end_time": vote_end_time,

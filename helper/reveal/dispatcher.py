@@ -26,7 +26,7 @@ from helper.core.dispatch_order import (
     retry_delay,
 )
 from helper.core.refusals import PauseCause, PauseReason
-from helper.observability.error_log import RecurringErrorLog, log_error
+from helper.observability.log_config import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS
 from helper.reveal.revealer import ProofTimes, Revealer

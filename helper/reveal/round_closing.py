@@ -12,7 +12,7 @@ from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.lease import Lease
 from helper.lease.sender_lease import LocalLease
-from helper.observability.error_log import RecurringErrorLog
+from helper.observability.log_config import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.store.models import StoredRound
 from helper.store.store import Store

@@ -34,7 +34,7 @@ from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
 from helper.lease import Lease
 from helper.lease.sender_lease import LocalLease
-from helper.observability.error_log import log_error
+from helper.observability.log_config import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS, CircuitChoice

@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from helper.core.refusals import retry_after_of
-from helper.ingest.payload import ErrorResponse, Field, IngressReceipt, NoRouteResponse, ObjectField
+from helper.core.share_fields import Field, ObjectField
+from helper.ingest.payload import ErrorResponse, IngressReceipt, NoRouteResponse
 from helper.server.middleware import TOKEN_HEADER, has_bare_error
 
 COMMON_ERROR_STATUSES: Final = (400, 429, 431, 500, 503)

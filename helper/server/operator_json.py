@@ -6,15 +6,15 @@ Each record is a class of its own, so that a new column is not shown unintention
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from helper.chain.chain_data import RoundStatus
+from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
 from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
-from helper.observability.service_state import fact
-from helper.store.action_models import Action
+from helper.store.action_models import Action, ImportResult
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
     FailureGroup,
@@ -89,7 +89,9 @@ class ShareList:
 
     source: Source = fact(SOURCE)
     shares: Sequence[ShareRow] = fact("Matching shares in order of due time, up to the limit.")
-    failed: Sequence[FailedShares] = fact("With --state failed: failures by stage and reason, latest first.")
+    failed: Sequence[FailedShares] | None = fact(
+        "With --state failed: failures by stage and reason, latest first.", optional=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class HistoryRow:
 class TransactionRow:
     """A stored transaction."""
 
-    hash: str = fact("Transaction hash, hex.")
+    hash: str = fact("Transaction hash, hex.", pattern=TX_HASH)
     anchor_height: int = fact("Height of the tree root that the proof was made against.")
     circuit: str = fact("Circuit of the proof.")
     sends: int = fact("Number of sends started.")
@@ -138,7 +140,7 @@ class ShareStory(ShareRow):
 class RoundRow:
     """A round and its shares."""
 
-    round: str = fact("Round id, hex.")
+    round: str = fact("Round id, hex.", pattern=HEX_32)
     status: str = fact("Status on the chain: pending, active, tallying or finalized.")
     ends: int = fact("End of the round in Unix seconds.")
     left: float = fact("Seconds until the end; 0 after it.")
@@ -162,15 +164,135 @@ class RoundList:
     rounds: Sequence[RoundRow] = fact("Rounds in order of their end, latest first.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRow:
+    """An operator action."""
+
+    id: int = fact("Sequence number, in order of time.", ge=1)
+    at: float = fact("Start time in Unix seconds.")
+    ended: float | None = fact("End time in Unix seconds; null if the action was interrupted or is in progress.")
+    uid: int = fact("User id, as reported by the kernel.")
+    who: str = fact("User name.")
+    way: str = fact("`socket`: the running helper performed it. `file`: the command performed it on the database.")
+    what: str = fact("Type of the action: retry, export, move, import, purge or rescan.")
+    wanted: Mapping[str, Any] = fact(
+        "Arguments of the action. `named` is the number of shares given; their references are not recorded."
+    )
+    outcome: Mapping[str, Any] | None = fact("Counters, and the error if there was one.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionList:
+    """`queue audit`."""
+
+    source: Source = fact(SOURCE)
+    actions: Sequence[ActionRow] = fact("Operator actions, latest first.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescanState:
+    """`chain rescan`."""
+
+    source: Source = fact(SOURCE)
+    first: int | None = fact(
+        "First block of the rescan; null if it has no blocks. It is not below the oldest stored round.",
+        serialization_alias="from",
+    )
+    last: int | None = fact("Last block of the rescan; null if it has no blocks.", serialization_alias="to")
+    blocks: int = fact("Number of blocks of the rescan.")
+    left: int = fact("Number of blocks that are not read yet.")
+    read: int = fact("Number of blocks read.")
+    pruned: int = fact("Number of blocks that could not be read, because every node has pruned them.")
+    added: int = fact("Number of nullifiers found that were not stored before.")
+    confirmed: int = fact("Number of this queue's shares that were confirmed by them.")
+    pruned_blocks: Sequence[tuple[int, int]] = fact("The pruned blocks, as pairs of first and last height.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionResult:
+    """Result of an action, or the expected result of a dry run."""
+
+    source: Source = fact(SOURCE)
+    dry_run: bool = fact("Whether --dry-run was used.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryResult(ActionResult):
+    """`queue retry`."""
+
+    retried: int = fact("Number of retried shares.")
+    closed: int = fact("Number of shares that remain failed because the chain has closed their round.")
+    moved: int = fact(
+        "Number of shares that remain failed because they were moved to another helper. `--stage moved` retries them."
+    )
+    not_failed: int = fact("Number of given shares that have not failed.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeResult(ActionResult):
+    """`queue purge`."""
+
+    received: int = fact("Number of deleted shares in state received.")
+    witnessed: int = fact("Number of deleted shares in state witnessed.")
+    submitted: int = fact("Number of deleted shares in state submitted.")
+    failed: int = fact("Number of deleted shares in state failed.")
+    broadcast: int = fact("Number of deleted shares in state broadcast.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord(ActionResult):
+    """An export in the audit log."""
+
+    copied: int | None = fact(
+        "Without --move: number of exported shares, which also remain in this queue.", optional=True
+    )
+    moved: int | None = fact("With --move: number of shares that this machine no longer processes.", optional=True)
+    stayed: int | None = fact(
+        "With --move: number of exported shares that could not be moved and remain in this queue.", optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRow:
+    """A share that was not imported."""
+
+    number: int = fact("Position of the share in the file, from 1.", ge=1)
+    ref: str | None = fact("Reference of the share in this queue; null if it has none.")
+    round: str | None = fact("Round id, hex; null if the line cannot be parsed.")
+    reason: ImportResult = fact("Why the share was not imported.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportSummary(ActionResult):
+    """`queue import`."""
+
+    taken: int = fact("Number of imported shares.")
+    revived: int = fact(
+        "Part of `taken`: shares that an earlier export had moved from this queue, and that are queued again."
+    )
+    known: int = fact("Shares not imported because they are already live in this queue.")
+    queued: int = fact("Part of `known`: shares that are queued here.")
+    failed: int = fact("Part of `known`: shares that failed here and were not moved.")
+    damaged: int = fact("Part of `known`: shares whose rows here are damaged.")
+    conflict: int = fact("Part of `known`: shares that are live here with other content.")
+    spent: int = fact("Shares not imported because they are confirmed.")
+    closed: int = fact("Shares not imported because the chain has closed their round.")
+    unknown: int = fact("Shares not imported because their round is unknown here.")
+    invalid: int = fact("Shares not imported because they are invalid.")
+    left: Sequence[SkippedRow] = fact("The first 1,000 shares that were not imported, in file order.")
+    submitted: int | None = fact(
+        "With --from-svoted: rows of the file without a witness, because their shares are already revealed.",
+        optional=True,
+    )
+    deleted: bool | None = fact("With --from-svoted: whether the file was deleted.", optional=True)
+
+
 def list_json(
     entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailureGroup] | None = None
 ) -> dict[str, Any]:
     """`queue list`; `failed` are the failure groups, if failed shares were selected."""
-    groups = [FailedShares.of(group) for group in failed or ()]
-    listed = asdict(ShareList(source=source, shares=[ShareRow.of(entry) for entry in entries], failed=groups))
-    if failed is None:
-        del listed["failed"]
-    return listed
+    groups = None if failed is None else [FailedShares.of(group) for group in failed]
+    return to_json(ShareList(source=source, shares=[ShareRow.of(entry) for entry in entries], failed=groups))
 
 
 def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
@@ -189,7 +311,7 @@ def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, An
         ],
         transaction=_transaction(details),
     )
-    return asdict(story)
+    return to_json(story)
 
 
 def rounds_json(
@@ -217,28 +339,26 @@ def rounds_json(
         )
         for state in listed
     ]
-    return asdict(RoundList(source=source, now=round(now, 3), rounds=rows))
+    return to_json(RoundList(source=source, now=round(now, 3), rounds=rows))
 
 
 def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]:
     """`queue audit`: operator actions, the latest first; times in Unix seconds."""
-    return {
-        "source": source,
-        "actions": [
-            {
-                "id": action.id,
-                "at": _seconds(action.started_ms),
-                "ended": None if action.ended_ms is None else _seconds(action.ended_ms),
-                "uid": action.actor.uid,
-                "who": action.actor.name,
-                "way": action.actor.channel,
-                "what": action.name,
-                "wanted": action.parameters,
-                "outcome": action.outcome,
-            }
-            for action in actions
-        ],
-    }
+    rows = [
+        ActionRow(
+            id=action.id,
+            at=_seconds(action.started_ms),
+            ended=None if action.ended_ms is None else _seconds(action.ended_ms),
+            uid=action.actor.uid,
+            who=action.actor.name,
+            way=action.actor.channel,
+            what=action.name,
+            wanted=action.parameters,
+            outcome=action.outcome,
+        )
+        for action in actions
+    ]
+    return to_json(ActionList(source=source, actions=rows))
 
 
 def _next_attempt(details: ShareDetails) -> float | None:
@@ -273,15 +393,17 @@ def rescan_json(ledger: Ledger, rescan: Rescan, *, source: Source) -> dict[str, 
     """Return the state of a rescan of blocks."""
     blocks = max(0, rescan.last - rescan.first + 1)
     left, pruned = count_heights(find_unread(ledger, rescan.first, rescan.last)), count_heights(rescan.pruned)
-    return {
-        "source": source,
-        "from": rescan.first if blocks else None,
-        "to": rescan.last if blocks else None,
-        "blocks": blocks,
-        "left": left,
-        "read": blocks - left - pruned,
-        "pruned": pruned,
-        "added": rescan.added,
-        "confirmed": rescan.confirmed,
-        "pruned_blocks": [list(heights) for heights in rescan.pruned],
-    }
+    return to_json(
+        RescanState(
+            source=source,
+            first=rescan.first if blocks else None,
+            last=rescan.last if blocks else None,
+            blocks=blocks,
+            left=left,
+            read=blocks - left - pruned,
+            pruned=pruned,
+            added=rescan.added,
+            confirmed=rescan.confirmed,
+            pruned_blocks=[(heights[0], heights[1]) for heights in rescan.pruned],
+        )
+    )

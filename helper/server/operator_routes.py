@@ -19,12 +19,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from helper.core.json_records import to_json
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
 from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
-from helper.operations.operator_actions import OperatorActions, SkippedShare, split_lines
+from helper.operations.operator_actions import OperatorActions, split_lines
 from helper.server import operator_json, operator_parameters
 from helper.server.connection_io import PEER_KEY, Peer, user_name
 from helper.server.middleware import JsonResponse, internal_application
@@ -271,17 +272,19 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
         params, actor = await _read_json(request, RetryRequest), await identify_actor(request, source)
         selected = parsed(params.filter)
         counts = await operations.retry(actor, selected, params.refs, dry_run=params.dry_run)
-        return _result(counts, source, dry=params.dry_run)
+        return _result(operator_json.RetryResult, counts, source, dry_run=params.dry_run)
 
     async def export(request: Request) -> Response:
         params, actor = await _read_json(request, ExportRequest), await identify_actor(request, source)
         selected = parsed(params.filter)
         if params.marks is None:
-            return _result(await operations.record_export(actor, selected, params.named, params.shares), source)
+            counts = await operations.record_export(actor, selected, params.named, params.shares)
+            return _result(operator_json.ExportRecord, counts, source)
         if len(params.marks) % MARK_STRUCT.size:
             raise HTTPException(400, f"marks: must be a multiple of {MARK_STRUCT.size} bytes")
         marks = [(number, check) for number, check in MARK_STRUCT.iter_unpack(params.marks)]
-        return _result(await operations.move_shares(actor, selected, params.named, marks), source)
+        counts = await operations.move_shares(actor, selected, params.named, marks)
+        return _result(operator_json.ExportRecord, counts, source)
 
     async def import_shares(request: Request) -> Response:
         actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
@@ -292,14 +295,22 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
             async for _ in chunks:
                 pass  # a refused client still sends the rest of the body, and reads the response afterwards
             raise
-        return _result(
-            {**report.counts, "left": [_skipped_share_json(share) for share in report.skipped]}, source, dry=dry_run
-        )
+        left = [
+            operator_json.SkippedRow(
+                number=share.number,
+                ref=share.ref,
+                round=None if share.round_id is None else share.round_id.hex(),
+                reason=share.reason,
+            )
+            for share in report.skipped
+        ]
+        return _result(operator_json.ImportSummary, {**report.counts, "left": left}, source, dry_run=dry_run)
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
         round_id = parsed(operator_parameters.parse_round, request.path_params["round"])
-        return _result(await operations.purge(actor, round_id, dry_run=params.dry_run), source, dry=params.dry_run)
+        counts = await operations.purge(actor, round_id, dry_run=params.dry_run)
+        return _result(operator_json.PurgeResult, counts, source, dry_run=params.dry_run)
 
     async def rescan(request: Request) -> Response:
         params, actor = await _read_json(request, RescanRequest), await identify_actor(request, source)
@@ -324,18 +335,11 @@ async def identify_actor(request: Request, source: Source) -> Actor:
     return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
 
 
-def _result(facts: Mapping[str, Any], source: Source, *, dry: bool = False) -> Response:
+def _result(
+    kind: Callable[..., operator_json.ActionResult], facts: Mapping[str, Any], source: Source, *, dry_run: bool = False
+) -> Response:
     """The response with the result of an action, or with the expected result of a dry run."""
-    return JsonResponse({"source": source, "dry_run": dry, **facts})
-
-
-def _skipped_share_json(share: SkippedShare) -> dict[str, Any]:
-    return {
-        "number": share.number,
-        "ref": share.ref,
-        "round": None if share.round_id is None else share.round_id.hex(),
-        "reason": share.reason.value,
-    }
+    return JsonResponse(to_json(kind(source=source, dry_run=dry_run, **facts)))
 
 
 async def _read_json(request: Request, kind: type[Body]) -> Body:

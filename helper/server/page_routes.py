@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from helper.clock import Clock
 from helper.errors import ConfigError
-from helper.observability.queue_observer import QueueObserver
+from helper.observability.queue_snapshot import QueueObserver
 from helper.observability.status_feed import FeedEvent, StatusFeed
 from helper.server.client_limits import TokenBuckets
 from helper.server.middleware import JsonResponse, token_matches

@@ -17,10 +17,11 @@ from helper.chain.round_registry import RoundRegistry
 from helper.circuits.known_circuits import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, attempt_token, find_refusal
+from helper.core.share_fields import HexField
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
-from helper.ingest.payload import HexField, PayloadError
+from helper.ingest.payload import PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server.body_reader import HAS_LEFT_KEY, BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response, refusal_response
@@ -62,7 +63,7 @@ class WalletView:
         pending_status: HTTP status of share-status for a share that is not confirmed.
         pause_reason: why no share is accepted now, or None; the status is not ok while shares are refused with 503.
         count_outcome: counts the outcome of a POST: `post_` and one of
-            `helper.observability.metric_definitions.POST_OUTCOMES`.
+            `helper.observability.metrics.POST_OUTCOMES`.
     """
 
     admission: AdmissionController

@@ -4,7 +4,7 @@ All databases have the same columns and statements. The fields of a row that nob
 are sealed together in one column:
 
 column               contents
-`shares.witness`     `SEALED_FIELDS`
+`shares.witness`     the share as posted, the time of its arrival and its nullifier (`WITNESS_FORMATS`)
 `shares.tag`         a keyed hash of the nullifier, to find a share by it
 `reveals.message`    `tx_hash`, `message`
 `round_keys.mac_key` `mac_key`
@@ -15,85 +15,31 @@ the row check, a keyed hash of all fields before they are sealed: one that was m
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from helper.errors import StoreError
 from helper.store.null_cipher import DecryptionError, NullCipher
-from helper.store.table_rows import RevealRow, RoundKeyRow, Row, ShareRow
+from helper.store.table_rows import HASH_BYTES, RevealRow, RoundKeyRow, Row, ShareRow, read_times
 from helper.store.transaction import Params
 
 if TYPE_CHECKING:  # loading the cipher takes time, and most files have no key
     from helper.store.keyring import Keyring
 
-_HASH_BYTES: Final = 32
 _CACHED_ROUND_KEYS: Final = 64
 
-# Positions in a `ShareRow`, by name.
-_FIRST: Final = ShareRow._fields.index("share_index")
-_BYTES: Final = ShareRow._fields.index("shares_hash")
-_KIND: Final = ShareRow._fields.index("kind")
-_END: Final = ShareRow._fields.index("extra") + 1
-_NUMBERS: Final = struct.Struct(">BIBIqq")
-_PLAINTEXT: Final = struct.Struct(_NUMBERS.format + "32s512s32s32s32s32s")
-"""The fields from `share_index` to `nullifier`."""
-_TIMES: Final = struct.Struct(">qq")
-_TIMES_AT: Final = struct.calcsize(">BIBI")
-
-SEALED_FIELDS: Final = ShareRow._fields[_FIRST:_END]
-"""The fields of a share in `witness`, in the order of the plaintext.
-
-After `_PLAINTEXT` it has, unless both are empty, the length of `kind` in one byte, `kind` and `extra`.
-"""
-SHARE_COLUMNS: Final = (*ShareRow._fields[1:_FIRST], "tag", "witness", *ShareRow._fields[_END:])
+_WITNESS: Final = ShareRow._fields.index("witness")
+SHARE_COLUMNS: Final = (*ShareRow._fields[1:_WITNESS], "tag", *ShareRow._fields[_WITNESS:])
 """The columns of `shares`, in the order in which statements read and write them."""
 REVEAL_COLUMNS: Final = tuple(name for name in RevealRow._fields if name != "tx_hash")
 """The same for `reveals`."""
 
-_NULLIFIER: Final = SEALED_FIELDS.index("nullifier")
-_DAMAGED: Final = (-1,) * 6 + (b"",) * 6 + ("", b"")
-"""Values of `SEALED_FIELDS` with which no row passes its check."""
 _SHARE_WIDTH: Final = 1 + len(SHARE_COLUMNS)
 _SHARE_AND_REVEAL_WIDTH: Final = _SHARE_WIDTH + len(REVEAL_COLUMNS)
 _NO_REVEAL: Final = (None,) * len(RevealRow._fields)
 """The fields of a missing message in a LEFT JOIN."""
 
 EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
-
-
-def _encode_witness(row: ShareRow) -> bytes:
-    """Return the plaintext of the witness of a row. Runs for each accepted share.
-
-    Raises:
-        StoreError: a field has a wrong length or is out of range.
-    """
-    values: Row = row
-    kind = row.kind.encode()
-    try:
-        fixed = b"".join((_NUMBERS.pack(*values[_FIRST:_BYTES]), *values[_BYTES:_KIND]))
-        others = b"".join((bytes((len(kind),)), kind, row.extra)) if kind or row.extra else b""
-    except (struct.error, ValueError) as error:
-        raise _invalid_share(str(error)) from error
-    if len(fixed) != _PLAINTEXT.size:
-        raise _invalid_share("a field of the share has a wrong length")
-    return fixed + others
-
-
-def _invalid_share(reason: str) -> StoreError:
-    return StoreError(f"the schema rejected the change: {reason}", advice="This is a bug in the helper: report it.")
-
-
-def _decode_witness(plain: bytes) -> Row:
-    """Return `SEALED_FIELDS` of a plaintext; `_DAMAGED` if its length is wrong."""
-    if len(plain) == _PLAINTEXT.size:
-        return (*_PLAINTEXT.unpack(plain), "", b"")
-    if len(plain) < _PLAINTEXT.size:
-        return _DAMAGED
-    others = plain[_PLAINTEXT.size :]
-    kind_end = 1 + others[0]
-    return (*_PLAINTEXT.unpack_from(plain), others[1:kind_end].decode(errors="replace"), others[kind_end:])
 
 
 class RowEncryption:
@@ -164,7 +110,7 @@ class RowEncryption:
     def encrypt_share(self, row: ShareRow) -> Row:
         """Return the values of `SHARE_COLUMNS`."""
         tag = self._cipher.nullifier_tags(row.nullifier)[0]
-        return (*row[1:_FIRST], tag, self._cipher.encrypt(_encode_witness(row)), *row[_END:])
+        return (*row[1:_WITNESS], tag, self._cipher.encrypt(row.witness), *row[_WITNESS + 1 :])
 
     def encrypt_reveal(self, columns: Row) -> Row:
         """Return the values of `REVEAL_COLUMNS`."""
@@ -188,16 +134,14 @@ class RowEncryption:
             return b""
 
     def _decrypt_share(self, columns: Row) -> ShareRow:
-        tag, sealed = columns[_FIRST], columns[_FIRST + 1]
-        witness = _decode_witness(self._open(sealed))
+        tag, sealed, *others = columns[_WITNESS:]
+        row = ShareRow._make((*columns[:_WITNESS], self._open(sealed), *others))
         # The row check covers the nullifier, but not the tag, without which the share is not found by its nullifier.
-        if tag not in self._cipher.nullifier_tags(witness[_NULLIFIER]):
-            witness = _DAMAGED
-        return ShareRow._make((*columns[:_FIRST], *witness, *columns[_FIRST + 2 :]))
+        return row if tag in self._cipher.nullifier_tags(row.nullifier) else row._replace(witness=b"")
 
     def _hash_and_message(self, sealed: object) -> tuple[bytes, bytes]:
         plain = self._open(sealed)
-        return plain[:_HASH_BYTES], plain[_HASH_BYTES:]
+        return plain[:HASH_BYTES], plain[HASH_BYTES:]
 
     def _decrypt_reveal(self, columns: Row) -> Row:
         share_id, sealed, *others = columns
@@ -218,9 +162,7 @@ class RowEncryption:
     def _decrypt_listed_share(self, columns: Row) -> Row:
         """Replace the witness of a `ListedShare` with the times that it contains. Nothing else of it is decoded."""
         mac, round_id, state, sealed, *others = columns
-        plain = self._open(sealed)
-        times = _TIMES.unpack_from(plain, _TIMES_AT) if len(plain) >= _PLAINTEXT.size else (-1, -1)
-        return (mac, round_id, state, *times, *others)
+        return (mac, round_id, state, *read_times(self._open(sealed)), *others)
 
     def _reveal_facts(self, columns: Row) -> Row:
         """Replace the message with its transaction hash."""

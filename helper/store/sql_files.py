@@ -17,7 +17,7 @@ from typing import Final
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.table_rows import RoundRow
 
-FIRST_VERSION: Final = 10
+FIRST_VERSION: Final = 11
 """Schema version after the first migration. Lower ones were layouts of versions before the first release."""
 UPGRADE_BY_EXPORT: Final = (
     "Export its queue with the version that wrote it (`svote-helper queue export --move`), and import it into a new "

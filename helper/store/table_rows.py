@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hmac import compare_digest
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from helper.core.share import Share, ShareState
+from helper.core.share import SHARE_FIELDS, Share, ShareState
 from helper.core.text_forms import clean_text, format_time
-from helper.errors import StoreCorrupt, StoreMoved
+from helper.errors import StoreCorrupt, StoreError, StoreMoved
 from helper.store.action_models import MOVED
 from helper.store.models import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks
@@ -21,6 +23,7 @@ Row = tuple[Any, ...]
 Column = int | str | bytes | float | None
 """The value of a column."""
 
+HASH_BYTES: Final = 32
 MAX_NOTE_CHARS = 400
 MAX_STAGE_CHARS = 32
 
@@ -57,30 +60,73 @@ class RoundKeyRow(NamedTuple):
         return is_sound(key, self)
 
 
-class ShareRow(NamedTuple):
-    """A live share: its round id, then its fields in the order of the row check.
+_STORED: Final = [(field.name, field.type.row_format) for field in SHARE_FIELDS if field.name != "round_id"]
+_INTEGERS: Final = {name: width for name, width in _STORED if not width.endswith("s")}
+_BYTES: Final = {name: width for name, width in _STORED if width.endswith("s")}
+WITNESS_FORMATS: Final = {"received_ms": "q", **_INTEGERS, "nullifier": f"{HASH_BYTES}s", **_BYTES}
+"""The fields of the witness in `ShareRow`, in its order, and their formats as in `struct`.
 
-    `row_encryption.py` states which columns of `shares` contain them.
+After them it has, unless both are empty, the length of `kind` in one byte, `kind` and `extra`.
+"""
+_NUMBERS: Final = struct.Struct(">q" + "".join(_INTEGERS.values()))
+_WITNESS: Final = struct.Struct(">" + "".join(WITNESS_FORMATS.values()))
+_NULLIFIER: Final = slice(_NUMBERS.size, _NUMBERS.size + HASH_BYTES)
+_DECODED: Final = [*WITNESS_FORMATS, "round_id"]
+_SUBMIT_AT: Final = _DECODED.index("submit_at")
+_get_integers: Final = attrgetter(*_INTEGERS)
+_get_bytes: Final = attrgetter(*_BYTES)
+_select_posted: Final = itemgetter(*(_DECODED.index(field.name) for field in SHARE_FIELDS))
+
+
+def encode_witness(share: Share, nullifier: bytes, received_ms: int) -> bytes:
+    """Return the witness of a share. Runs for each accepted share.
+
+    Raises:
+        StoreError: a field has a wrong length or is out of range.
+    """
+    kind = share.kind.encode()
+    try:
+        numbers = _NUMBERS.pack(received_ms, *_get_integers(share))
+        others = b"".join((bytes((len(kind),)), kind, share.extra)) if kind or share.extra else b""
+    except (struct.error, ValueError) as error:
+        raise _invalid_share(str(error)) from error
+    fixed = b"".join((numbers, nullifier, *_get_bytes(share)))
+    if len(fixed) != _WITNESS.size:
+        raise _invalid_share("a field of the share has a wrong length")
+    return fixed + others
+
+
+def _invalid_share(reason: str) -> StoreError:
+    return StoreError(f"the schema rejected the change: {reason}", advice="This is a bug in the helper: report it.")
+
+
+def read_extra(witness: bytes) -> tuple[str, bytes]:
+    """Return `kind` and `extra` of a witness."""
+    others = witness[_WITNESS.size :]
+    kind_end = 1 + others[0] if others else 0
+    return others[1:kind_end].decode(), others[kind_end:]
+
+
+def read_times(witness: bytes) -> tuple[int, int]:
+    """Return `submit_at` and `received_ms`, -1 if the witness is damaged. Decodes nothing else."""
+    if len(witness) < _WITNESS.size:
+        return -1, -1
+    numbers = _NUMBERS.unpack_from(witness)
+    return numbers[_SUBMIT_AT], numbers[0]
+
+
+class ShareRow(NamedTuple):
+    """A live share: its round id and the columns of `shares`, except `tag`, in the order of the row check.
+
+    Attributes:
+        witness: what nobody with access to the database may read, before it is sealed; empty if it cannot be read.
     """
 
     round_id: bytes
     id: int
     round_no: int
     mac: bytes
-    share_index: int
-    proposal_id: int
-    vote_decision: int
-    tree_position: int
-    submit_at: int
-    received_ms: int
-    shares_hash: bytes
-    share_comms: bytes
-    primary_blind: bytes
-    c1: bytes
-    c2: bytes
-    nullifier: bytes
-    kind: str
-    extra: bytes
+    witness: bytes
     rank: int
     state: int
     due_ms: int
@@ -105,27 +151,35 @@ class ShareRow(NamedTuple):
         return self.state == ShareState.FAILED and self.stage == MOVED
 
     @property
+    def nullifier(self) -> bytes:
+        """The nullifier; shorter if the witness is damaged."""
+        return self.witness[_NULLIFIER]
+
+    @property
+    def submit_at(self) -> int:
+        """The time that the wallet has set, -1 if the witness is damaged."""
+        return read_times(self.witness)[0]
+
+    @property
+    def received_ms(self) -> int:
+        """Unix milliseconds of the share's arrival, -1 if the witness is damaged."""
+        return read_times(self.witness)[1]
+
+    @property
     def first_due_ms(self) -> int:
         """Unix milliseconds at which the first attempt was due: `submit_at`, or the arrival if that was later."""
-        return max(self.submit_at * 1000, self.received_ms)
+        submit_at, received_ms = read_times(self.witness)
+        return max(submit_at * 1000, received_ms)
 
     def to_share(self) -> Share:
-        """Return the share as the wallet posted it."""
-        return Share(
-            round_id=self.round_id,
-            share_index=self.share_index,
-            proposal_id=self.proposal_id,
-            vote_decision=self.vote_decision,
-            tree_position=self.tree_position,
-            submit_at=self.submit_at,
-            shares_hash=self.shares_hash,
-            share_comms=self.share_comms,
-            primary_blind=self.primary_blind,
-            c1=self.c1,
-            c2=self.c2,
-            kind=self.kind,
-            extra=self.extra,
-        )
+        """Return the share as the wallet posted it. The row must be sound."""
+        values = _select_posted((*_WITNESS.unpack_from(self.witness), self.round_id))
+        return Share(*(*values, *read_extra(self.witness)))
+
+    def with_submit_at(self, submit_at: int) -> ShareRow:
+        """Return the row with another time set by the wallet, without its check."""
+        share = replace(self.to_share(), submit_at=submit_at)
+        return self._replace(witness=encode_witness(share, self.nullifier, self.received_ms))
 
     def to_queued_share(self) -> QueuedShare:
         """Convert the row for the dispatcher."""

@@ -1,7 +1,7 @@
 //! Validation of posted shares: parses a JSON body, checks encodings and hashes, and derives the share's ids.
 //!
-//! The result is a valid share, or the first invalid field and the reason. `helper.ingest.payload` describes the fields,
-//! `helper.ingest.payload` has the texts of the reasons.
+//! The result is a valid share, or the first invalid field and the reason. `helper.core.share` describes the fields,
+//! `helper.core.share_fields` has the texts of the reasons.
 //!
 //! JSON and base64 leave some choices open; these are made here:
 //!
@@ -29,7 +29,7 @@ use crate::hashes::{Share, Vote, SHARES};
 use crate::json::{self, Json};
 use crate::steps::count_steps;
 
-/// Limits of the fields; see `helper.ingest.payload`.
+/// Limits of the fields, as in `helper.core.share`.
 const PROPOSALS: RangeInclusive<i128> = 1..=50;
 const DECISIONS: RangeInclusive<i128> = 0..=7;
 const POSITIONS: RangeInclusive<i128> = 0..=(1 << 24) - 1;
@@ -168,6 +168,36 @@ pub struct Payload {
     pub vote_commitment: Encoded,
     /// The share's nullifier.
     pub nullifier: Encoded,
+}
+
+/// A field of a share, or a value that is derived from it.
+pub enum Value<'a> {
+    /// An integer.
+    Integer(u64),
+    /// Bytes.
+    Bytes(&'a [u8]),
+}
+
+impl Payload {
+    /// The values in the order of `proofs.ReadShare`.
+    pub fn values(&self) -> [Value<'_>; 13] {
+        use Value::{Bytes, Integer};
+        [
+            Integer(self.share_index),
+            Bytes(&self.c1),
+            Bytes(&self.c2),
+            Bytes(&self.round_id),
+            Integer(self.proposal_id),
+            Integer(self.vote_decision),
+            Integer(self.tree_position),
+            Integer(self.submit_at),
+            Bytes(&self.shares_hash),
+            Bytes(&self.share_comms),
+            Bytes(&self.primary_blind),
+            Bytes(&self.vote_commitment),
+            Bytes(&self.nullifier),
+        ]
+    }
 }
 
 /// Validates a body. The error is the first one in the order: JSON, fields, encodings, hashes.

@@ -28,6 +28,10 @@ LIVEZ_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 POST_HEAD = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\n".encode()
 BODY_BYTES = 1 << 20
 DOCUMENT_REQUEST = b"GET /openapi.json HTTP/1.1\r\nHost: helper\r\n\r\n"
+EXPECT_REQUESTS = [
+    b"POST %b HTTP/1.1\r\nHost: helper\r\nExpect: x, 100-continue\r\nContent-Length: 4000\r\n\r\n" % path
+    for path in (b"/livez", SHARES_PATH.encode()) * 2
+]
 POSTING_CONNECTIONS = 4
 BURST_CONNECTIONS = 32
 
@@ -61,6 +65,41 @@ async def send_unterminated(port: int, seconds: float) -> int:
     end = time.monotonic() + seconds
     requests = itertools.takewhile(lambda _: time.monotonic() < end, itertools.repeat(UNTERMINATED_REQUEST))
     return (await flood(port, ATTACKER_ADDRESS, BURST_CONNECTIONS, requests))[400] * len(UNTERMINATED_REQUEST.body)
+
+
+async def expect_continue(port: int, seconds: float) -> int:
+    """Send 500 requests per second whose `Expect` is a list, each over a new connection; omit their bodies."""
+    end, sent = time.monotonic() + seconds, 0
+
+    async def send(request: bytes) -> None:
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
+            writer.write(request)
+            await reader.read(1 << 12)
+            writer.transport.abort()
+
+    async with asyncio.TaskGroup() as group:
+        while time.monotonic() < end:
+            for request in EXPECT_REQUESTS:
+                group.create_task(send(request))
+                sent += len(request)
+            await asyncio.sleep(len(EXPECT_REQUESTS) / 500)
+    return sent
+
+
+async def hold_unread(port: int, seconds: float) -> int:
+    """Request one document over each of 1,500 connections, and read nothing."""
+    writers = []
+    for _ in range(1_500):
+        _, writer = await open_narrow_connection(port, ATTACKER_ADDRESS)
+        writers.append(writer)
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # typed as write-only, but can read
+        writer.write(DOCUMENT_REQUEST)
+        await asyncio.sleep(0.004)
+    await asyncio.sleep(seconds)
+    for writer in writers:
+        writer.transport.abort()
+    return len(writers) * len(DOCUMENT_REQUEST)
 
 
 async def pipeline(request: bytes, connections: int, port: int, seconds: float, *, reads_responses: bool) -> int:
@@ -117,8 +156,13 @@ FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
     ),
 }
 """Floods by name; each takes the port and the duration in seconds, and returns the number of bytes sent."""
+PACED_FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
+    "requests that expect 100": expect_continue,
+    "held responses": hold_unread,
+}
+"""Floods that leave most of the processor free."""
 
 
 if __name__ == "__main__":
     kind, port, seconds = sys.argv[1:]
-    print(asyncio.run(FLOODS[kind](int(port), float(seconds))))
+    print(asyncio.run((FLOODS | PACED_FLOODS)[kind](int(port), float(seconds))))

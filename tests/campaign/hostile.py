@@ -10,9 +10,10 @@ are posted: at another vote's leaf, past the end of the tree, in no round. Hones
 Requirements. Each slow connection is closed within 32 s: the head has 8.5 s (the attack uses 7), a body must grow by
 512 bytes within 20 s, and after the response its rest is discarded for 3 s. In the full form, 99 % of honest POSTs get
 their responses within 50 ms, and the helper uses at most 150 MB. In attacks that use all of the processor, half of them
-get theirs within 0.5 s. Hostile requests are refused as stated by `helper.core.refusals` and the API description,
-without any other 5xx, a row or a proof. No request of an honest wallet is refused, including duplicates. No honest
-share is lost, early or counted twice. Refused requests write at most a line per second.
+get theirs within 0.5 s; the paced ones of `connection_floods` do not. Hostile requests are refused as stated by
+`helper.core.refusals` and the API description, without any other 5xx, a row or a proof. No request of an honest wallet
+is refused, including duplicates. No honest share is lost, early or counted twice. Refused requests write at most a line
+per second.
 
 Injected fault: no timeout between the end of the head and the end of the body. Reported, when bodies had 8 s: "slow
 connections, longest until closed s: 15.1905 (≤ 10)"; this was an original bug. Injected together: non-ASCII base64 is
@@ -63,6 +64,7 @@ from tests.campaign.attack_clients import (
     hold_slow_connections,
 )
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.honest_clients import run_honest_clients
 from tests.campaign.hostile_gateway import attack_gateway
 from tests.campaign.hostile_registration import attack_registration, register_slow_urls
 from tests.campaign.mutations import PayloadMutator
@@ -80,8 +82,8 @@ CONNECTIONS = 8
 TOKEN = "of a closed deployment"
 MAX_SLOW_SECONDS = 32
 VOTES_PER_PASS = 4
-SATURATING_FLOODS = ("pipelined reads", "unread pipelines", "line feeds", "tiny chunks", "discarded bodies")
-"""Floods that use all of the processor."""
+SATURATING_ATTACKS = ("flood", *connection_floods.FLOODS)
+"""Attacks that use all of the processor."""
 MALFORMED_REQUESTS = (
     b"no HTTP\r\n\r\n",
     f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n".encode(),
@@ -117,7 +119,9 @@ async def run(setting: CampaignRun) -> Findings:
         await _send_invalid_requests(env, port)
         await _attack_wallets(env, "slow URLs", register_slow_urls(setting, findings, port, PROXY_ADDRESS))
         for kind in connection_floods.FLOODS:
-            await _run_connection_flood(env, kind, port)
+            await _attack_wallets(env, kind, _run_connection_flood(env, kind, port))
+        for kind in connection_floods.PACED_FLOODS:
+            await _run_paced_flood(env, kind, port)
         await _flood_log(env)
         uncast = await _create_uncast_votes(env)
         _parse_mutations(env)
@@ -186,7 +190,7 @@ async def _attack_wallets(env: Environment, name: str, attack: Coroutine[Any, An
         while not attacking.done():
             batch = list(itertools.islice(votes, VOTES_PER_PASS))
             await env.wallets.post_shares(batch, lambda: 0, pause_seconds=0.3)
-    bound = USUALLY_FAST if name in SATURATING_FLOODS else FAST
+    bound = USUALLY_FAST if name in SATURATING_ATTACKS else FAST
     env.findings.require_percentile(f"{name}, honest POST", seconds, *env.setting.scale(bound, BUSY))
     env.findings.record_figure(f"{name}, honest POSTs", len(seconds))
     env.findings.require_at_most(f"{name}, peak memory MB", peak_memory_mb(pid), MAX_MEMORY_MB)
@@ -214,15 +218,30 @@ async def _send_invalid_requests(env: Environment, port: int) -> None:
 
 
 async def _run_connection_flood(env: Environment, kind: str, port: int) -> None:
-    async def run_process() -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", connection_floods.__name__, kind, str(port), str(env.setting.scale(30.0, 3.0))),
-            stdout=subprocess.PIPE,
-        )
-        return (await process.communicate())[0]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", connection_floods.__name__, kind, str(port), str(env.setting.scale(30.0, 3.0))),
+        stdout=subprocess.PIPE,
+    )
+    sent = (await process.communicate())[0]
+    env.findings.require_at_least(f"{kind}, MB sent", int(sent) / 1e6, 0.01)
 
-    sent = await _attack_wallets(env, kind, run_process())
-    env.findings.require_at_least(f"{kind}, MB sent", int(sent) / 1e6, 1)
+
+async def _run_paced_flood(env: Environment, kind: str, port: int) -> None:
+    """Run a flood while honest clients post shares from a process of their own."""
+    bodies = (ballot.post_body(vote, share, at, 0) for vote, at in env.cast for share in vote.shares)
+    requests = [RawRequest("POST", SHARES_PATH, json.dumps(body).encode()) for body in bodies]
+    reset_peak_memory(env.wallets_helper.pid)
+    async with asyncio.TaskGroup() as group:
+        flood_ended = group.create_task(_run_connection_flood(env, kind, port))
+        statuses, seconds = Counter[int](), list[float]()
+        while not flood_ended.done():
+            counts, times = await run_honest_clients(port, requests, env.setting.scale(400, 40))
+            statuses += counts
+            seconds += times
+    env.findings.require_equal(f"{kind}, honest POSTs refused", statuses.total() - statuses[200], 0)
+    env.findings.require_percentile(f"{kind}, honest POST", seconds, *env.setting.scale(FAST, BUSY))
+    peak = peak_memory_mb(env.wallets_helper.pid)
+    env.findings.require_at_most(f"{kind}, peak memory MB", peak, MAX_MEMORY_MB)
 
 
 async def _flood_log(env: Environment) -> None:

@@ -18,7 +18,8 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.generation import CircuitGeneration, Job, RevealFields
 from helper.circuits.known_circuits import GENERATIONS
 from helper.core.share import InvalidChoice, Share
-from helper.ingest.payload import ArrayField, Base64Field, HexField, IntegerField, ObjectField, PayloadError
+from helper.core.share_fields import ArrayField, Base64Field, HexField, IntegerField, ObjectField
+from helper.ingest.payload import PayloadError
 from helper.ingest.validator import CheckedShare, Result
 from helper.reveal.prover_worker import CircuitEngine, main
 from proofs import CircuitInfo

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import struct
 from typing import Any
 
 from helper.store.null_cipher import HEADER_BYTES
-from helper.store.row_encryption import _PLAINTEXT, SEALED_FIELDS, _decode_witness
-
-_FORMATS = re.findall(r"\d*[a-zA-Z]", _PLAINTEXT.format)
+from helper.store.table_rows import WITNESS_FORMATS, read_extra
 
 
 def add_field_functions(conn: sqlite3.Connection) -> sqlite3.Connection:
@@ -23,11 +20,22 @@ def add_field_functions(conn: sqlite3.Connection) -> sqlite3.Connection:
     return conn
 
 
+def _locate(name: str) -> tuple[int, str]:
+    """Return the offset of a field in the column, and its format."""
+    names = list(WITNESS_FORMATS)
+    formats = list(WITNESS_FORMATS.values())
+    return HEADER_BYTES + struct.calcsize(">" + "".join(formats[: names.index(name)])), f">{WITNESS_FORMATS[name]}"
+
+
 def _read_field(witness: bytes, name: str) -> Any:
-    return _decode_witness(witness[HEADER_BYTES:])[SEALED_FIELDS.index(name)]
+    if name in {"kind", "extra"}:
+        return read_extra(witness[HEADER_BYTES:])[name == "extra"]
+    start, width = _locate(name)
+    return struct.unpack_from(width, witness, start)[0]
 
 
 def _flip_field(witness: bytes, name: str) -> bytes:
     """Flip the lowest bit of the last byte of a field."""
-    end = HEADER_BYTES + struct.calcsize(">" + "".join(_FORMATS[: SEALED_FIELDS.index(name) + 1]))
+    start, width = _locate(name)
+    end = start + struct.calcsize(width)
     return witness[: end - 1] + bytes([witness[end - 1] ^ 1]) + witness[end:]

@@ -6,6 +6,7 @@ A share that was exported from this queue is queued again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from typing import Final
 
 from helper.core.share import Share, ShareState
@@ -91,8 +92,7 @@ def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share, at_ms: i
 
 def _comparable_fields(share: Share) -> tuple[object, ...]:
     """Return what two copies of a share have in common. Its `submit_at` may differ; the stored value applies."""
-    ciphertext = (share.c1, share.c2, share.kind, share.extra)
-    return (share.vote_decision, share.shares_hash, share.share_comms, share.primary_blind, *ciphertext)
+    return astuple(replace(share, submit_at=0))
 
 
 def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:

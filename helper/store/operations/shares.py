@@ -20,7 +20,7 @@ from helper.store.operations.transitions import (
     load_row,
     update_row,
 )
-from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks
+from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
 from helper.store.writer_thread import BatchOperation
 
@@ -153,7 +153,7 @@ def _is_earlier(operation: EnqueueOperation, row: ShareRow) -> bool:
 
 def _move_up(row: ShareRow, operation: EnqueueOperation) -> ShareRow:
     submit_at = operation.share.submit_at
-    return row._replace(submit_at=submit_at, due_ms=due_ms(submit_at, operation.now))
+    return row.with_submit_at(submit_at)._replace(due_ms=due_ms(submit_at, operation.now))
 
 
 def _replace_waiting(tx: Transaction, row: ShareRow, operation: EnqueueOperation) -> ShareRow:
@@ -243,20 +243,7 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
         tx.allocate_id(),
         round_no,
         mac,
-        share.share_index,
-        share.proposal_id,
-        share.vote_decision,
-        share.tree_position,
-        share.submit_at,
-        received_ms,
-        share.shares_hash,
-        share.share_comms,
-        share.primary_blind,
-        share.c1,
-        share.c2,
-        nullifier,
-        share.kind,
-        share.extra,
+        encode_witness(share, nullifier, received_ms),
         rank(tx.keys.rank, mac),
         _RECEIVED,
         due_at_ms,

@@ -36,7 +36,7 @@ class Contents:
         schema: the version of its schema.
         live: number of shares with a witness.
         moved: number of these that are marked as moved to another machine, and are therefore not revealed.
-        confirmed: number of tombstones.
+        confirmed: number of confirmed shares, of which only tombstones remain.
         damaged: number of live rows that fail their check; the helper quarantines them.
         encrypted: whether witnesses and messages are encrypted in the file.
     """

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use super::{bytes, run};
-use crate::payload::{read, Payload};
+use crate::payload::{read, Payload, Value};
 
 /// Whether a body is a valid share, and the fields of `proofs.ReadShare` or `proofs.InvalidShare`.
 type Outcome<'py> = (bool, Bound<'py, PyTuple>);
@@ -31,26 +31,11 @@ pub fn read_shares<'py>(
         .collect()
 }
 
-/// The fields in the order of `proofs.ReadShare`.
+/// The fields of `proofs.ReadShare`.
 fn row<'py>(py: Python<'py>, share: &Payload) -> PyResult<Bound<'py, PyTuple>> {
-    let number = |value: u64| value.into_pyobject(py).map(Bound::into_any);
-    let text = |value: &[u8]| bytes(py, value).into_any();
-    PyTuple::new(
-        py,
-        [
-            text(&share.round_id),
-            number(share.share_index)?,
-            number(share.proposal_id)?,
-            number(share.vote_decision)?,
-            number(share.tree_position)?,
-            number(share.submit_at)?,
-            text(&share.shares_hash),
-            text(&share.share_comms),
-            text(&share.primary_blind),
-            text(&share.c1),
-            text(&share.c2),
-            text(&share.vote_commitment),
-            text(&share.nullifier),
-        ],
-    )
+    let values = share.values().map(|value| match value {
+        Value::Integer(value) => value.into_pyobject(py).map(Bound::into_any),
+        Value::Bytes(value) => Ok(bytes(py, value).into_any()),
+    });
+    PyTuple::new(py, values.into_iter().collect::<Result<Vec<_>, _>>()?)
 }

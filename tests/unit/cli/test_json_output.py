@@ -13,8 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.block_reader import IncludedTx
-from helper.cli.chain import _transaction_json
+from helper.cli.chain import _describe_transaction
 from helper.cli.proof import SearchSource
+from helper.core.json_records import to_json
 from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store.models import QueueFilter
@@ -181,4 +182,4 @@ def test_json_output_of_proof_bundle_and_tx(run_json: RunJson, monkeypatch: pyte
         IncludedTx(5, 1, "no", b"\x05x"),
         IncludedTx(5, 0, "", None),
     ):
-        assert_conforms("tx-lookup", _transaction_json(printed, b"\xab" * 32, "chain-1"))
+        assert_conforms("tx-lookup", to_json(_describe_transaction(printed, b"\xab" * 32, "chain-1")))

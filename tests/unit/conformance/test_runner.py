@@ -15,9 +15,10 @@ import pytest
 from conformance.check_failures import CheckFailed, CheckSkipped, require
 from conformance.checks import Check, CheckResult, Level, Phase, Verdict
 from conformance.http_requests import ConnectionEnded, HelperClient, parse_address
-from conformance.runner import CHECKS, is_conformant, run_checks, select_checks, to_json, to_junit
+from conformance.runner import CHECKS, create_report, is_conformant, run_checks, select_checks, to_junit
 from conformance.session import Session
 from conformance.shares import encode, invented_share
+from helper.core.json_records import to_json
 from tests.support.clock import FakeClock
 from tests.support.schemas import assert_conforms
 
@@ -235,7 +236,7 @@ RESULTS = [
 
 
 def test_json_has_counts_and_documented_shape() -> None:
-    result = to_json(RESULTS)
+    result = to_json(create_report(RESULTS))
     assert_conforms("conformance", result)
     assert (result["passed"], result["failed"], result["skipped"]) == (1, 2, 1)
     assert result["checks"][0] == {

@@ -9,6 +9,7 @@ from functools import partial
 import httpx
 import pytest
 
+from helper.chain.node import HeadLimits
 from helper.chain.node_http import SLOW_CALL_SECONDS
 from helper.chain.rest_client import ChainClient
 from helper.doctor import chain as chain_module
@@ -18,7 +19,7 @@ from helper.doctor.result import CheckResult, Level
 from tests.unit.chain.fakes import ROUND_ID, json_response, recorded_round
 
 NOW = 1_000_000.0
-LIMITS = NodeCriteria(chain_id="svote-1", now=NOW, stale_after=90, clock_skew=120)
+LIMITS = NodeCriteria(chain_id="svote-1", now=NOW, limits=HeadLimits(stale_after=90, clock_skew=120))
 GOOD = NodeReport("a:1317", chain_id="svote-1", height=100, block_time=NOW - 3, version="v1.3.0", seconds=0.01)
 
 

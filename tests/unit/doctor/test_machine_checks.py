@@ -10,12 +10,11 @@ import pytest
 
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
-from helper.doctor import disk, machine, page
-from helper.doctor.database import evaluate_sqlite
-from helper.doctor.disk import DiskMeasurement, evaluate_disk
+from helper.doctor import database, machine, publication
+from helper.doctor.database import DiskMeasurement, evaluate_disk, evaluate_sqlite
 from helper.doctor.machine import check_address, check_modes, check_socket
+from helper.doctor.publication import evaluate_tokens
 from helper.doctor.result import CheckResult, Level
-from helper.doctor.settings import evaluate_tokens
 from helper.runtime.process_security import ProcessLimits, get_process_limits
 from helper.store.sqlite.file_system import find_file_system_type, is_unsuitable
 
@@ -30,12 +29,12 @@ def levels(findings: list[CheckResult]) -> dict[str, Level]:
 
 
 def test_disk_measure_leaves_no_files(tmp_path: Path) -> None:
-    result = disk.measure_disk(tmp_path, SystemClock())
+    result = database.measure_disk(tmp_path, SystemClock())
     assert result.free_bytes > 0
     assert result.fsync_seconds is not None
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError):  # noqa: PT011 - any of them will do
-        disk.measure_disk(tmp_path / "none", SystemClock())
+        database.measure_disk(tmp_path / "none", SystemClock())
 
 
 @pytest.mark.parametrize(
@@ -99,39 +98,39 @@ def make_page(directory: Path) -> None:
     for name in ("index.html", "assets/app.js"):
         (directory / name).write_text(name)
     lines = [f"{sha256(name.encode()).hexdigest()}  {name}\n" for name in ("assets/app.js", "index.html")]
-    (directory / page.SUMS_FILE).write_text("".join(lines))
+    (directory / publication.SUMS_FILE).write_text("".join(lines))
 
 
 def test_page_of_one_build_is_ok(tmp_path: Path) -> None:
     make_page(tmp_path)
-    result = page.check_page(tmp_path, enabled=True)
+    result = publication.check_page(tmp_path, enabled=True)
     assert (result.level, result.message) == (Level.OK, "2 files match the build")
-    assert page.check_page(tmp_path / "none", enabled=False).level is Level.OK
+    assert publication.check_page(tmp_path / "none", enabled=False).level is Level.OK
 
 
 def test_page_with_changed_or_extra_files_fails(tmp_path: Path) -> None:
     make_page(tmp_path)
     (tmp_path / "assets" / "app.js").write_text("another")
     (tmp_path / "assets" / "old.js").write_text("old")
-    result = page.check_page(tmp_path, enabled=True)
+    result = publication.check_page(tmp_path, enabled=True)
     assert result.level is Level.FAIL
     assert (result.facts["changed"], result.facts["strange"]) == (["assets/app.js"], ["assets/old.js"])
     (tmp_path / "assets" / "app.js").unlink()
-    assert page.check_page(tmp_path, enabled=True).facts["changed"] == ["assets/app.js"]
+    assert publication.check_page(tmp_path, enabled=True).facts["changed"] == ["assets/app.js"]
 
 
 def test_page_missing_or_without_hashes_is_reported(tmp_path: Path) -> None:
-    assert page.check_page(tmp_path, enabled=True).level is Level.FAIL
+    assert publication.check_page(tmp_path, enabled=True).level is Level.FAIL
     (tmp_path / "index.html").touch()
-    assert page.check_page(tmp_path, enabled=True).level is Level.WARN
+    assert publication.check_page(tmp_path, enabled=True).level is Level.WARN
     for text in ("nonsense", f"{'0' * 64}  ../../etc/passwd", f"{'0' * 64}  /etc/passwd"):
-        (tmp_path / page.SUMS_FILE).write_text(text)
-        assert "cannot be read" in page.check_page(tmp_path, enabled=True).message
+        (tmp_path / publication.SUMS_FILE).write_text(text)
+        assert "cannot be read" in publication.check_page(tmp_path, enabled=True).message
 
 
 def test_supplied_page_matches_its_hashes() -> None:
-    result = page.check_page(BUILT_PAGE_DIR, enabled=True)
-    assert result.level is Level.OK, f"{result.message}: `make ui` writes {page.SUMS_FILE}"
+    result = publication.check_page(BUILT_PAGE_DIR, enabled=True)
+    assert result.level is Level.OK, f"{result.message}: `make ui` writes {publication.SUMS_FILE}"
 
 
 # The process

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helper.clock import SystemClock
-from helper.doctor.onion import check_onion_service
+from helper.doctor.publication import check_onion_service
 from helper.doctor.result import CheckResult, Level
 
 pytestmark = pytest.mark.anyio

@@ -18,7 +18,11 @@ from helper.clock import SystemClock
 from helper.config.settings_file import find_file
 from helper.core.share import ShareState
 from helper.doctor import run as run_module
-from helper.doctor.daemon import (
+from helper.doctor.database import read_database
+from helper.doctor.publication import read_settings
+from helper.doctor.result import CheckResult, Level
+from helper.doctor.run import run_doctor
+from helper.doctor.running_helper import (
     DaemonReport,
     evaluate_archive,
     evaluate_daemon,
@@ -26,10 +30,6 @@ from helper.doctor.daemon import (
     evaluate_sender,
     query_daemon,
 )
-from helper.doctor.database import read_database
-from helper.doctor.result import CheckResult, Level
-from helper.doctor.run import run_doctor
-from helper.doctor.settings import read_settings
 from helper.observability.queue_snapshot import (
     DamagedRow,
     HelperSnapshot,
@@ -58,7 +58,7 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a temporary working directory, and do not harden the test process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_module, "harden_process", list)
-    monkeypatch.setattr("helper.doctor.settings.find_file", lambda explicit, env: find_file(explicit, env, ()))
+    monkeypatch.setattr("helper.doctor.publication.find_file", lambda explicit, env: find_file(explicit, env, ()))
 
 
 async def run_checks(config: str | None = None) -> Results:
@@ -234,7 +234,7 @@ async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path
 
 async def test_examine_reports_failed_shares_of_shared_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = DaemonReport(True, queue=QueueSnapshot(at=1.0, total=ShareCounts(failed=3)))
-    monkeypatch.setattr("helper.doctor.daemon.query_daemon", lambda _: daemon)
+    monkeypatch.setattr("helper.doctor.running_helper.query_daemon", lambda _: daemon)
     monkeypatch.setattr("helper.doctor.database.connect_shared_database", lambda _: None)
     results = await run_checks(config_with_node('[store]\nurl = "postgresql://db.example/votes"'))
     assert results["failed shares"].message == "3 shares failed"
@@ -265,7 +265,7 @@ async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.Mo
     """A hanging disk blocks neither the other checks nor the report."""
     released = threading.Event()
     monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
-    monkeypatch.setattr("helper.doctor.disk.measure_disk", lambda *_: released.wait())
+    monkeypatch.setattr("helper.doctor.database.measure_disk", lambda *_: released.wait())
     try:
         report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
         assert report.has_hung_checks
@@ -280,8 +280,8 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("helper.doctor.settings.evaluate_tokens", broken)
-    monkeypatch.setattr("helper.doctor.disk.measure_disk", broken)
+    monkeypatch.setattr("helper.doctor.publication.evaluate_tokens", broken)
+    monkeypatch.setattr("helper.doctor.database.measure_disk", broken)
     report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     results = {finding.subject: finding for finding in report.findings}
     for subject in ("tokens", "fsync"):
@@ -291,7 +291,7 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
 
 
 async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.doctor.daemon.TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("helper.doctor.running_helper.TIMEOUT_SECONDS", 0.3)
     with run_fake_helper(tmp_path / "helper.sock"):
         report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     (line,) = [finding for finding in report.findings if finding.subject == "helper"]
@@ -435,7 +435,7 @@ def test_evaluate_failures_reports_failed_and_damaged_shares() -> None:
 def respond_with(response: object, monkeypatch: pytest.MonkeyPatch, status: int = 200) -> DaemonReport:
     """Query a helper that sends this response."""
     body = json.dumps(response).encode()
-    monkeypatch.setattr("helper.doctor.daemon.request_control_socket", lambda *_, **__: (status, body))
+    monkeypatch.setattr("helper.doctor.running_helper.request_control_socket", lambda *_, **__: (status, body))
     return query_daemon(Path("helper.sock"))
 
 

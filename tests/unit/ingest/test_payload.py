@@ -4,54 +4,38 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import proofs
-from helper.core.share import Share, ShareState
-from helper.ingest.payload import PayloadError, parse_hex32, queue_status_body
+from helper.core.share import SHARE_FIELDS, SHARE_JSON, Share, ShareState, share_from_payload, share_to_payload
+from helper.core.share_fields import IntegerField, ShareField
+from helper.ingest.payload import PayloadError, invalid_share, parse_hex32, queue_status_body
 from helper.ingest.validator import checked_share
 from tests.unit.ingest.admission_fixtures import PAYLOADS, ROUND_ID, parse_share
 
-REQUIRED = (
-    "shares_hash",
-    "proposal_id",
-    "vote_decision",
-    "enc_share",
-    "tree_position",
-    "vote_round_id",
-    "share_comms",
-    "primary_blind",
-)
-VALUE_FIELDS = (
-    "shares_hash",
-    "primary_blind",
-    "enc_share.c1",
-    "enc_share.c2",
-    "share_comms[0]",
-    "share_comms[15]",
-)
-INTEGERS = {
-    "proposal_id": 50,
-    "vote_decision": 7,
-    "tree_position": 2**24 - 1,
-    "submit_at": 2**63 - 1,
-    "enc_share.share_index": 15,
-}
+NAMES = [field.json_name for field in SHARE_FIELDS]
+IN_FORM = ("missing", "type", "count", "not-hex", "not-base64", "length", "range")
+"""Reasons about the form of a value, which the schema describes too."""
+ABSENT = object()
 
 
 def replace_field(name: str, value: Any) -> dict[str, Any]:
-    """The first payload with one field, named as in errors, replaced."""
-    payload: dict[str, Any] = json.loads(json.dumps(PAYLOADS[0]))
-    if name.startswith("enc_share."):
-        payload["enc_share"][name.removeprefix("enc_share.")] = value
-    elif name.startswith("share_comms["):
-        payload["share_comms"][int(name[12:-1])] = value
-    else:
-        payload[name] = value
+    """The first payload with one field, named as in errors, replaced or absent."""
+    return set_value(json.loads(json.dumps(PAYLOADS[0])), name, value)
+
+
+def set_value(payload: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    outer, _, inner = name.rpartition(".")
+    holder = payload[outer] if outer else payload
+    holder[inner] = value
+    if value is ABSENT:
+        del holder[inner]
     return payload
 
 
@@ -83,9 +67,56 @@ def test_recorded_payload_keeps_all_values(recorded: dict[str, Any]) -> None:
     )
 
 
+def test_native_result_has_the_fields_of_the_table() -> None:
+    assert proofs.ReadShare._fields == (*(field.name for field in SHARE_FIELDS), "vote_commitment", "nullifier")
+
+
+def make_values(field: ShareField) -> Iterator[Any]:
+    """Values of all types, and those at the limits of the field."""
+    yield from (ABSENT, None, True, 1.5, "1", [], {}, -1, 0, 1)
+    yield from (encode_base64(bytes(length)) for length in (0, 31, 32, 33))
+    yield from ("0a" * 32, "0A" * 32, "0a" * 31, "0g" * 32, encode_base64(bytes(32))[:-2] + "B=")
+    yield from ([encode_base64(bytes(32))] * count for count in (15, 16, 17))
+    if isinstance(field.type, IntegerField):
+        yield from (field.type.minimum - 1, field.type.minimum, field.type.maximum, field.type.maximum + 1)
+
+
+@pytest.mark.parametrize("field", SHARE_FIELDS, ids=lambda field: field.json_name)
+def test_native_validation_agrees_with_the_table(field: ShareField) -> None:
+    schema = jsonschema_rs.Draft202012Validator(SHARE_JSON.schema())
+    payloads = [replace_field(field.json_name, value) for value in make_values(field)]
+
+    results = proofs.read_shares([json.dumps(payload).encode() for payload in payloads])
+
+    for payload, result in zip(payloads, results, strict=True):
+        is_in_form = isinstance(result, proofs.ReadShare) or result.reason not in IN_FORM
+        assert is_in_form == schema.is_valid(payload), (payload, result)
+        if isinstance(result, proofs.InvalidShare) and not is_in_form:
+            assert result.field == field.json_name
+            assert str(invalid_share(result)).startswith(f"{field.json_name}: ")
+
+
+def test_native_validation_reads_fields_in_the_order_of_the_table() -> None:
+    payload, fields = json.loads(json.dumps(PAYLOADS[0])), []
+    for name in reversed(NAMES):
+        (result,) = proofs.read_shares([json.dumps(set_value(payload, name, [])).encode()])
+        assert isinstance(result, proofs.InvalidShare)
+        fields.append(result.field)
+    assert fields == NAMES[::-1]
+
+
+def test_share_equals_share_of_its_payload() -> None:
+    share = parse_share(json.dumps(PAYLOADS[0]).encode())
+
+    assert share_from_payload(share_to_payload(share)) == share
+    for name in NAMES:
+        with pytest.raises(ValueError, match=f"{name} is missing or invalid"):
+            share_from_payload(replace_field(name, "c2VjcmV0"))
+
+
 def test_parse_share_error_contains_no_value() -> None:
     secret = "c2VjcmV0LXZhbHVl"  # no response contains a witness value
-    for name in (*VALUE_FIELDS, "vote_round_id", *INTEGERS):
+    for name in NAMES:
         assert secret not in str(refusal_text(replace_field(name, secret)))
     assert "sec" not in str(refusal_text(b'{"sec": nope}'))
 
@@ -94,7 +125,7 @@ _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() |
 _json = st.recursive(
     _scalars, lambda inner: st.lists(inner, max_size=18) | st.dictionaries(st.text(), inner, max_size=4)
 )
-_names = st.sampled_from([*REQUIRED, *INTEGERS, *VALUE_FIELDS, "all_enc_shares", "share_index"])
+_names = st.sampled_from([*NAMES, "enc_share", "all_enc_shares", "share_index"])
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -102,10 +133,7 @@ _names = st.sampled_from([*REQUIRED, *INTEGERS, *VALUE_FIELDS, "all_enc_shares",
 def test_parse_share_any_field_value_raises_only_wire_error(changes: list[tuple[str, Any]]) -> None:
     payload = PAYLOADS[1]
     for name, value in changes:
-        if "." not in name and "[" not in name:
-            payload = {**payload, name: value}
-        else:
-            payload = {**payload, name.partition("[")[0].partition(".")[0]: value}
+        payload = {**payload, name.partition(".")[0]: value}
     _parse_or_refuse(json.dumps(payload).encode())
 
 

@@ -6,7 +6,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from helper.errors import StoreError
-from helper.observability.error_log import RecurringErrorLog, log_error
+from helper.observability.log_config import RecurringErrorLog, log_error
 
 log = structlog.get_logger("helper.test")
 

@@ -24,10 +24,8 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.observability.metric_definitions import COUNTERS, POST_OUTCOMES
-from helper.observability.metrics import REUSE_SECONDS, Metrics
-from helper.observability.queue_observer import QueueObserver
-from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot
+from helper.observability.metrics import COUNTERS, POST_OUTCOMES, REUSE_SECONDS, Metrics
+from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver, QueueSnapshot
 from helper.observability.readiness_text import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
@@ -417,7 +415,7 @@ async def test_overview_reads_only_what_it_shows(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.observability.queue_observer.STORE_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr("helper.observability.queue_snapshot.STORE_TIMEOUT_SECONDS", 0.01)
     store = FakeStore()
     observer = QueueObserver(
         store, cast(RoundRegistry, FakeRounds()), lambda: partial_state(**FACTS), clock=FakeClock(now=8.0)

@@ -280,7 +280,7 @@ async def test_permanent_failure_is_reported_and_keeps_witness(pipeline: Pipelin
     ]
     assert pipeline.stats.counts == {"failed": 1, "failures": 1}
     assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 1}}
-    assert pipeline.read_share(1, "length(witness)") == (742,)
+    assert pipeline.read_share(1, "length(witness)") == (748,)
 
 
 @pytest.mark.rule("R4", "R11")

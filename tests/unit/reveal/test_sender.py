@@ -441,7 +441,7 @@ async def test_permanently_refused_message_fails_and_is_reported(pipeline: Pipel
         )
         await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
-    assert pipeline.read_share(1, "state, attempts, length(witness)") == (ShareState.FAILED, 0, 742)
+    assert pipeline.read_share(1, "state, attempts, length(witness)") == (ShareState.FAILED, 0, 748)
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["share_failed"]
     assert pipeline.stats.counts["failed"] == 1
     assert list(pipeline.stats.failures) == [RecentFailure("broadcast", "invalid message field: proposal")]

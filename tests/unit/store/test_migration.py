@@ -352,7 +352,7 @@ def tamper_with_witness(backend: StoreBackend) -> str:
     """A statement that changes the witnesses of all shares."""
     if isinstance(backend, PostgresBackend):
         return "UPDATE shares SET witness = set_byte(witness, 300, get_byte(witness, 300) # 1)"
-    return "UPDATE shares SET witness = zeroblob(742)"
+    return "UPDATE shares SET witness = zeroblob(748)"
 
 
 async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(

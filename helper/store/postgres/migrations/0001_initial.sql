@@ -38,7 +38,7 @@ CREATE TABLE shares (
   round_no      BIGINT NOT NULL REFERENCES round_keys (no),
   mac           BYTEA NOT NULL UNIQUE CHECK (length(mac) = 32),
   tag           BYTEA NOT NULL CHECK (length(tag) = 16), -- a hash of the nullifier
-  witness       BYTEA NOT NULL CHECK (length(witness) BETWEEN 742 AND 17200), -- sealed
+  witness       BYTEA NOT NULL CHECK (length(witness) BETWEEN 45 AND 17200), -- sealed
   rank          BIGINT NOT NULL CHECK (rank >= 0),
   state         BIGINT NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        BIGINT NOT NULL CHECK (due_ms >= 0),

@@ -38,7 +38,7 @@ CREATE TABLE shares (
   round_no      INTEGER NOT NULL,
   mac           BLOB NOT NULL UNIQUE CHECK (length(mac) = 32),
   tag           BLOB NOT NULL CHECK (length(tag) = 16),                      -- a hash of the nullifier
-  witness       BLOB NOT NULL CHECK (length(witness) BETWEEN 742 AND 17200), -- sealed
+  witness       BLOB NOT NULL CHECK (length(witness) BETWEEN 45 AND 17200), -- sealed
   rank          INTEGER NOT NULL CHECK (rank >= 0),
   state         INTEGER NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        INTEGER NOT NULL CHECK (due_ms >= 0),

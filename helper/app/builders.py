@@ -1,0 +1,221 @@
+"""Builds the components of the service in groups, from the settings and what they depend on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from helper.app.gates import Gates
+from helper.chain.commitment_trees import CommitmentTreeSync
+from helper.chain.node import Node
+from helper.chain.node_pool import NodePool, create_node_pool
+from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
+from helper.clock import Clock
+from helper.cluster.send_loop import POLL_SECONDS, SendLoop
+from helper.config.sections import ROLES, Config, Role
+from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
+from helper.lease import Lease
+from helper.lease.keeper import create_lease
+from helper.observability.stats import Stats
+from helper.operations.archive_writer import ArchiveWriter, create_archive_writer
+from helper.operations.finished_rounds import FinishedRounds, create_finished_rounds
+from helper.reveal.circuit_choice import CircuitChoice
+from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
+from helper.reveal.prover_pool import ProverPool, WorkerCommand, WorkerSpawner
+from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.round_closing import RoundClosing
+from helper.reveal.sender import Sender
+from helper.runtime.release_files import NativeModuleCheck, read_release
+from helper.store.factory import create_store
+from helper.store.store import Store
+from proofs import native_module_path
+
+log = structlog.get_logger("helper.app")
+
+HOUR_SECONDS: Final = 3600.0
+
+
+class Host(NamedTuple):
+    """What all components of this host use."""
+
+    config: Config
+    clock: Clock
+    stats: Stats
+    role: Role
+    store: Store
+    lease: Lease | None
+
+
+class Chain(NamedTuple):
+    """The chain as the nodes report it, and as far as it is stored."""
+
+    node_pool: NodePool
+    rounds: RoundRegistry
+    trees: CommitmentTreeSync
+    sync: ChainSync
+
+
+class Provers(NamedTuple):
+    """The prover workers, and the circuit that they prove."""
+
+    circuits: CircuitChoice
+    pool: ProverPool
+    times: ProofTimes
+
+
+class Pipeline(NamedTuple):
+    """From a due share to its confirmation."""
+
+    sender: Sender
+    dispatcher: Dispatcher
+    send_loop: SendLoop
+    round_closing: RoundClosing
+
+
+def build_host(config: Config, clock: Clock, store: Store | None) -> Host:
+    """Build the queue and the sender lease. `store` replaces the configured database."""
+    store = store or create_store(config, clock)
+    lease = create_lease(config, store, clock=clock, env=os.environ)
+    return Host(config, clock, Stats(), ROLES[config.helper.role], store, lease)
+
+
+def build_chain(host: Host, nodes: Sequence[Node] | None) -> Chain:
+    """Build the nodes, rounds and trees. `nodes` replace the configured ones."""
+    node_pool = create_node_pool(host.config, host.clock, nodes)
+    rounds = RoundRegistry(host.store, node_pool)
+    trees = CommitmentTreeSync(host.store, node_pool, rounds)
+    sync = ChainSync(node_pool=node_pool, rounds=rounds, trees=trees, interval=host.config.chain.poll_seconds)
+    return Chain(node_pool, rounds, trees, sync)
+
+
+def build_provers(host: Host, command: WorkerCommand, spawn: WorkerSpawner) -> Provers:
+    """Build the prover pool.
+
+    Args:
+        host: this host.
+        command: the command line of a worker.
+        spawn: starts a worker.
+
+    Raises:
+        ReleaseError: the native module is not that of a signed release, although [prover] require_verified is set.
+    """
+    settings = host.config.prover
+    circuits = CircuitChoice(settings.circuit, clock=host.clock, store_counted=host.store.set_meta)
+    pool = ProverPool(
+        # A host that only sends needs one worker, to verify proofs that the chain has refused.
+        workers=host.config.proof_slots if host.role.can_prove else 1,
+        circuits=circuits.required_circuits,
+        clock=host.clock,
+        nice=settings.nice,
+        timeout=settings.timeout_seconds,
+        command=command,
+        spawn=spawn,
+        check_start=_create_native_module_check(host.config) if settings.require_verified else None,
+    )
+    return Provers(circuits, pool, ProofTimes(pool.workers, lambda: pool.estimated_seconds(circuits.current)))
+
+
+def _create_native_module_check(config: Config) -> Callable[[], None]:
+    """Return the check of the native module before each start of a prover.
+
+    Raises:
+        ReleaseError: the release is not signed by an allowed key, or does not have this native module.
+    """
+    release = read_release(Path(config.prover.release_manifest), Path(config.prover.allowed_signers))
+    module = NativeModuleCheck.of(release, native_module_path())
+    module.check()
+    log.info("release_verified", version=release.version, note=f"signed by {release.signer}")
+    return module.check
+
+
+def build_pipeline(host: Host, chain: Chain, provers: Provers, gates: Gates) -> Pipeline:
+    """Build the dispatcher, the sender, and what they use."""
+    config, store, clock, stats = host.config, host.store, host.clock, host.stats
+    attempts = AttemptBudget(
+        store=store,
+        node_pool=chain.node_pool,
+        rounds=chain.rounds,
+        stats=stats,
+        quick_retries=config.helper.max_attempts,
+    )
+    sender = Sender(
+        store=store,
+        trees=chain.trees,
+        node_pool=chain.node_pool,
+        circuits=provers.circuits,
+        attempts=attempts,
+        verifier=provers.pool,
+        lease=host.lease,
+        clock=clock,
+        stats=stats,
+    )
+    revealer = Revealer(
+        store=store,
+        trees=chain.trees,
+        node_pool=chain.node_pool,
+        circuits=provers.circuits,
+        attempts=attempts,
+        rounds=chain.rounds,
+        prover=provers.pool,
+        proof_times=provers.times,
+        clock=clock,
+        stats=stats,
+    )
+    backlog = Backlog(
+        store=store,
+        proof_times=provers.times,
+        limits=BacklogLimits(
+            due_shares=config.helper.backlog_min_shares or SHARES_PER_PROVER * provers.pool.workers,
+            overdue_seconds=config.helper.backlog_after_seconds,
+        ),
+        clock=clock,
+        stats=stats,
+    )
+    dispatcher = Dispatcher(
+        store=store,
+        revealer=revealer,
+        sender=sender if host.role.can_send else None,
+        get_gate=gates.get_dispatch_gate,
+        backlog=backlog,
+        slots=provers.pool.workers,
+        clock=clock,
+        stats=stats,
+        max_sleep=POLL_SECONDS if store.is_shared else MAX_SLEEP_SECONDS,
+    )
+    send_loop = SendLoop(
+        sender=sender,
+        get_pause_reason=lambda: gates.get_dispatch_gate().pause_reason,
+        clock=clock,
+        stats=stats,
+    )
+    round_closing = RoundClosing(
+        store=store,
+        clock=clock,
+        stats=stats,
+        rounds=chain.rounds,
+        purge_after=config.helper.purge_after_hours * HOUR_SECONDS,
+        lease=host.lease,
+    )
+    return Pipeline(sender, dispatcher, send_loop, round_closing)
+
+
+def build_archive(
+    host: Host, chain: Chain, *, is_writer: Callable[[], bool]
+) -> tuple[ArchiveWriter | None, FinishedRounds | None]:
+    """Build the archive, if one is configured. `is_writer` tells whether this host writes it."""
+    writer = create_archive_writer(
+        host.config,
+        chain.node_pool,
+        lambda: chain.rounds.agreed_rounds() if chain.rounds.is_synced else None,
+        is_writer=is_writer,
+        clock=host.clock,
+        env=os.environ,
+    )
+    if writer is None:
+        return None, None
+    return writer, create_finished_rounds(host.config, chain.node_pool, writer, is_writer=is_writer, clock=host.clock)

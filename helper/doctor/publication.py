@@ -1,0 +1,358 @@
+"""Checks what is published: settings and tokens, page, onion service, and voting configuration.
+
+Invalid settings are reported and replaced by defaults. No message contains a token or a URL of the chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from admin.config_refresh import ConfigFetcher
+from admin.published_config import InvalidConfigError, PublishedConfig
+from helper.app.listeners import published_addresses
+from helper.clock import Clock
+from helper.config.loader import Problem, load_valid_settings
+from helper.config.sections import Config
+from helper.config.settings_file import find_file
+from helper.config.settings_text import SECRET_SETTINGS
+from helper.core.round_authentication import RoundAuthentication
+from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.runtime.network_clients import SocksError, open_socks_stream
+from helper.runtime.release_files import hash_file, read_sums
+
+MIN_ENTROPY_BITS: Final = 64.0
+"""Sufficient against guesses over the network, which are slow and rate-limited."""
+_CREATE_ADVICE: Final = "Create one with `openssl rand -hex 32`."
+_TOKEN_SETTINGS: Final = {
+    "api_token": ("[helper] api_token", "shares are accepted from any client, as public wallets need"),
+    "operator token": ("[operator] token", "the operator API over HTTP is disabled"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorSettings:
+    """Settings for the checks.
+
+    Attributes:
+        config: the settings; invalid values are replaced by defaults.
+        path: the settings file, None if there is none.
+        is_readable: whether the file could be read; if not, `config` holds only defaults.
+        has_secrets: whether the file itself contains a secret.
+        findings: one result for each problem, or one `ok`.
+    """
+
+    config: Config
+    path: Path | None
+    is_readable: bool
+    has_secrets: bool
+    findings: tuple[CheckResult, ...]
+
+
+def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSettings:
+    """Read the file and the environment. Never raises for invalid content."""
+    path = find_file(config_file, env)
+    loaded, problems = load_valid_settings(path, env)
+    readable = all(problem.key or problem.source != str(path) for problem in problems)
+    secret_origins = [loaded.origins[f"{section}.{key}"] for section, key in SECRET_SETTINGS]
+    secret = any(origin.kind == "file" and origin.source == str(path) for origin in secret_origins)
+    return DoctorSettings(
+        loaded.config, path, readable, secret, tuple(_evaluate_settings(path, problems, loaded.config))
+    )
+
+
+def _evaluate_settings(path: Path | None, problems: tuple[Problem, ...], config: Config) -> list[CheckResult]:
+    if problems:
+        advice = "Fix it: `svote-helper config validate` lists all problems. The helper does not start until then."
+        return [fail("settings", str(problem), advice, key=problem.key, line=problem.line) for problem in problems]
+    if path is None:
+        advice = "Create a file with `svote-helper config init`, and set your nodes in it."
+        return [warn("settings", "no settings file: defaults apply", advice)]
+    if not config.store.url and not config.db_path.is_absolute():
+        text = f"[helper] db_path is relative ({config.db_path}): a start in another directory creates an empty queue"
+        return [warn("settings", text, "Set it to the absolute path of the queue database.", path=str(path))]
+    return [ok("settings", f"{path} is valid", path=str(path))]
+
+
+def entropy_bits(token: str) -> float:
+    """Upper bound of a token's entropy in bits: length times log2 of the number of distinct characters."""
+    return len(token) * math.log2(len(set(token))) if token else 0.0
+
+
+def evaluate_tokens(api_token: str, operator_token: str) -> list[CheckResult]:
+    """Check both tokens."""
+    if api_token and api_token == operator_token:
+        advice = f"Every wallet that knows it can watch the queue. {_CREATE_ADVICE}"
+        return [fail("operator token", "identical to [helper] api_token", advice)]
+    return [_evaluate_token("api_token", api_token), _evaluate_token("operator token", operator_token)]
+
+
+def _evaluate_token(subject: str, token: str) -> CheckResult:
+    setting, unset = _TOKEN_SETTINGS[subject]
+    if not token:
+        return ok(subject, f"{setting} is not set: {unset}")
+    entropy = math.floor(entropy_bits(token))
+    if entropy < MIN_ENTROPY_BITS:
+        return warn(
+            subject, f"{setting} is weak: {len(token)} characters, at most {entropy} bits", _CREATE_ADVICE, bits=entropy
+        )
+    return ok(subject, f"{setting} is set and strong enough", bits=entropy)
+
+
+def evaluate_publication(config: Config) -> CheckResult:
+    """Check `/api/chain`: no required address is missing, and none contains credentials."""
+    subject = "published addresses"
+    if config.admin.disable:
+        return ok(subject, "none: [admin] disable is set")
+    set_for_publication = {"chain_rest": config.ui.chain_rest, "chain_rpc": config.ui.chain_rpc}
+    secret = [name for name, url in set_for_publication.items() if url and _may_hold_secret(url)]
+    if secret:
+        advice = "Anyone can read it at /api/chain. Set an address that needs no credentials or key."
+        return warn(subject, f"[ui] {' and '.join(secret)} contains credentials or a query", advice, settings=secret)
+    names = ("chain_rest", "chain_rpc")
+    missing = [name for name, url in zip(names, published_addresses(config), strict=True) if not url]
+    if missing and config.ui.enable:
+        advice = (
+            f"Set [ui] {' and '.join(missing)} to a public address. Only https addresses without path, query and"
+            " credentials are taken from [chain], because others may be private or contain a key."
+        )
+        return warn(
+            subject,
+            "browser wallets cannot add the chain: no public address of a node",
+            advice,
+            missing=missing,
+        )
+    return ok(subject, "no credentials in the chain addresses that /api/chain shows")
+
+
+def _may_hold_secret(url: str) -> bool:
+    parts = urlsplit(url)
+    return "@" in parts.netloc or bool(parts.query)
+
+
+SUMS_FILE: Final = "SHA256SUMS"
+"""File of hashes that the build writes, in the format of `sha256sum -c`."""
+_SHOWN_FILES: Final = 3
+
+
+def check_page(directory: Path, *, enabled: bool) -> CheckResult:
+    """Check the page in this directory."""
+    if not enabled:
+        return ok("page", "not served: [ui] enable is false")
+    try:
+        sums = read_sums((directory / SUMS_FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        if not (directory / "index.html").is_file():
+            advice = "Set [ui] dist_path to the directory of the build, or leave it empty."
+            return fail("page", f"no page in {directory}", advice)
+        return warn(
+            "page", f"{directory} has no {SUMS_FILE} to compare with", "Build it with `make ui`, which writes it."
+        )
+    except (OSError, ValueError) as error:
+        return fail("page", f"{directory / SUMS_FILE} cannot be read: {error}", "Reinstall the helper.")
+    changed = [name for name, expected in sums.items() if hash_file(directory / name) != expected]
+    extra = _extra_files(directory, set(sums))
+    if changed or extra:
+        text = "; ".join(
+            f"{what}: {', '.join(names[:_SHOWN_FILES])}{' …' if len(names) > _SHOWN_FILES else ''}"
+            for what, names in (("changed since the build", changed), ("not part of the build", extra))
+            if names
+        )
+        advice = "Reinstall the helper, or rebuild the page with `make ui`. Find out what changed the files."
+        return fail("page", text, advice, changed=changed, strange=extra)
+    return ok("page", f"{len(sums)} files match the build", files=len(sums))
+
+
+def _extra_files(directory: Path, listed_files: set[str]) -> list[str]:
+    files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    return sorted(files - listed_files - {SUMS_FILE})
+
+
+ONION_SECONDS: Final = 12.0
+"""Time limit in seconds. Tor fetches the descriptor and builds two circuits, which takes up to 10 s."""
+_ONION_SUBJECT: Final = "onion service"
+_ONION_PORT: Final = 80
+_MAX_RESPONSE_BYTES: Final = 64 << 10
+_TOR_ADVICE: Final = (
+    "Check that tor runs (`systemctl status tor@default`) and its log. After a start, tor needs up to a minute to"
+    " publish the service."
+)
+
+
+async def check_onion_service(address: str, proxy: str, clock: Clock, *, seconds: float = ONION_SECONDS) -> CheckResult:
+    """Request the status of the helper through Tor.
+
+    Args:
+        address: onion address; empty if it is not set.
+        proxy: SOCKS port of tor: `unix:PATH` or `HOST:PORT`.
+        clock: measures the time.
+        seconds: time limit.
+    """
+    if not address:
+        return ok(_ONION_SUBJECT, "not checked: [server] onion_address is not set")
+    started_at, problem = clock.monotonic(), ""
+    try:
+        async with asyncio.timeout(seconds):
+            status, is_helper = await _request_status(address, proxy)
+    except TimeoutError:
+        problem = f"no response within {seconds:.0f} s"
+    except SocksError as error:
+        problem = str(error)
+    except OSError as error:
+        advice = "Start tor, or set [server] tor_socks to a SOCKS port of a running tor that this user can use."
+        return warn(_ONION_SUBJECT, f"not checked: cannot use tor at {proxy}: {error.strerror or error}", advice)
+    if problem:
+        return fail(_ONION_SUBJECT, f"{address} is not reachable: {problem}", _TOR_ADVICE)
+    took = clock.monotonic() - started_at
+    if not is_helper:
+        advice = "Check that HiddenServicePort in the torrc points to [server] unix_socket."
+        return fail(_ONION_SUBJECT, f"{address} is published, but does not reach a helper (HTTP {status})", advice)
+    if status != 200:
+        advice = "See the other checks: the helper is not ready or is paused."
+        return warn(_ONION_SUBJECT, f"{address} is published, but the helper responds HTTP {status}", advice)
+    return ok(_ONION_SUBJECT, f"{address} is published and reaches a helper, in {took:.1f} s", seconds=round(took, 2))
+
+
+async def _request_status(address: str, proxy: str) -> tuple[int, bool]:
+    """Return the HTTP status of the helper's status route, and whether the response is that of a helper.
+
+    Raises:
+        OSError: the proxy cannot be reached.
+        SocksError: Tor cannot reach the service.
+    """
+    reader, writer = await open_socks_stream(proxy, address, _ONION_PORT)
+    try:
+        writer.write(
+            b"GET /shielded-vote/v1/status HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % address.encode()
+        )
+        response = b""
+        with contextlib.suppress(ConnectionError):
+            while len(response) <= _MAX_RESPONSE_BYTES and (data := await reader.read(_MAX_RESPONSE_BYTES)):
+                response += data
+    finally:
+        writer.close()
+    if not response:
+        raise SocksError("the service closed the connection; nothing listens behind it")
+    return _parse_response(response)
+
+
+def _parse_response(response: bytes) -> tuple[int, bool]:
+    head, _, body = response.partition(b"\r\n\r\n")
+    words = head.split(maxsplit=2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        return 0, False
+    try:
+        status = json.loads(body)
+    except ValueError:
+        status = None
+    return int(words[1]), isinstance(status, dict) and "status" in status
+
+
+DOCUMENT_SECONDS: Final = 4.0
+"""Timeout of each document in seconds: enough for a slow mirror and the next one within the time of the check."""
+MAX_SECONDS: Final = 10.0
+"""Time limit of the fetch in seconds."""
+_DEFAULT_PORTS: Final = {"https": 443, "http": 80}
+_SHOWN_KEYS: Final = 4
+_SHOWN_ROUNDS: Final = 10
+
+
+async def check_voting_config(
+    fetcher: ConfigFetcher,
+    public_url: str,
+    query_chain_keys: Callable[[], Awaitable[Mapping[bytes, bytes]]],
+    *,
+    max_seconds: float = MAX_SECONDS,
+) -> list[CheckResult]:
+    """Fetch the configuration and check it.
+
+    Args:
+        fetcher: fetches the configuration; closed at the end.
+        public_url: base URL at which wallets reach this helper, empty if it is not set.
+        query_chain_keys: returns the election authorities' keys on the chain by round id.
+        max_seconds: time limit of the fetch.
+    """
+    chain_keys = asyncio.ensure_future(query_chain_keys())
+    try:
+        async with asyncio.timeout(max_seconds) as limit:
+            config = await fetcher.fetch()
+        await asyncio.wait([chain_keys], timeout=(limit.when() or 0.0) - asyncio.get_running_loop().time())
+    except (InvalidConfigError, TimeoutError) as error:
+        reason = f"no response within {max_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
+        advice = "Check [admin] config_url and this machine's access to it. The page shows the last valid copy."
+        return [warn("voting config", f"cannot be fetched: {reason}", advice)]
+    finally:
+        chain_keys.cancel()
+        await fetcher.aclose()
+    return evaluate_voting_config(config, public_url, chain_keys.result() if chain_keys.done() else {})
+
+
+def evaluate_voting_config(
+    config: PublishedConfig, public_url: str, chain_keys: Mapping[bytes, bytes]
+) -> list[CheckResult]:
+    """Check a fetched configuration. `chain_keys` are the election authorities' keys on the chain by round id."""
+    fetched = ok("voting config", f"reachable, {len(config.vote_servers)} vote servers", bytes=len(config.body))
+    return [fetched, _evaluate_listing(config, public_url), _evaluate_keys(config), *_compare_keys(config, chain_keys)]
+
+
+def _evaluate_listing(config: PublishedConfig, public_url: str) -> CheckResult:
+    subject = "vote servers"
+    if not public_url:
+        return ok(subject, "not checked for this helper: [admin] public_url is not set")
+    if _normalize(public_url) in map(_normalize, config.vote_servers):
+        return ok(subject, f"the voting configuration lists {public_url}")
+    advice = (
+        "Wallets do not send shares to this helper. Ask the publisher of the configuration to add the URL to"
+        " vote_servers, or correct [admin] public_url."
+    )
+    return warn(subject, f"the voting configuration does not list {public_url}", advice)
+
+
+def _evaluate_keys(config: PublishedConfig) -> CheckResult:
+    subject = "round keys"
+    if config.static is None:
+        advice = "Set [admin] config_url to the URL of the static configuration, which names them."
+        return warn(subject, "the keys that sign rounds are not known", advice)
+    keys, rounds = list(config.static.keys), config.rounds.values()
+    if not keys:
+        advice = "Ask the publisher: without a key, wallets authenticate no round."
+        return warn(subject, "the static configuration names no key", advice)
+    count = sum(result is RoundAuthentication.AUTHENTICATED for result in rounds)
+    facts = {"keys": keys, "authenticated": count, "rounds": len(rounds)}
+    if rounds and not count:
+        advice = (
+            "Wallets vote in none of them. Check that [admin] config_url is the static configuration of this chain."
+        )
+        return warn(subject, f"no signature of the {len(rounds)} published rounds is valid", advice, **facts)
+    names = ", ".join(keys[:_SHOWN_KEYS]) + (" …" if len(keys) > _SHOWN_KEYS else "")
+    return ok(subject, f"{names}; {count} of {len(rounds)} published rounds are authenticated", **facts)
+
+
+def _compare_keys(config: PublishedConfig, chain_keys: Mapping[bytes, bytes]) -> list[CheckResult]:
+    results = {round_id: config.get_authentication(round_id, key) for round_id, key in chain_keys.items()}
+    differing = [name.hex() for name, result in results.items() if result is RoundAuthentication.KEY_MISMATCH]
+    if not differing:
+        return []
+    message = f"the published key of the election authority differs from the chain's in {len(differing)} rounds"
+    advice = (
+        "Check that [admin] config_url and [chain] endpoints belong to the same chain. If they do, inform the publisher"
+        " of the configuration and the operators of the chain."
+    )
+    return [warn("authority keys", message, advice, rounds=differing[:_SHOWN_ROUNDS])]
+
+
+def _normalize(url: str) -> tuple[str, str, int | None, str] | None:
+    """Return scheme, host, port and path; None for text that is not a URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    return parts.scheme, parts.hostname or "", port, parts.path.rstrip("/")
