@@ -28,7 +28,7 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from helper.store.models import EnqueueResult, PreparedReveal
 from helper.store.operations.blocks import apply_blocks
-from helper.store.operations.messages import mark_sending, prepare, record_outcome
+from helper.store.operations.messages import mark_sending, prepare, read_sent, record_outcome
 from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
@@ -157,10 +157,10 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
                 "due_ahead", {"round_id": ROUND_ID, "now_ms": (DUE_TIME - 7200) * 1000, "minutes": 60}
             ),
         )
-        spent = tx.fetch_all("unconfirmed", {"after": 0, "limit": 1})[0][14]
+        ((sent,), _) = read_sent(tx.fetch_all("unconfirmed", {"after": 0, "limit": 1}), tx.keys.row_check)
         with transaction(database):
             steps["confirmed"] = count_steps(
-                tx, lambda: apply_blocks(tx, [(101, 101)], [(ROUND_ID, spent)], DUE_TIME * 1000)
+                tx, lambda: apply_blocks(tx, [(101, 101)], [(ROUND_ID, sent.nullifier)], DUE_TIME * 1000)
             )
     return steps
 
