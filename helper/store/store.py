@@ -33,7 +33,7 @@ from helper.store.operations import rounds as round_operations
 from helper.store.operations.trees import LEAF_BYTES
 from helper.store.queue_reader import QueueReader
 from helper.store.table_rows import RoundRow, Row, read_meta_value
-from helper.store.transaction import RowReader, read_round_key
+from helper.store.transaction import RowReader, is_exclusive, read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
 
 log = structlog.get_logger("helper.store")
@@ -90,7 +90,7 @@ class Store(QueueReader, ABC):
 
     async def _run(self, op: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation with these arguments; see `WriterThread.run`."""
-        return await self._writer.run(lambda tx: op(tx, *args, **kwargs))
+        return await self._writer.run(lambda tx: op(tx, *args, **kwargs), is_exclusive=is_exclusive(op))
 
     # ------------------------------------------------------------------ the database
 

@@ -13,9 +13,10 @@ from helper.store.operations.blocks import add_unread, delete_share
 from helper.store.operations.failure_counts import DAMAGED_REASON, count_failed
 from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
 from helper.store.table_rows import RoundRow
-from helper.store.transaction import Transaction
+from helper.store.transaction import Transaction, exclusive
 
 
+@exclusive
 def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> None:
     """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
     tx.lock_exclusive()
@@ -38,6 +39,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
             add_unread(tx, listed.created_at_height)
 
 
+@exclusive
 def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that the chain has closed a round; an earlier mark is unchanged."""
     tx.lock_exclusive()
@@ -47,6 +49,7 @@ def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
         tx.execute("save_round", stored._replace(closed_ms=at_ms).with_check(tx.keys.row_check))
 
 
+@exclusive
 def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that a round's unconfirmed shares were reported; an earlier mark is unchanged."""
     tx.lock_exclusive()
@@ -56,6 +59,7 @@ def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
         tx.execute("save_round", stored._replace(alerted_ms=at_ms).with_check(tx.keys.row_check))
 
 
+@exclusive
 def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> tuple[int, bool]:
     """Fail up to `limit` unconfirmed shares of a closed round. Returns how many, and whether there may be more."""
     tx.lock_exclusive()
@@ -70,6 +74,7 @@ def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: i
     return apply_transition_to_batch(tx, ids, change)
 
 
+@exclusive
 def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
     """Delete a part of a round's data and count its failed shares by stage and reason.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from helper.errors import LeavesMissing, StoreError
-from helper.store.transaction import Transaction
+from helper.store.transaction import Transaction, exclusive
 
 LEAF_BYTES: Final = 32
 SUBTREE_BYTES: Final = 1023 * 32
 
 
+@exclusive
 def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leaves: bytes) -> None:
     """Append leaves to a round's tree. Leaves that are stored already must be equal.
 
@@ -44,6 +45,7 @@ def _stored_leaves(tx: Transaction, round_no: int, start: int, stop: int) -> byt
     return leaves[(start - first) * LEAF_BYTES : (stop - first) * LEAF_BYTES]
 
 
+@exclusive
 def save_subtrees(tx: Transaction, round_id: bytes, first_index: int, subtrees: bytes) -> None:
     """Store the inner nodes of complete subtrees, from subtree `first_index` on.
 
@@ -58,6 +60,7 @@ def save_subtrees(tx: Transaction, round_id: bytes, first_index: int, subtrees: 
         tx.execute("add_subtree", (key.no, first_index + n, subtrees[n * SUBTREE_BYTES : (n + 1) * SUBTREE_BYTES]))
 
 
+@exclusive
 def delete_tree(tx: Transaction, round_id: bytes) -> None:
     """Delete a round's leaves and subtrees."""
     tx.lock_exclusive()

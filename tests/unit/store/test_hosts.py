@@ -190,6 +190,21 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
     assert await greatest_height(host_a) == 59
 
 
+async def test_exclusive_operations_that_wait_with_others_need_no_rerun(join_host: JoinHost) -> None:
+    host = await join_host("one")
+    shares = [make_posted_share(number) for number in range(4)]
+    commits = host.stats.commits
+
+    await asyncio.gather(
+        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares[:2]),
+        host.save_rounds([ChainRound()], NOW),
+        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares[2:]),
+    )
+
+    assert (host.stats.failures, host.stats.commits - commits, host.stats.operations) == (0, 3, 5)
+    assert await host.count_shares() == {ROUND: {ShareState.RECEIVED: 4}}
+
+
 # ---------------------------------------------------------------------- the sender
 
 
