@@ -18,8 +18,7 @@ from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.listener import NotificationListener
-from helper.store.postgres.reader import PostgresReader
+from helper.store.postgres.reader import NotificationListener, PostgresReader
 from helper.store.postgres.transaction import ClaimState, PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.row_encryption import RowEncryption

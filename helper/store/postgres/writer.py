@@ -25,8 +25,13 @@ from helper.clock import SystemClock
 from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
-from helper.store.postgres.connection import ConnectionSettings
-from helper.store.postgres.errors import is_batch_wide, is_retryable, needs_new_connection, translate
+from helper.store.postgres.connection import (
+    ConnectionSettings,
+    is_batch_wide,
+    is_retryable,
+    needs_new_connection,
+    translate,
+)
 from helper.store.postgres.opening import (
     acquire_host_lock,
     acquire_host_name,

@@ -36,9 +36,8 @@ from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
 from helper.store.postgres import PostgresStore, opening, store, writer
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
-from helper.store.postgres.reader import CONNECTIONS
+from helper.store.postgres.reader import CONNECTIONS, NotificationListener
 from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.sql_files import FIRST_VERSION
 from tests.support.clock import FakeClock
