@@ -20,8 +20,7 @@ from helper.errors import HelperError
 from helper.observability.queue_snapshot import QueueSnapshot, read_snapshot
 from helper.store.factory import check_shared_database as connect_shared_database
 from helper.store.factory import read_file_encryption
-from helper.store.sqlite.file_system import UNSUITABLE_ADVICE, is_unsuitable
-from helper.store.sqlite.quick_check import quick_check
+from helper.store.sqlite.opening import UNSUITABLE_ADVICE, is_unsuitable, quick_check
 from helper.store.sqlite.reader import open_queue_file
 
 INTEGRITY_CHECK_SECONDS: Final = 4.0

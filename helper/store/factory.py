@@ -13,7 +13,7 @@ from helper.config.sections import ROLES, Config
 from helper.errors import StoreError, StoreLocked
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.file_lock import is_locked
-from helper.store.sqlite.file_system import MOUNTS_FILE, refuse_unsuitable_file_system
+from helper.store.sqlite.opening import MOUNTS_FILE, refuse_unsuitable_file_system
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
 

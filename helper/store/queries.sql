@@ -59,9 +59,7 @@ SELECT 1 FROM spent WHERE round_no = ? AND nullifier = ?;
 -- ---------------------------------------------------------------- shares: processing
 
 -- name: change_share
-UPDATE shares SET
-  state = :state, due_ms = :due_ms, attempts = :attempts, crashes = :crashes, proved_height = :proved_height,
-  stage = :stage, note = :note, row_check = :row_check
+UPDATE shares SET {share_changes}
 WHERE id = :id AND state = :was;
 
 -- name: is_quarantined

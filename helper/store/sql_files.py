@@ -2,7 +2,8 @@
 
 Statements name their columns, because a migration adds a column at the end of a table. The names of the columns of
 shares, messages and rounds stand once, in the code: `{share}`, `{reveal}` and `{round}` in a statement are the columns
-of the tables with the aliases s, m and r; `{share_columns}`, `{share_values}` and the like are for an INSERT.
+of the tables with the aliases s, m and r; `{share_columns}`, `{share_values}` and the like are for an INSERT,
+`{share_arrays}` for one of many rows on PostgreSQL, and `{share_changes}` for an UPDATE.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from itertools import repeat
-from typing import Final
+from typing import Final, get_type_hints
 
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
-from helper.store.table_rows import RoundRow
+from helper.store.table_rows import RoundRow, ShareRow
 
 FIRST_VERSION: Final = 11
 """Schema version after the first migration. Lower ones were layouts of versions before the first release."""
@@ -26,6 +27,9 @@ UPGRADE_BY_EXPORT: Final = (
 """Advice about a schema below `FIRST_VERSION`."""
 _NAME_PREFIX = "-- name: "
 _NAMED_PARAMETER = re.compile(r"(?<!:):(\w+)")  # not a cast (::)
+_ARRAY_TYPES = {int: "bigint[]", int | None: "bigint[]", bytes: "bytea[]", str: "text[]"}
+_COLUMN_TYPES = {**get_type_hints(ShareRow), "tag": bytes}
+_CHANGING_COLUMNS = ShareRow._fields[ShareRow._fields.index("state") :]
 _COLUMNS = {
     "{share}": ", ".join(f"s.{column}" for column in SHARE_COLUMNS),
     "{reveal}": ", ".join(f"m.{column}" for column in REVEAL_COLUMNS),
@@ -33,6 +37,8 @@ _COLUMNS = {
     "{round_columns}": ", ".join(RoundRow._fields),
     "{round_values}": ", ".join("?" * len(RoundRow._fields)),
     "{share_columns}": ", ".join(SHARE_COLUMNS),
+    "{share_arrays}": ", ".join(f"%s::{_ARRAY_TYPES[_COLUMN_TYPES[column]]}" for column in SHARE_COLUMNS),
+    "{share_changes}": ", ".join(f"{column} = :{column}" for column in _CHANGING_COLUMNS),
     "{share_values}": ", ".join("?" * len(SHARE_COLUMNS)),
     "{reveal_columns}": ", ".join(REVEAL_COLUMNS),
     "{reveal_values}": ", ".join("?" * len(REVEAL_COLUMNS)),

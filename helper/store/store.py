@@ -28,12 +28,12 @@ from helper.store.models import (
     StoredRound,
 )
 from helper.store.operations import actions as action_operations
-from helper.store.operations import blocks, failure_counts, import_, messages, shares, trees
+from helper.store.operations import blocks, import_, messages, shares
 from helper.store.operations import rounds as round_operations
-from helper.store.operations.trees import LEAF_BYTES
+from helper.store.operations.rounds import LEAF_BYTES
 from helper.store.queue_reader import QueueReader
 from helper.store.table_rows import RoundRow, Row, read_meta_value
-from helper.store.transaction import RowReader, read_round_key
+from helper.store.transaction import RowReader, is_exclusive, read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
 
 log = structlog.get_logger("helper.store")
@@ -90,7 +90,7 @@ class Store(QueueReader, ABC):
 
     async def _run(self, op: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation with these arguments; see `WriterThread.run`."""
-        return await self._writer.run(lambda tx: op(tx, *args, **kwargs))
+        return await self._writer.run(lambda tx: op(tx, *args, **kwargs), is_exclusive=is_exclusive(op))
 
     # ------------------------------------------------------------------ the database
 
@@ -410,7 +410,7 @@ class Store(QueueReader, ABC):
 
     async def delete_old_failure_counts(self) -> int:
         """Delete failure counts of purged rounds that are older than their retention. Returns how many rows."""
-        return await self._run(failure_counts.delete_old_counts, self._now_ms())
+        return await self._run(round_operations.delete_old_counts, self._now_ms())
 
     # ------------------------------------------------------------------ blocks
 
@@ -467,7 +467,7 @@ class Store(QueueReader, ABC):
             LeavesMissing: earlier leaves are not stored.
             StoreError: they contradict the stored leaves.
         """
-        await self._run(trees.save_leaves, round_id, height, start_index, leaves)
+        await self._run(round_operations.save_leaves, round_id, height, start_index, leaves)
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
         """Return the leaves of a round's tree up to the first gap, and the height of their last block (0 if none)."""
@@ -483,7 +483,7 @@ class Store(QueueReader, ABC):
 
     async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
         """Store the inner nodes of complete subtrees (each 1023 × 32 bytes), from subtree `first_index` on."""
-        await self._run(trees.save_subtrees, round_id, first_index, subtrees)
+        await self._run(round_operations.save_subtrees, round_id, first_index, subtrees)
 
     async def load_subtrees(self, round_id: bytes) -> bytes:
         """Return the inner nodes of the subtrees 0, 1, … up to the first that is missing."""
@@ -492,7 +492,7 @@ class Store(QueueReader, ABC):
 
     async def delete_tree(self, round_id: bytes) -> None:
         """Delete the leaves and subtrees of a round."""
-        await self._run(trees.delete_tree, round_id)
+        await self._run(round_operations.delete_tree, round_id)
 
     # ------------------------------------------------------------------ metadata
 

@@ -6,9 +6,9 @@ import hmac
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
@@ -121,6 +121,23 @@ def read_round_key(columns: Row, keys: DatabaseKeys) -> RoundKey:
     return RoundKey(row.no, row.mac_key)
 
 
+OperationT = TypeVar("OperationT", bound=Callable[..., Any])
+
+
+def exclusive(operation: OperationT) -> OperationT:
+    """Mark an operation that needs its own transaction on a shared database.
+
+    Such operations lock what other operations lock in another order, so they could deadlock in a common transaction.
+    """
+    vars(operation)["exclusive"] = True
+    return operation
+
+
+def is_exclusive(operation: Callable[..., Any]) -> bool:
+    """Return whether an operation is marked as `exclusive`."""
+    return getattr(operation, "exclusive", False)
+
+
 @dataclass(slots=True)
 class Transaction(ABC):
     """Database interface of operations: named statements, and state collected until the commit.
@@ -190,7 +207,10 @@ class Transaction(ABC):
         """Acquire a shared lock until the commit: no other host changes rounds or spent nullifiers."""
 
     def lock_exclusive(self) -> None:  # noqa: B027
-        """Acquire an exclusive lock until the commit: no other host enqueues shares or changes rounds or nullifiers."""
+        """Acquire an exclusive lock until the commit: no other host enqueues shares or changes rounds or nullifiers.
+
+        Only operations that are marked as `exclusive` may call this.
+        """
 
     def is_round_closed(self, round_no: int) -> bool:  # noqa: ARG002
         """Return whether another host has closed a round. Call this after `lock_shared`.

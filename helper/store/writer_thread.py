@@ -28,6 +28,7 @@ class WriteJob:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
     after_erasure: bool
+    is_exclusive: bool = False
     attempts: int = 0
     value: Any = None
     error: BaseException | None = None
@@ -55,6 +56,12 @@ class BatchOperation(ABC):
 def split_batch(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
     """Split a batch, preserving order, into runs of batch operations of the same type and single other jobs."""
     for _, run in groupby(batch, lambda job: type(job.op) if isinstance(job.op, BatchOperation) else job):
+        yield list(run)
+
+
+def split_exclusive(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
+    """Split a batch, preserving order, into exclusive jobs and runs of other jobs, each for one transaction."""
+    for _, run in groupby(batch, lambda job: job if job.is_exclusive else None):
         yield list(run)
 
 
@@ -174,12 +181,15 @@ class WriterThread(ABC, Generic[TransactionT]):
         self._jobs.put(None)
         await self._stopped
 
-    async def run(self, op: Callable[[TransactionT], T], *, after_erasure: bool = False) -> T:
+    async def run(
+        self, op: Callable[[TransactionT], T], *, after_erasure: bool = False, is_exclusive: bool = False
+    ) -> T:
         """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
 
         Args:
             op: the operation.
             after_erasure: return only after deleted rows are erased from the files, if the engine erases.
+            is_exclusive: run it alone in its transaction if hosts share the database; see `exclusive`.
 
         Raises:
             StoreError: none of its changes were stored, as far as known.
@@ -188,7 +198,7 @@ class WriterThread(ABC, Generic[TransactionT]):
             raise _not_open_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._submitted.append(WriteJob(op, loop, future, after_erasure))
+        self._submitted.append(WriteJob(op, loop, future, after_erasure, is_exclusive))
         if len(self._submitted) == 1:
             # Deferred: waking the thread costs more than most operations, so all operations that are submitted in this
             # iteration of the loop share one wake-up.

@@ -18,10 +18,9 @@ from helper.clock import Clock
 from helper.errors import StoreError
 from helper.store.models import QueuedShare
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.displacement import PathMonitor
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import PROBE_SECONDS, translate
-from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.file_lock import FileLock, PathMonitor
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.opening import OpenedDatabase, _load_keys
 from helper.store.sqlite.reader import SqliteReader
@@ -155,14 +154,16 @@ class InlineWriter(SqliteWriter):
             await asyncio.sleep(0.05)
         self._opened = None
 
-    async def run(self, op: Callable[[SqliteTransaction], T], *, after_erasure: bool = False) -> T:
+    async def run(
+        self, op: Callable[[SqliteTransaction], T], *, after_erasure: bool = False, is_exclusive: bool = False
+    ) -> T:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         if self.is_killed:
             return await future
         if self._opened is None:
             raise StoreError("the database is not open")
-        self._pending_jobs.append(WriteJob(op, loop, future, after_erasure))
+        self._pending_jobs.append(WriteJob(op, loop, future, after_erasure, is_exclusive))
         if self._timer is None:
             self._timer = loop.call_later(self._disk.rng.random() * self._disk.max_commit_delay, self._run_batch)
         return await future

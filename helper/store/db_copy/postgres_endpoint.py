@@ -12,8 +12,7 @@ import psycopg
 from helper.errors import StoreLocked
 from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.keyring import Keyring
-from helper.store.postgres.connection import ConnectionSettings
-from helper.store.postgres.errors import translate
+from helper.store.postgres.connection import ConnectionSettings, translate
 from helper.store.postgres.opening import connect, prepare_schema, require_ready
 from helper.store.postgres.transaction import require_confirmed_commit
 from helper.store.row_encryption import RowEncryption

@@ -22,7 +22,7 @@ from helper.store.ledger import (
 )
 from helper.store.models import SpentNullifier
 from helper.store.table_rows import RoundRow, make_meta_row, read_meta_value
-from helper.store.transaction import Transaction
+from helper.store.transaction import Transaction, exclusive
 
 MAC_BYTES: Final = 32
 _LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
@@ -33,6 +33,7 @@ def set_meta(tx: Transaction, key: str, value: str) -> None:
     tx.execute("set_meta", make_meta_row(key, value))
 
 
+@exclusive
 def add_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
     """Store nullifiers counted by the chain, and replace this queue's shares among them with tombstones.
 
@@ -92,6 +93,7 @@ def delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> b
     return existed
 
 
+@exclusive
 def apply_blocks(
     tx: Transaction, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier], at_ms: int
 ) -> list[int]:
@@ -129,6 +131,7 @@ def list_unspent(tx: Transaction, nullifiers: Sequence[SpentNullifier]) -> list[
     ]
 
 
+@exclusive
 def begin_ledger(tx: Transaction, first: int) -> None:
     """Start the ledger at a height, unless there is one."""
     tx.lock_exclusive()
@@ -136,6 +139,7 @@ def begin_ledger(tx: Transaction, first: int) -> None:
         _write_ledger(tx, start_ledger(first))
 
 
+@exclusive
 def give_up_blocks(tx: Transaction, last: int) -> None:
     """Record the unread blocks up to `last` as read; see `Store.give_up_blocks`."""
     tx.lock_exclusive()
@@ -144,6 +148,7 @@ def give_up_blocks(tx: Transaction, last: int) -> None:
         _write_ledger(tx, give_up(ledger, last))
 
 
+@exclusive
 def move_back(tx: Transaction, last: int, first: int) -> None:
     """Forget the blocks above `last`, and record those from `first` to it as unread; see `Store.move_back`."""
     tx.lock_exclusive()
@@ -159,6 +164,7 @@ def add_unread(tx: Transaction, first: int) -> None:
         _write_ledger(tx, add(ledger, first, ledger.top))
 
 
+@exclusive
 def rescan(tx: Transaction, first: int) -> Ledger:
     """Record the blocks from `first` on as to be read again; see `Store.begin_rescan`."""
     tx.lock_exclusive()

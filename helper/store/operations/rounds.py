@@ -1,21 +1,127 @@
-"""Operations on rounds: store, mark as closed, fail unconfirmed shares, purge."""
+"""Operations on rounds and their trees: store, mark as closed, fail unconfirmed shares, purge and count failures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import orjson
 
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt
+from helper.errors import LeavesMissing, StoreCorrupt, StoreError
 from helper.store.models import RoundLike
 from helper.store.operations.blocks import add_unread, delete_share
-from helper.store.operations.failure_counts import DAMAGED_REASON, count_failed
 from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
-from helper.store.table_rows import RoundRow
-from helper.store.transaction import Transaction
+from helper.store.table_rows import MAX_STAGE_CHARS, RoundRow, truncate_text
+from helper.store.transaction import Transaction, exclusive
+
+RETENTION_DAYS: Final = 14
+"""Days for which counts are stored."""
+MAX_REASONS_PER_DAY: Final = 100
+"""Maximum number of distinct pairs of stage and reason per day; all others are counted together."""
+OTHER_REASON: Final = ("other", "further reasons")
+DAMAGED_REASON: Final = ("damaged", "its row could not be read")
+_DAY_MS: Final = 86_400_000
+_IDENTIFYING_TEXT: Final = re.compile(r"[0-9A-Fa-f]{12,}|[A-Za-z0-9+/]{40,}={0,2}")
+"""Text that could identify a share, such as a hash or a field in a node's error message."""
 
 
+def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int) -> None:
+    """Count failed shares that are about to be deleted. No other data about these shares is stored.
+
+    Args:
+        failed: stage and note of each.
+        at_ms: Unix milliseconds now.
+    """
+    day = at_ms // _DAY_MS
+    kinds = Counter(
+        (truncate_text(_redact(stage), MAX_STAGE_CHARS), truncate_text(_redact(note))) for stage, note in failed
+    )
+    for (stage, reason), number in kinds.items():
+        kind: dict[str, int | str] = {"day": day, "stage": stage, "reason": reason}
+        known = tx.fetch_one("has_purged_failure", kind) is not None
+        if not known and (tx.fetch_one("count_purged_failure_kinds", (day,)) or (0,))[0] >= MAX_REASONS_PER_DAY:
+            kind |= {"stage": OTHER_REASON[0], "reason": OTHER_REASON[1]}
+        tx.execute("add_purged_failure", {**kind, "n": number})
+
+
+def _redact(text: str) -> str:
+    """Replace all text that could identify a share."""
+    return _IDENTIFYING_TEXT.sub("…", text)
+
+
+def delete_old_counts(tx: Transaction, at_ms: int) -> int:
+    """Delete counts that exceed their retention or are dated in the future. Returns the number of rows."""
+    day = at_ms // _DAY_MS
+    return tx.execute("delete_old_purged_failures", {"first": day - RETENTION_DAYS, "last": day + 1})
+
+
+LEAF_BYTES: Final = 32
+SUBTREE_BYTES: Final = 1023 * 32
+
+
+@exclusive
+def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leaves: bytes) -> None:
+    """Append leaves to a round's tree. Leaves that are stored already must be equal.
+
+    Raises:
+        LeavesMissing: earlier leaves are not stored.
+        StoreError: they contradict the stored leaves, or are not complete.
+    """
+    if len(leaves) % LEAF_BYTES or start < 0:
+        raise StoreError("leaves must have 32 bytes each", advice="This is a bug in the helper: report it.")
+    if not leaves:
+        return
+    tx.lock_exclusive()
+    key = tx.ensure_round(round_id)
+    last = tx.fetch_one("last_leaves", (key.no,))
+    size = 0 if last is None else last[0] + last[2]
+    if start > size:
+        raise LeavesMissing(size)
+    stop = start + len(leaves) // LEAF_BYTES
+    known = min(stop, size) - start
+    if known and _stored_leaves(tx, key.no, start, start + known) != leaves[: known * LEAF_BYTES]:
+        raise StoreError(f"the leaves from index {start} contradict the stored leaves")
+    if stop > size:
+        tx.execute("add_leaves", (key.no, size, height, leaves[known * LEAF_BYTES :]))
+
+
+def _stored_leaves(tx: Transaction, round_no: int, start: int, stop: int) -> bytes:
+    """Return the leaves from `start` to `stop`, all of which are stored."""
+    rows = tx.fetch_all("leaves_between", {"round_no": round_no, "start": start, "stop": stop})
+    first = rows[0][0] if rows else start
+    leaves = b"".join(row[1] for row in rows)
+    return leaves[(start - first) * LEAF_BYTES : (stop - first) * LEAF_BYTES]
+
+
+@exclusive
+def save_subtrees(tx: Transaction, round_id: bytes, first_index: int, subtrees: bytes) -> None:
+    """Store the inner nodes of complete subtrees, from subtree `first_index` on.
+
+    Raises:
+        StoreError: a subtree is incomplete.
+    """
+    if len(subtrees) % SUBTREE_BYTES:
+        raise StoreError("subtrees must be complete", advice="This is a bug in the helper: report it.")
+    tx.lock_exclusive()
+    key = tx.ensure_round(round_id)
+    for n in range(len(subtrees) // SUBTREE_BYTES):
+        tx.execute("add_subtree", (key.no, first_index + n, subtrees[n * SUBTREE_BYTES : (n + 1) * SUBTREE_BYTES]))
+
+
+@exclusive
+def delete_tree(tx: Transaction, round_id: bytes) -> None:
+    """Delete a round's leaves and subtrees."""
+    tx.lock_exclusive()
+    key = tx.round_key(round_id)
+    if key is not None:
+        tx.execute("drop_leaves", (key.no,))
+        tx.execute("drop_subtrees", (key.no,))
+
+
+@exclusive
 def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> None:
     """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
     tx.lock_exclusive()
@@ -38,6 +144,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
             add_unread(tx, listed.created_at_height)
 
 
+@exclusive
 def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that the chain has closed a round; an earlier mark is unchanged."""
     tx.lock_exclusive()
@@ -47,6 +154,7 @@ def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
         tx.execute("save_round", stored._replace(closed_ms=at_ms).with_check(tx.keys.row_check))
 
 
+@exclusive
 def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that a round's unconfirmed shares were reported; an earlier mark is unchanged."""
     tx.lock_exclusive()
@@ -56,6 +164,7 @@ def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
         tx.execute("save_round", stored._replace(alerted_ms=at_ms).with_check(tx.keys.row_check))
 
 
+@exclusive
 def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> tuple[int, bool]:
     """Fail up to `limit` unconfirmed shares of a closed round. Returns how many, and whether there may be more."""
     tx.lock_exclusive()
@@ -70,6 +179,7 @@ def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: i
     return apply_transition_to_batch(tx, ids, change)
 
 
+@exclusive
 def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
     """Delete a part of a round's data and count its failed shares by stage and reason.
 

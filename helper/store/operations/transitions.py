@@ -159,21 +159,7 @@ def update_row(tx: Transaction, before: ShareRow, row: ShareRow) -> ShareRow:
         StoreError: the row's state is no longer the one that was read.
     """
     row = row.with_check(tx.keys.row_check)
-    changed = tx.execute(
-        "change_share",
-        {
-            "id": row.id,
-            "was": before.state,
-            "state": row.state,
-            "due_ms": row.due_ms,
-            "attempts": row.attempts,
-            "crashes": row.crashes,
-            "proved_height": row.proved_height,
-            "stage": row.stage,
-            "note": row.note,
-            "row_check": row.row_check,
-        },
-    )
+    changed = tx.execute("change_share", {**row._asdict(), "was": before.state})
     if changed != 1:
         raise StoreError(f"share {row.id} was changed by another program that writes to this database")
     if before.state != row.state:

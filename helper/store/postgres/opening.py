@@ -23,9 +23,14 @@ from helper.errors import (
     StoreUnreachable,
 )
 from helper.store.keyring import Keyring
-from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
-from helper.store.postgres.errors import PRIVILEGES_ADVICE, translate
-from helper.store.postgres.server_certificate import CERTIFICATE_REFUSED, read_server_certificates
+from helper.store.postgres.connection import (
+    CERTIFICATE_REFUSED,
+    CONNECT_SECONDS,
+    PRIVILEGES_ADVICE,
+    ConnectionSettings,
+    read_server_certificates,
+    translate,
+)
 from helper.store.sql_files import FIRST_VERSION, UPGRADE_BY_EXPORT, postgres_statements, read_migrations
 from helper.store.table_rows import (
     KEY_CHECK,

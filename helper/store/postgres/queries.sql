@@ -178,10 +178,7 @@ WHERE s.id = ANY (%s);
 
 -- name: add_shares
 INSERT INTO shares ({share_columns})
-SELECT * FROM unnest(
-  %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[],
-  %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[]
-);
+SELECT * FROM unnest({share_arrays});
 
 -- ---------------------------------------------------------------- shares: processing
 

@@ -18,12 +18,12 @@ from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.listener import NotificationListener
-from helper.store.postgres.reader import PostgresReader
-from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
+from helper.store.postgres.reader import NotificationListener, PostgresReader
+from helper.store.postgres.transaction import ClaimState, PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.row_encryption import RowEncryption
 from helper.store.store import Store, report_damaged
+from helper.store.transaction import exclusive
 
 log = structlog.get_logger("helper.store")
 
@@ -255,19 +255,18 @@ def renew_claims(tx: PostgresTransaction) -> int:
     )
 
 
+@exclusive
 def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | None:
     """Acquire the sender lease if it is free or expired, or if this host held it before a restart.
 
     Args:
-        tx: a transaction without other operations, because sending locks this row and shares in another order.
+        tx: the transaction; without other operations, because sending locks this row and shares in another order.
         outer: fencing token of the lease in the object store, None if this row alone is the lease. A greater token
             replaces any holder, a smaller one never does.
 
     Returns:
         The new fencing token, None if another host holds the lease.
     """
-    if not tx.is_single_operation:
-        raise ExclusiveLockRequired
     row = tx.fetch_one(
         "acquire_sender_lease", {"host": tx.claims.host, "lease": tx.claims.lease_seconds, "outer": outer}
     )

@@ -23,10 +23,6 @@ ID_BATCH: Final = 64
 """Number of share numbers reserved per query."""
 
 
-class ExclusiveLockRequired(Exception):
-    """An operation must be the only one in its transaction; the writer reruns it alone."""
-
-
 @contextmanager
 def require_confirmed_commit(conn: psycopg.Connection[Row]) -> Iterator[None]:
     """Refuse a commit in the block about which the server warns.
@@ -176,13 +172,8 @@ class PostgresTransaction(Transaction):
             self._shared_lock = True
 
     def lock_exclusive(self) -> None:
-        """Acquire the exclusive lock: no other host accepts shares or records blocks until the commit.
-
-        Raises:
-            ExclusiveLockRequired: the transaction has other operations; two such transactions could deadlock.
-        """
-        if not self.is_single_operation:
-            raise ExclusiveLockRequired
+        """Acquire the exclusive lock: no other host accepts shares or records blocks until the commit."""
+        assert self.is_single_operation, "the operation is not marked as exclusive"
         self.fetch_all("lock_exclusive")
 
     def is_round_closed(self, round_no: int) -> bool:

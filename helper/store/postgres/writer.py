@@ -1,7 +1,8 @@
 """Writer thread of a host. Batches waiting operations into one transaction, as with SQLite.
 
 An operation that raises before it changed anything fails alone. After any other error the transaction is rolled back
-and its operations rerun individually. An operation that conflicts with another host is retried.
+and its operations rerun individually. An operation that conflicts with another host is retried. An exclusive operation
+has a transaction of its own.
 
 After a lost connection, or if the server refuses writes, the writer reconnects and runs the batch again. If the
 connection was lost during a commit, or a standby did not confirm it, the outcome is unknown and the callers get an
@@ -24,8 +25,13 @@ from helper.clock import SystemClock
 from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
-from helper.store.postgres.connection import ConnectionSettings
-from helper.store.postgres.errors import is_batch_wide, is_retryable, needs_new_connection, translate
+from helper.store.postgres.connection import (
+    ConnectionSettings,
+    is_batch_wide,
+    is_retryable,
+    needs_new_connection,
+    translate,
+)
 from helper.store.postgres.opening import (
     acquire_host_lock,
     acquire_host_name,
@@ -35,9 +41,9 @@ from helper.store.postgres.opening import (
     require_privileges,
     require_same_queue,
 )
-from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
+from helper.store.postgres.transaction import ClaimState, PostgresTransaction
 from helper.store.row_encryption import RowEncryption
-from helper.store.writer_thread import WriteJob, WriterThread, deliver_results, split_batch
+from helper.store.writer_thread import WriteJob, WriterThread, deliver_results, split_batch, split_exclusive
 
 log = structlog.get_logger("helper.store")
 
@@ -143,8 +149,8 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             try:
                 if self._write_error is not None and (batch or running):  # connecting would delay a shutdown
                     self._probe()
-                if batch:
-                    self._process_batch(batch)
+                for part in split_exclusive(batch):
+                    self._process_batch(part)
             except Exception as error:
                 # The thread must not end, or callers would wait forever. Jobs that already have a result are skipped.
                 if not isinstance(error, psycopg.Error | StoreError):
@@ -173,20 +179,18 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
 
     def _process_batch(self, batch: list[WriteJob]) -> None:
         """Run a batch, together or in parts. Sets a result or an error on every job."""
-        done = 0
         in_doubt = False
         try:
             tx = self._tx or self._connect()
             tx.begin(len(batch))
             for part in split_batch(batch):
                 self._run_part(tx, part)
-                done += len(part)
             tx.flush_counts()
             in_doubt = True
             tx.commit()
         except Exception as error:
             self._roll_back()
-            self._retry_or_fail(error, batch, done, in_doubt=in_doubt)
+            self._retry_or_fail(error, batch, in_doubt=in_doubt)
             return
         self.stats.commits += 1
         self.stats.operations += len(batch)
@@ -198,12 +202,12 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         return tx.change_count
 
     def _is_fatal(self, tx: PostgresTransaction, error: Exception) -> bool:  # noqa: ARG002 (used by SQLite)
-        return isinstance(error, psycopg.Error | ExclusiveLockRequired)
+        return isinstance(error, psycopg.Error)
 
     def _translate(self, error: BaseException) -> BaseException:
         return translate(error)
 
-    def _retry_or_fail(self, error: Exception, batch: list[WriteJob], stopped_at: int, *, in_doubt: bool) -> None:
+    def _retry_or_fail(self, error: Exception, batch: list[WriteJob], *, in_doubt: bool) -> None:
         """Retry a failed batch, in parts if it has more than one job, or fail its jobs."""
         self.stats.failures += 1
         for job in batch:
@@ -217,10 +221,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             else:
                 batch[0].attempts += 1
                 self._process_batch(batch)
-        elif isinstance(error, ExclusiveLockRequired):
-            for part in (batch[:stopped_at], batch[stopped_at : stopped_at + 1], batch[stopped_at + 1 :]):
-                if part:
-                    self._process_batch(part)
         elif len(batch) > 1:
             for job in batch:
                 self._process_batch([job])

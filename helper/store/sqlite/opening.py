@@ -1,11 +1,11 @@
-"""Creates and opens the database file: file modes, schema, and start-up checks."""
+"""Creates, checks and opens the database file: file system, file modes, schema, and start-up checks."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,27 @@ from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreFull
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
 from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted, select_encryption
-from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_file
-from helper.store.sqlite.reader import BUSY_SECONDS
-from helper.store.sqlite.schema import FileIdentity, check_pages, compare_schema, migrate_schema, read_identity
+from helper.store.sqlite.file_lock import (
+    FileLock,
+    PathMonitor,
+    file_size,
+    open_regular,
+    refuse_incomplete,
+    refuse_non_file,
+    wal_path,
+)
+from helper.store.sqlite.reader import BUSY_SECONDS, connect_read_only, require_readable
+from helper.store.sqlite.schema import (
+    FileIdentity,
+    check_pages,
+    compare_schema,
+    latest_version,
+    migrate_schema,
+    read_identity,
+)
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import (
     RANK_KEY,
@@ -335,3 +349,100 @@ def _load_keys(conn: sqlite3.Connection) -> DatabaseKeys:
             conn.execute(sqlite_statements()["set_meta"], rows[0])
         keys.append(read_key(rows, name))
     return DatabaseKeys(*keys)
+
+
+MOUNTS_FILE: Final = Path("/proc/mounts")
+UNSUITABLE_ADVICE: Final = (
+    "Put the database on a local disk ([helper] db_path): this file system can lose or damage it."
+)
+_OF_NETWORKS: Final = {"afs", "ceph", "cifs", "coda", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
+_OF_VIRTUAL_MACHINES: Final = {"9p", "fakeowner", "prl_fs", "vboxsf", "virtiofs", "vmhgfs"}
+_FUSE_PREFIX: Final = "fuse."
+_LOCAL_FUSE: Final = {"fuse.fuse-overlayfs"}
+
+
+def is_unsuitable(kind: str) -> bool:
+    """Return whether a file system may not support a write-ahead log, or may not keep what was synced.
+
+    On such a file system (of a network, of a virtual machine's host, or in user space) SQLite reports no error: memory
+    that processes share is not shared, locks do not lock, or fsync returns before the data is stored.
+
+    Args:
+        kind: its type in /proc/mounts.
+    """
+    is_in_user_space = kind == "fuse" or (kind.startswith(_FUSE_PREFIX) and kind not in _LOCAL_FUSE)
+    return is_in_user_space or kind in _OF_NETWORKS | _OF_VIRTUAL_MACHINES
+
+
+def refuse_unsuitable_file_system(database: Path, mounts: str) -> None:
+    """Refuse a database on a file system that may lose acknowledged shares.
+
+    Args:
+        database: path of the database.
+        mounts: content of /proc/mounts.
+
+    Raises:
+        StoreError: it is not suitable.
+    """
+    directory = database.resolve().parent
+    kind = find_file_system_type(directory, mounts)
+    if is_unsuitable(kind):
+        raise StoreError(f"{directory} is on {kind}, which is not safe for a database", advice=UNSUITABLE_ADVICE)
+
+
+def find_file_system_type(directory: Path, mounts: str) -> str:
+    """Type of the file system of a directory according to /proc/mounts; "" if not listed."""
+    best, kind = -1, ""
+    parents = {str(parent) for parent in (directory, *directory.parents)}
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        if point in parents and len(point) >= best:
+            best, kind = len(point), fields[2]
+    return kind
+
+
+LOCK_WAIT_SECONDS: Final = 2.0
+_STEPS_PER_DEADLINE_CHECK: Final = 20_000
+"""Virtual machine instructions between two checks of the clock; they take a few milliseconds."""
+
+
+def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
+    """Run SQLite's quick check on a database that no helper has open.
+
+    Do not call this while a helper is running: a reader blocks the truncation of the WAL and therefore the erasure of
+    witnesses. A running helper checks the file itself.
+
+    Args:
+        path: the file.
+        clock: measures the time.
+        seconds: time limit.
+
+    Returns:
+        Whether the check completed in time; no damage was found.
+
+    Raises:
+        StoreForeign: it is not a database of this helper, or was written by a newer version.
+        StoreCorrupt: it is damaged.
+        StoreDisplaced: it has a second name.
+        StoreError: it cannot be read.
+        OSError: it cannot be opened.
+    """
+    require_readable(path)
+    deadline = clock.monotonic() + seconds
+    try:
+        with closing(connect_read_only(path, timeout=LOCK_WAIT_SECONDS)) as conn:
+            conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+            conn.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS_PER_DEADLINE_CHECK)
+            identity = read_identity(conn)
+            identity.check(str(path))
+            if identity.version == latest_version():
+                compare_schema(conn, str(path))
+            check_pages(conn, str(path), "quick_check(3)")
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if isinstance(error, sqlite3.OperationalError) and clock.monotonic() > deadline:
+            return False
+        raise translate_opening(error, str(path)) from error
+    return True

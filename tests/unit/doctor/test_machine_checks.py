@@ -16,7 +16,7 @@ from helper.doctor.machine import check_address, check_modes, check_socket
 from helper.doctor.publication import evaluate_tokens
 from helper.doctor.result import CheckResult, Level
 from helper.runtime.process_security import ProcessLimits, get_process_limits
-from helper.store.sqlite.file_system import find_file_system_type, is_unsuitable
+from helper.store.sqlite.opening import find_file_system_type, is_unsuitable
 
 PLENTY = 10 << 30
 

@@ -36,9 +36,8 @@ from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
 from helper.store.postgres import PostgresStore, opening, store, writer
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
-from helper.store.postgres.reader import CONNECTIONS
+from helper.store.postgres.reader import CONNECTIONS, NotificationListener
 from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.sql_files import FIRST_VERSION
 from tests.support.clock import FakeClock
@@ -188,6 +187,21 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
     assert await claim_all_due(host_a) == []
     assert set((await host_b.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
     assert await greatest_height(host_a) == 59
+
+
+async def test_exclusive_operations_that_wait_with_others_need_no_rerun(join_host: JoinHost) -> None:
+    host = await join_host("one")
+    shares = [make_posted_share(number) for number in range(4)]
+    commits = host.stats.commits
+
+    await asyncio.gather(
+        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares[:2]),
+        host.save_rounds([ChainRound()], NOW),
+        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares[2:]),
+    )
+
+    assert (host.stats.failures, host.stats.commits - commits, host.stats.operations) == (0, 3, 5)
+    assert await host.count_shares() == {ROUND: {ShareState.RECEIVED: 4}}
 
 
 # ---------------------------------------------------------------------- the sender

@@ -18,10 +18,13 @@ from psycopg_pool.pool_async import WaitingClient
 from helper.errors import StoreError, StoreKeyError, StoreUnreachable
 from helper.store.keyring import Keyring
 from helper.store.null_cipher import DecryptionError
-from helper.store.postgres.connection import CONNECT_SECONDS, create_connection_settings
-from helper.store.postgres.errors import translate
+from helper.store.postgres.connection import (
+    CONNECT_SECONDS,
+    create_connection_settings,
+    find_system_authorities,
+    translate,
+)
 from helper.store.postgres.reader import PostgresReader
-from helper.store.postgres.server_certificate import find_system_authorities
 from helper.store.sql_files import postgres_statements, sqlite_statements
 
 LOCAL_DSNS = [
@@ -76,7 +79,7 @@ def test_authorities_of_the_system_are_a_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
     assert find_system_authorities() == str(file)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
-    monkeypatch.setattr("helper.store.postgres.server_certificate._AUTHORITY_FILES", ())
+    monkeypatch.setattr("helper.store.postgres.connection._AUTHORITY_FILES", ())
     assert find_system_authorities() == "system"
 
 

@@ -15,8 +15,7 @@ from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
 from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.sqlite.opening import open_database
-from helper.store.sqlite.quick_check import quick_check
+from helper.store.sqlite.opening import open_database, quick_check
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.schema import latest_version, migrations
 from helper.store.sqlite.snapshot import check_image, take_snapshot
