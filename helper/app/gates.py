@@ -16,7 +16,7 @@ from helper.core.refusals import PauseCause, PauseReason
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import DispatchGate
 from helper.reveal.revealer import ProofTimes
-from helper.store.sqlite.file_lock import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
+from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.store import Store
 
 PAUSE_GRACE_SECONDS = 30.0

@@ -26,7 +26,7 @@ from helper.server.control_client import (
     DaemonUnresponsiveError,
     request_control_socket,
 )
-from helper.store.sqlite.file_lock import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
+from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 
 _TARGET: Final = "/snapshot"
 _HELPER_SNAPSHOT: Final = TypeAdapter(HelperSnapshot)

@@ -300,7 +300,7 @@ def share_ref(mac: bytes) -> str:
 ROW_CHECK_KEY: Final = "key.rows"
 RANK_KEY: Final = "key.order"
 RUN_KEY: Final = "file.run"
-"""Key of the identifier of the run that has the file open or that crashed (see `sqlite/file_lock.py`)."""
+"""Key of the identifier of the run that has the file open or that crashed (see `sqlite/displacement.py`)."""
 KEY_CHECK: Final = "seal.check"
 """Key of the key check value of an encrypted database (`Keyring.make_probe`)."""
 KEYS_IN_USE: Final = "seal.keys"

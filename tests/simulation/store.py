@@ -18,9 +18,10 @@ from helper.clock import Clock
 from helper.errors import StoreError
 from helper.store.models import QueuedShare
 from helper.store.sql_files import sqlite_statements
+from helper.store.sqlite.displacement import PathMonitor
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import PROBE_SECONDS, translate
-from helper.store.sqlite.file_lock import FileLock, PathMonitor
+from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.opening import OpenedDatabase, _load_keys
 from helper.store.sqlite.reader import SqliteReader

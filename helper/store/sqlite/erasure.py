@@ -25,8 +25,8 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
+from helper.store.sqlite.displacement import wal_path
 from helper.store.sqlite.errors import is_disk_full
-from helper.store.sqlite.file_lock import wal_path
 from proofs import LOG_HEADER, page_gap, pages_in_log
 
 ERASE_WITHIN_SECONDS: Final = 1.0

@@ -15,18 +15,11 @@ from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreFull
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
+from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
 from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted, select_encryption
-from helper.store.sqlite.file_lock import (
-    FileLock,
-    PathMonitor,
-    file_size,
-    open_regular,
-    refuse_incomplete,
-    refuse_non_file,
-    wal_path,
-)
+from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_file
 from helper.store.sqlite.reader import BUSY_SECONDS, connect_read_only, require_readable
 from helper.store.sqlite.schema import (
     FileIdentity,

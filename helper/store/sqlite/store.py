@@ -11,7 +11,7 @@ from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt, StoreForeign
 from helper.store.models import DamagedShare
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
-from helper.store.sqlite.file_lock import file_size, wal_path
+from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction

@@ -227,7 +227,7 @@ class ChainStore(PartialStore):
             save_rounds(self._tx, [parse_round({"round": recorded_round(1)})], 0)
             self.set_ledger(ledger)
 
-    async def _commit(self, op: Callable[[SqliteTransaction], Any]) -> Any:
+    async def _commit(self, op: Callable[[SqliteTransaction], Any], *, is_exclusive: bool = False) -> Any:
         if self.is_full:
             raise StoreError("no space")
         self.conn.execute("BEGIN")

@@ -18,8 +18,9 @@ from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
 from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
+from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.sqlite.errors import LOCATION_CHECK_SECONDS
-from helper.store.sqlite.file_lock import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT, FileLock, refuse_locked
+from helper.store.sqlite.file_lock import FileLock, refuse_locked
 from helper.store.sqlite.opening import quick_check
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
