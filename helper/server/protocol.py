@@ -22,6 +22,8 @@ and their transitions are `State` and `TRANSITIONS`. A connection is closed
 | WAITING,   | the body is incomplete after `body_seconds` or when the client closes| none (`BodyReader` answers  |
 | RUNNING,   | its sending side; the response is incomplete `half_closed_seconds`   | slow bodies sooner), or an  |
 | RESPONDING | after the client has closed it; the handler aborts                   | incomplete response         |
+| RUNNING    | the handler returns without a response                               | 500                         |
+| RESPONDING | the server has been stopping for `STOP_GRACE_SECONDS`                | an incomplete response      |
 | RESPONDING | the response is complete and says `connection: close`                | the handler's               |
 | DRAINING   | the rest of the body is larger than `DRAIN_BYTES` or takes longer    | the handler's               |
 |            | than `head_seconds` (`LINGER_SECONDS` if the response says close)    |                             |

@@ -226,6 +226,26 @@ async def test_other_transitions_are_refused(state: State) -> None:
         connection.connection_lost(None)
 
 
+@pytest.mark.parametrize("end", ["closed sending side", "lost", "invalid bytes"])
+async def test_every_prefix_of_a_request_has_a_defined_end(end: str) -> None:
+    head = POST % b"wait"
+    for size in range(len(head) + 4):
+        wire = Wire()
+        await wire.deliver((head + b"body")[:size])
+        if end == "closed sending side":
+            assert not wire.connection.eof_received()
+            assert (wire.states[-1], wire.transport.writes) == (CLOSED, [])
+        elif end == "invalid bytes":
+            await wire.deliver(b"\x00\r\n\r\n")
+            if size < len(head):
+                assert wire.states[-1] is LINGERING
+                assert wire.transport.written.startswith(b"HTTP/1.1 400 ")
+        await wire.lose()
+        await wire.answer()
+        assert not wire.listener.tasks
+        assert not wire.listener.connections
+
+
 # Responses
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import h11
+import pytest
 
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.request_parser import InvalidRequestError, RequestHead, RequestParser
@@ -250,3 +251,12 @@ def test_requests_are_parsed_as_by_h11_or_refused() -> None:
     source = random.Random("requests")
     for _ in range(REQUESTS):
         compare(source)
+
+
+@pytest.mark.parametrize("excess", [-1, 0, 1])
+def test_head_is_refused_only_above_its_limits(excess: int) -> None:
+    line, last = b"GET / HTTP/1.1\r\n", b"\r\n"
+    many = b"Host:\r\n" + b"a:\r\n" * (LIMITS.max_headers - 1 + excess)
+    large = b"Host:\r\nX: " + b"a" * (LIMITS.max_head_bytes - len(b"/HostX") + excess) + b"\r\n"
+    for headers in (many, large):
+        assert parse([line + headers + last]).is_refused == (excess > 0)
