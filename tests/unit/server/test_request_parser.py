@@ -94,6 +94,8 @@ def parse_with_h11(data: bytes) -> Parsed:
             elif isinstance(event, h11.EndOfMessage):
                 assert head is not None
                 result.add(head.method, head.target, head.headers, body)
+                if {(b"connection", b"Upgrade"), (b"upgrade", b"h2c")} <= set(head.headers):
+                    return result  # it is the last request of a connection, which h11 leaves to its caller
                 head = None
                 connection.send(h11.Response(status_code=404, headers=[("content-length", "0")]))
                 connection.send(h11.EndOfMessage())
