@@ -16,9 +16,9 @@ from typing import Any, Final
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from admin import api_models
 from admin.admin_database import AdminStore, RegistryFullError
@@ -30,13 +30,13 @@ from admin.round_totals import GetAudit, RoundsView
 from helper.clock import Clock
 from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
 from helper.core.round_authentication import RoundAuthentication
-from helper.errors import StoreError
+from helper.errors import ClientLeft, StoreError
 from helper.runtime.supervisor import AuxiliaryTasks
+from helper.server.asgi_adapter import AsgiBody
 from helper.server.body_reader import BodyReader
 from helper.server.client_limits import Network, TokenBuckets, identify_client
-from helper.server.middleware import CorsMiddleware, JsonResponse, handle_disconnect, http_error_text, log_refusal
+from helper.server.edge import JsonResponse, http_error_text, log_refusal, request_id_of
 from helper.server.openapi import ApiMount, ApiRoute
-from helper.server.request_ids import get_request_id
 
 log = structlog.get_logger("helper.admin")
 
@@ -99,11 +99,11 @@ class AdminRoutes:
             HTTPException: _handle_http_exception,
             StoreError: _handle_store_error,
             TemporaryRefusal: _handle_temporary_refusal,
-            ClientDisconnect: handle_disconnect,
+            ClientLeft: _handle_disconnect,
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return CorsMiddleware(app, prefixes=("",), headers=_CORS_HEADERS, preflight=_PREFLIGHT_HEADERS)
+        return _CorsMiddleware(app)
 
     def routes(self) -> list[ApiRoute]:
         """Return the routes with their OpenAPI descriptions."""
@@ -138,12 +138,12 @@ class AdminRoutes:
         if (wait := self._buckets.wait_seconds(bucket, now)) > 0:
             return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
         self._buckets.charge(bucket, now)
-        body = await self._body_reader.read(request.scope, request.receive)
+        body = await self._body_reader.read(AsgiBody(request.scope, request.receive))
         try:
             result = await self._registry.register(body, production=self._ui.mode == "production", client=client)
         except (RegistrationError, SignatureRefusedError) as error:
             status = 400 if isinstance(error, RegistrationError) else 401
-            log_refusal(request, status, str(error))
+            log_refusal(request_id_of(request), status, str(error))
             return _error_response(status, str(error))
         except RegistryFullError as error:
             return _error_response(429, str(error), {"Retry-After": "3600"})
@@ -179,6 +179,25 @@ class AdminRoutes:
         return JsonResponse(asdict(self._ui), headers=_NO_STORE)
 
 
+class _CorsMiddleware:
+    """Allows all origins. No credentials are involved, so this exposes nothing."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; answer preflight requests directly."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_CORS_HEADERS]
+            await send(message)
+
+        is_preflight = scope["method"] == "OPTIONS"
+        app = Response(status_code=204, headers=_PREFLIGHT_HEADERS) if is_preflight else self._app
+        await app(scope, receive, send_with_headers)
+
+
 def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     retry_after = retry_after_of(status)
     extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
@@ -187,12 +206,16 @@ def _error_response(status: int, message: str, headers: Mapping[str, str] | None
 
 async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
     text = http_error_text(error, _STATUS_TEXTS)
-    log_refusal(request, error.status_code, text)
+    log_refusal(request_id_of(request), error.status_code, text)
     return _error_response(error.status_code, text, error.headers)
 
 
+async def _handle_disconnect(_request: Request, _error: ClientLeft) -> Response:
+    return _error_response(400, "client disconnected before the end of the request")
+
+
 async def _handle_store_error(request: Request, error: StoreError) -> Response:
-    name = get_request_id(request.scope)
+    name = request_id_of(request)
     log.error("registrations_unavailable", error=str(error), advice=error.advice, request_id=name)
     return _error_response(503, "registrations cannot be stored now; retry later")
 

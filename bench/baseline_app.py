@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn import Config, Server
 
-from helper.server.http_server import bind_tcp
+from helper.server.listening import bind_tcp
 
 RESPONSE_BODY = b'{"status":"queued"}'
 

@@ -41,14 +41,21 @@ from helper.observability.status_feed import StatusFeed
 from helper.operations.archive_reader import AuditResults, open_archive_bucket
 from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
-from helper.server.application import create_app
+from helper.server.edge import Edge
 from helper.server.gateway_routes import Gateway, GatewayLimits
 from helper.server.health_routes import CheckRunner, health_routes
-from helper.server.http_server import GROUP_MODE, base_url, bind_tcp, control_limits, create_server, listen_unix
+from helper.server.listening import (
+    GROUP_MODE,
+    Server,
+    base_url,
+    bind_tcp,
+    control_limits,
+    create_server,
+    listen_unix,
+)
 from helper.server.operator_routes import create_operator_app
 from helper.server.page_routes import Page, events_route, overview_routes
-from helper.server.uvicorn_adapter import Server
-from helper.server.wallet_routes import WalletView
+from helper.server.wallet_routes import WalletView, create_wallet_edge
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
@@ -83,7 +90,7 @@ class Listeners:
         self._stats = Stats()
         self._read_for_scrape: Callable[[], Awaitable[HelperSnapshot]] = _read_no_queue
         self._feed: StatusFeed | None = None
-        self._wallet_app = create_app(None, refusals=self._refusals, more_routes=self._common_routes())
+        self._wallet_edge = create_wallet_edge(None, refusals=self._refusals, more_routes=self._common_routes())
         self._operator_app: ASGIApp | None = None
 
     def add_queue(
@@ -113,7 +120,7 @@ class Listeners:
         self._read_for_scrape, self._stats = observer.read_for_scrape, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
         operator_token = self._config.operator.token
-        self._wallet_app = create_app(
+        self._wallet_edge = create_wallet_edge(
             view,
             api_token=self._config.helper.api_token,
             expose_queue_status=self._config.helper.expose_queue_status,
@@ -165,13 +172,11 @@ class Listeners:
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
             wallets = stack.enter_context(self._open_wallet_listener(wallet_socket))
-            server = create_server(
-                self._wallet_app, refusals=self._refusals, trusted_networks=self._config.trusted_networks
-            )
+            server = create_server(self._wallet_edge, trusted_networks=self._config.trusted_networks)
             servers = [(server, wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
-                servers.append((create_server(self._operator_app, control_limits()), control))
+                servers.append((create_server(Edge(self._operator_app), control_limits(), evicts=False), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._bind_metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]

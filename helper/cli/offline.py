@@ -23,8 +23,9 @@ from helper.observability import log_config
 from helper.operations.operator_actions import OperatorActions
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import acting_as_owner
-from helper.server.connection_io import PEER_KEY, Peer
+from helper.server.asgi_adapter import PEER_EXTENSION
 from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route, stored_round_states
+from helper.server.protocol import Peer
 from helper.store.factory import read_file_encryption
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import RowEncryption
@@ -58,7 +59,7 @@ async def _request(
 ) -> tuple[int, bytes]:
     opened = _open_for_query(database, encryption) if body is None else _open_for_action(database, encryption)
     async with opened as app:
-        transport, no_timeout = httpx.ASGITransport(_as_this_user(app)), httpx.Timeout(None)
+        transport, no_timeout = httpx.ASGITransport(_as_this_user(app), raise_app_exceptions=False), httpx.Timeout(None)
         async with create_async_client(transport=transport, base_url="http://file", timeout=no_timeout) as client:
             if body is None:
                 response = await client.get(target)
@@ -108,7 +109,7 @@ def _as_this_user(app: ASGIApp) -> ASGIApp:
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         peer = Peer(os.getpid(), os.getuid(), os.getgid())
-        await app({**scope, "state": {PEER_KEY: peer}}, receive, send)
+        await app({**scope, "extensions": {PEER_EXTENSION: peer}}, receive, send)
 
     return serve
 

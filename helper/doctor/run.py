@@ -30,7 +30,7 @@ from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot
 from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.http_server import BACKLOG, RESERVED_FILE_DESCRIPTORS
+from helper.server.listening import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
 from helper.store.sqlite.opening import MOUNTS_FILE, find_file_system_type
 

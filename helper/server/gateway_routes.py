@@ -36,9 +36,9 @@ from helper.chain.gateway_proxy import GatewayProxy, PossiblySent, ProxyRequest
 from helper.chain.node_http import StreamedResponse
 from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
 from helper.errors import ChainError, ChainUnavailable
+from helper.server.asgi_adapter import ABORT_EXTENSION, AsgiBody
 from helper.server.body_reader import BodyReader
-from helper.server.connection import ABORT_KEY
-from helper.server.middleware import refusal_response, route_error_response
+from helper.server.edge import refusal_response, route_error_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.page_reads import PageReads
 
@@ -178,7 +178,7 @@ class Gateway:
         async with contextlib.AsyncExitStack() as stack:
             body = None
             if scope["method"] == "POST":
-                body = await stack.enter_async_context(self._body_reader.buffer_body(scope, receive))
+                body = await stack.enter_async_context(self._body_reader.buffer_body(AsgiBody(scope, receive)))
             page_reads = self._page_reads if _is_leaves(scope) else None
             forwarding = _ForwardedRequest(scope, receive, send, self._limits, page_reads)
             stack.enter_context(self._acquire_slot(forwarding))
@@ -305,14 +305,14 @@ class _ForwardedRequest:
                 with anyio.fail_after(self._limits.response_seconds):
                     await self._forward(proxy, request)
             except TemporaryRefusal as refusal:
-                await self._fail(refusal_response(self._scope, refusal.situation))
+                await self._fail(refusal_response(self._scope["headers"], refusal.situation))
             except PossiblySent:
                 text = "the node's response was lost; check for the transaction before sending it again"
                 await self._fail(self._error(502, text))
             except ChainUnavailable as error:
                 # The error's text contains names of nodes, which only operators may see.
                 situation = Situation.NOTHING_SENT if request.method == "POST" else Situation.NO_CHAIN_NODE
-                await self._fail(refusal_response(self._scope, situation), error)
+                await self._fail(refusal_response(self._scope["headers"], situation), error)
             except ChainError as error:
                 await self._fail(self._error(502, "invalid response from node"), error)
             except TimeoutError:
@@ -384,7 +384,7 @@ class _ForwardedRequest:
 
     def abort(self) -> None:
         """Abort the connection to the client. `_cancel_on_disconnect` then ends the request to the node."""
-        abort: Callable[[], Any] | None = self._scope.get("state", {}).get(ABORT_KEY)
+        abort: Callable[[], Any] | None = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
         if abort is None:
             raise RuntimeError("the server does not support aborting a connection")
         abort()

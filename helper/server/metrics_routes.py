@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,10 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helper.core.text_forms import is_loopback
 from helper.observability.metrics import Metrics
 from helper.server.connection_limits import ConnectionLimits
+from helper.server.edge import Edge, error_response, json_application
 from helper.server.health_routes import CheckRunner, health_routes
-from helper.server.http_server import create_server
-from helper.server.middleware import error_response, internal_application
-from helper.server.uvicorn_adapter import Server
+from helper.server.listening import Server, create_server
 
 PATH: Final = "/metrics"
 LIMITS: Final = ConnectionLimits(max_connections=32, eviction_seconds=0.5)
@@ -69,11 +67,9 @@ def create_metrics_app(metrics: Metrics, run_checks: CheckRunner) -> ASGIApp:
         text, kind = await metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=kind)
 
-    return LoopbackHostMiddleware(
-        internal_application([Route(PATH, scrape, methods=["GET"]), *health_routes(run_checks)])
-    )
+    return LoopbackHostMiddleware(json_application([Route(PATH, scrape, methods=["GET"]), *health_routes(run_checks)]))
 
 
 def create_metrics_server(metrics: Metrics, run_checks: CheckRunner) -> Server:
     """Create the server of the metrics listener. At its limit of connections, it closes the slowest ones."""
-    return create_server(create_metrics_app(metrics, run_checks), LIMITS, refusals=Counter())
+    return create_server(Edge(create_metrics_app(metrics, run_checks)), LIMITS)

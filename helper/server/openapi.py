@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from importlib import metadata
 from typing import Any, Final, Literal
 
+import orjson
 from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from helper.core.refusals import retry_after_of
 from helper.core.share_fields import Field, ObjectField
 from helper.ingest.payload import ErrorResponse, IngressReceipt, NoRouteResponse
-from helper.server.middleware import TOKEN_HEADER, has_bare_error
+from helper.server.edge import TOKEN_HEADER, has_bare_error
 
 COMMON_ERROR_STATUSES: Final = (400, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""
@@ -208,3 +212,31 @@ def _describe_refusal(status: int, schema: Any) -> dict[str, Any]:
 
 def _json(schema: Any) -> dict[str, Any]:
     return {_JSON: {"schema": schema}}
+
+
+DOCUMENT: Final = Operation("OpenAPI document of this API.", dict[str, Any])
+
+
+def add_document_route(
+    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
+) -> list[BaseRoute]:
+    """Add the route of the OpenAPI document, which describes all routes.
+
+    Args:
+        routes: matched first.
+        more_routes: matched last; one of them may match every path.
+        api_token: token of the wallet API; empty for none.
+        operator_token: token of the operator API; empty for none.
+    """
+    tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
+
+    @cache
+    def get_document() -> bytes:
+        roles = [holder for holder, token in tokens.items() if token]
+        return orjson.dumps(generate_document(all_routes, authorized_roles=roles))
+
+    async def document(_request: Request) -> Response:
+        return Response(get_document(), media_type="application/json")
+
+    all_routes = [*routes, ApiRoute("/openapi.json", document, "GET", DOCUMENT), *more_routes]
+    return all_routes

@@ -7,6 +7,7 @@ recorded with the user whom the kernel reports.
 
 from __future__ import annotations
 
+import pwd
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -27,9 +28,10 @@ from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, Source, read
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, split_lines
 from helper.server import operator_json, operator_parameters
-from helper.server.connection_io import PEER_KEY, Peer, user_name
-from helper.server.middleware import JsonResponse, internal_application
+from helper.server.asgi_adapter import PEER_EXTENSION
+from helper.server.edge import JsonResponse, json_application
 from helper.server.operator_json import RoundState
+from helper.server.protocol import Peer
 from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
@@ -118,7 +120,7 @@ def create_operator_app(
         Route("/chain/rescan", rescan, methods=["GET"]),
         *more_routes,
     ]
-    return internal_application(routes, {HelperError: _handle_error})
+    return json_application(routes, {HelperError: _handle_error})
 
 
 async def _handle_error(_request: Request, error: Exception) -> Response:
@@ -328,11 +330,19 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
 
 async def identify_actor(request: Request, source: Source) -> Actor:
     """Return the user that sent a request, for the audit log. Raise HTTPException (403) if unknown."""
-    peer = getattr(request.state, PEER_KEY, None)
+    peer = request.scope.get("extensions", {}).get(PEER_EXTENSION)
     if not isinstance(peer, Peer):
         raise HTTPException(403, "unknown user: operator actions require the control socket")
     name = await anyio.to_thread.run_sync(user_name, peer.uid)
     return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or the user id if it has none. May block on a directory service."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _result(

@@ -23,7 +23,7 @@ from helper.errors import ConfigError
 from helper.observability.queue_snapshot import QueueObserver
 from helper.observability.status_feed import FeedEvent, StatusFeed
 from helper.server.client_limits import TokenBuckets
-from helper.server.middleware import JsonResponse, token_matches
+from helper.server.edge import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
 
 INDEX: Final = "index.html"
@@ -203,7 +203,7 @@ def _stream(feed: StatusFeed, request: Request) -> Response:
 def bearer_matches(request: Request, token: str) -> bool:
     """Whether a request has the operator token as a bearer token. Compares in constant time."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-    return token_matches(bearer.strip(), token) and scheme.lower() == "bearer"
+    return token_matches(bearer.strip().encode("latin-1"), token) and scheme.lower() == "bearer"
 
 
 async def _encode_events(states: AsyncIterator[FeedEvent]) -> AsyncIterator[bytes]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope
+from starlette.routing import BaseRoute
 
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
@@ -23,9 +23,10 @@ from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
-from helper.server.body_reader import HAS_LEFT_KEY, BodyReader
-from helper.server.middleware import JsonResponse, check_token, error_response, refusal_response
-from helper.server.openapi import ApiRoute, Operation
+from helper.server import protocol
+from helper.server.body_reader import BodyReader
+from helper.server.edge import Edge, JsonResponse, check_token, error_response, json_application, refusal_response
+from helper.server.openapi import ApiRoute, Operation, add_document_route
 from helper.store.models import EnqueueResult
 from helper.store.store import Store
 
@@ -33,8 +34,6 @@ PREFIX: Final = "/shielded-vote/v1"
 SHARES_PATH: Final = f"{PREFIX}/shares"
 SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
 QUEUE_SUMMARY_PATH: Final = f"{PREFIX}/queue-summary/{{round_id}}"
-_RAISED_KEY: Final = "svote-helper.raised"
-"""Scope key: the exception that `ShareSubmission` raised."""
 _OUTCOMES_BY_STATUS: Final = {
     400: "refused",
     401: "unauthorised",
@@ -107,12 +106,12 @@ QUEUE_SUMMARY: Final = Operation(
 
 
 class ShareSubmission:
-    """Accepts the share of a request and counts the outcome.
+    """Accepts posted shares, counts the outcomes, and returns the responses.
 
     Args:
-        view: accepts the share and counts.
+        view: accepts the shares and counts.
         api_token: token required in X-Helper-Token; empty for none.
-        body_reader: reads the request's body.
+        body_reader: reads the requests' bodies.
     """
 
     def __init__(self, view: WalletView, *, api_token: str, body_reader: BodyReader) -> None:
@@ -120,49 +119,76 @@ class ShareSubmission:
         self._token = api_token
         self._body_reader = body_reader
 
-    async def __call__(self, scope: Scope, receive: Receive) -> EnqueueResult:
-        """Accept the share of a request, or raise.
-
-        A second call for a refused request only raises the same exception: `helper.server.application` makes the first
-        call and leaves the error response to the regular route.
+    async def __call__(self, request: protocol.Request) -> protocol.Response:
+        """Accept the share of a request.
 
         Raises:
-            Exception: the reason for the refusal; `helper.server.middleware.EXCEPTION_HANDLERS` has the response.
+            Exception: the reason for the refusal; `helper.server.edge.error_response_to` has the response.
         """
-        if _RAISED_KEY in scope:
-            raise scope.pop(_RAISED_KEY)
         try:
             if self._token:
-                check_token(scope, self._token)
-            names_attempt = attempt_token(scope["headers"]) is not None
-            has_left = scope.get("state", {}).get(HAS_LEFT_KEY, _never)
-            admit = partial(self._view.admission.admit, names_attempt=names_attempt, has_left=has_left)
-            body = self._body_reader.take_received(scope)
+                check_token(request.headers, self._token)
+            body = self._body_reader.take_received(request)
             if body is not None:
-                outcome = await admit(body)
+                outcome = await self._admit(request, body)
             else:
-                async with self._body_reader.buffer_body(scope, receive) as body:
-                    outcome = await admit(body)
+                async with self._body_reader.buffer_body(request) as body:
+                    outcome = await self._admit(request, body)
         except Exception as error:
             self._view.count_outcome(f"post_{_classify_error(error)}")
-            scope[_RAISED_KEY] = error
             raise
-        self._view.count_outcome("post_duplicate" if outcome is EnqueueResult.DUPLICATE else "post_queued")
-        return outcome
+        is_duplicate = outcome is EnqueueResult.DUPLICATE
+        self._view.count_outcome("post_duplicate" if is_duplicate else "post_queued")
+        return _DUPLICATE if is_duplicate else _QUEUED
+
+    def _admit(self, request: protocol.Request, body: bytes) -> Awaitable[EnqueueResult]:
+        names_attempt = attempt_token(request.headers) is not None
+        return self._view.admission.admit(body, names_attempt=names_attempt, has_left=lambda: request.has_left)
 
 
-def accepted_response(outcome: EnqueueResult) -> JsonResponse:
-    """The response for an accepted share: queued now, or a duplicate."""
-    return JsonResponse(payload.accepted_body(is_duplicate=outcome is EnqueueResult.DUPLICATE))
+def _accepted(*, is_duplicate: bool) -> protocol.Response:
+    response = JsonResponse(payload.accepted_body(is_duplicate=is_duplicate))
+    return protocol.Response(response.status_code, response.raw_headers, bytes(response.body))
 
 
-def wallet_routes(
-    view: WalletView, submission: ShareSubmission, *, api_token: str, expose_queue_status: bool
-) -> list[ApiRoute]:
+_QUEUED: Final = _accepted(is_duplicate=False)
+_DUPLICATE: Final = _accepted(is_duplicate=True)
+
+
+def create_wallet_edge(
+    view: WalletView | None,
+    *,
+    api_token: str = "",
+    expose_queue_status: bool = False,
+    body_reader: BodyReader | None = None,
+    refusals: Counter[int] | None = None,
+    more_routes: Sequence[BaseRoute] = (),
+    operator_token: str = "",
+) -> Edge:
+    """Create what serves the port of the wallet API.
+
+    Args:
+        view: the services that the wallet routes use; None to serve none of these routes.
+        api_token: token that wallets must send in X-Helper-Token; empty for none.
+        expose_queue_status: whether `/queue-status` is served.
+        body_reader: reads request bodies within limits.
+        refusals: counts the responses by status, from 400 on; None to count none.
+        more_routes: routes of other packages, matched after the wallet routes.
+        operator_token: token of operators for `more_routes`; empty disables these routes.
+    """
+    if view is None:
+        return Edge(json_application(add_document_route([], more_routes, operator_token=operator_token)), refusals)
+    wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
+    routes = add_document_route(wallets, more_routes, api_token=api_token, operator_token=operator_token)
+    submission = ShareSubmission(view, api_token=api_token, body_reader=body_reader or BodyReader())
+    return Edge(json_application(routes), refusals, {SHARES_PATH: submission})
+
+
+def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool) -> list[ApiRoute]:
     """The wallet routes; an empty `api_token` requires no token."""
 
-    async def post_share(request: Request) -> Response:
-        return accepted_response(await submission(request.scope, request.receive))
+    async def post_share(_request: Request) -> Response:
+        raise HTTPException(404)  # `ShareSubmission` answers; this route describes it and refuses other methods
 
     async def share_status(request: Request) -> Response:
         round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
@@ -178,9 +204,9 @@ def wallet_routes(
 
     async def status(request: Request) -> Response:
         if (reason := view.pause_reason()) is not None:
-            return refusal_response(request.scope, Situation.PAUSED, reason)
+            return refusal_response(request.headers.raw, Situation.PAUSED, reason)
         if not view.is_ready():
-            return refusal_response(request.scope, Situation.STARTING)
+            return refusal_response(request.headers.raw, Situation.STARTING)
         return JsonResponse(_create_status(view))
 
     async def queue_status(_request: Request) -> Response:
@@ -198,7 +224,7 @@ def wallet_routes(
 
     def require_token(handler: Handler) -> Handler:
         async def checked(request: Request) -> Response:
-            check_token(request.scope, api_token)
+            check_token(request.headers.raw, api_token)
             return await handler(request)
 
         return checked if api_token else handler
@@ -215,14 +241,10 @@ def wallet_routes(
     return routes
 
 
-def _never() -> bool:
-    return False
-
-
 def _classify_error(error: Exception) -> str:
     if isinstance(error, PayloadError):
         return "refused"
-    if isinstance(error, (ClientDisconnect, ClientLeft)):
+    if isinstance(error, ClientLeft):
         return "broken_off"
     if isinstance(error, TemporaryRefusal):  # the outcome names the situation, not who asked
         status = find_refusal(error.situation, *error.details, names_attempt=True).status

@@ -20,11 +20,11 @@ from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_http import STREAM_LIMIT_BYTES
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.clock import SystemClock
-from helper.server.application import add_middleware
 from helper.server.body_reader import BodyReader
 from helper.server.connection_limits import ConnectionLimits
+from helper.server.edge import Edge, json_application
 from helper.server.gateway_routes import Gateway, GatewayLimits
-from helper.server.http_server import base_url, bind_tcp, create_server
+from helper.server.listening import base_url, bind_tcp, create_server
 from tests.support.fakes import wait_until
 from tests.support.servers import serve_connections
 
@@ -90,7 +90,7 @@ async def run_gateway(
         body_reader=bodies,
         limits=GatewayLimits(**limits),
     )
-    server = create_server(add_middleware(gateway.routes()), ConnectionLimits(half_closed_seconds=0.1))
+    server = create_server(Edge(json_application(gateway.routes())), ConnectionLimits(half_closed_seconds=0.1))
     listener = bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -25,7 +25,7 @@ from helper.core.refusals import ATTEMPT_HEADER
 from helper.ingest.payload import ingress_receipt
 from helper.server.body_reader import BodyReader
 from helper.server.gateway_routes import BODY_SECONDS, GatewayLimits
-from helper.server.http_server import KEEP_ALIVE_SECONDS, bind_tcp, create_server
+from helper.server.listening import KEEP_ALIVE_SECONDS, bind_tcp, create_server
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.proxies import DEPLOY, FORWARDING_CADDY, PROXIES, UNVERIFIED_SSL, run_proxy
 from tests.support.servers import serve_connections
@@ -277,7 +277,7 @@ SMUGGLED_REQUESTS = (
 
 @contextlib.asynccontextmanager
 async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
-    server, listener = create_server(wallets.app), bind_tcp("127.0.0.1", 0)
+    server, listener = create_server(wallets.edge), bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]

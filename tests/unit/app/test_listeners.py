@@ -19,10 +19,11 @@ from helper.config.sections import Config
 from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.operations.archived_objects import StoredAudit, StoredCheck, audit_name
-from helper.server.http_server import bind_tcp
+from helper.server.listening import bind_tcp
 from tests.conftest import RECORDED
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
+from tests.support.edge_client import create_edge_client
 from tests.support.process import find_free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
@@ -89,10 +90,9 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
     endpoints = create_node_pool(config, clock)
     listeners = Listeners(config, node_pool=endpoints, clock=clock)
     assert listeners._admin is not None
-    transport = httpx.ASGITransport(app=listeners._wallet_app)
     async with (
         listeners._admin.open_store(),
-        httpx.AsyncClient(transport=transport, base_url="http://helper") as client,
+        create_edge_client(listeners._wallet_edge) as client,
     ):
         await endpoints.probe_all()  # the node is unreachable; every check knows the reason
         described = (await client.get("/openapi.json")).json()

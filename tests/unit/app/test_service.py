@@ -18,10 +18,11 @@ from helper.config.sections import Config
 from helper.core.text_forms import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
-from helper.server.application import create_app
+from helper.server.wallet_routes import create_wallet_edge
 from helper.store.ledger import LEDGER_KEY, BlockRange, Ledger, format_ledger
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
+from tests.support.edge_client import create_edge_client
 from tests.support.fakes import wait_until
 from tests.support.release import create_signed_release, sign_sums, write_sums
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
@@ -51,8 +52,7 @@ class ServiceHarness:
         await self.service.chain_sync.sync_once()
 
     async def status(self) -> httpx.Response:
-        transport = httpx.ASGITransport(app=create_app(self.service.wallet_view))
-        async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+        async with create_edge_client(create_wallet_edge(self.service.wallet_view)) as client:
             return await client.get(STATUS_PATH)
 
 

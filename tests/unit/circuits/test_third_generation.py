@@ -25,12 +25,12 @@ from helper.ingest.validator import CheckedShare, ShareValidator, checked_share
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
 from helper.reveal.prover_pool import ProverPool
-from helper.server.application import create_app
-from helper.server.wallet_routes import WalletView
+from helper.server.wallet_routes import WalletView, create_wallet_edge
 from helper.store.action_models import ExportedShare
 from helper.store.row_encryption import UNENCRYPTED
 from helper.store.sqlite.store import SqliteStore
 from tests.support import hidden_choice
+from tests.support.edge_client import create_edge_client
 from tests.support.fakes import BAD_PROOF_REPLY, CHAIN_ID, ROUND, START_TIME, wait_until
 from tests.support.hidden_choice import NAME, PROOF_BYTES, HiddenChoiceGeneration
 from tests.support.queue_pipeline import Pipeline, open_pipeline
@@ -112,7 +112,7 @@ def create_client(pipeline: Pipeline) -> httpx.AsyncClient:
         is_ready=lambda: True,
         pause_reason=lambda: None,
     )
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(view)), base_url="http://helper")
+    return create_edge_client(create_wallet_edge(view))
 
 
 @pytest.mark.rule("N22")

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import anyio
 
 from helper.core.round_authentication import RoundAuthentication
-from helper.server.http_server import create_server, listen_unix
+from helper.server.edge import Edge
+from helper.server.listening import create_server, listen_unix
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route
 from tests.support.service_state import partial_state
@@ -121,7 +122,7 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
         )
         try:
             with listen_unix(database.parent / "helper.sock") as listener:
-                server = create_server(app)
+                server = create_server(Edge(app))
                 task = asyncio.create_task(server.serve(sockets=[listener]))
                 ready.set()
                 await stop.wait()

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from helper.runtime.process_security import acting_as_owner
-from helper.server.http_server import listen_unix
+from helper.server.listening import listen_unix
 from tests.unit.cli.test_db import create_database
 from tests.unit.cli.test_main import run_command
 from tests.unit.store.fixtures import ROUND

@@ -29,7 +29,7 @@ from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver, Q
 from helper.observability.readiness_text import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
-from helper.server.http_server import bind_tcp
+from helper.server.listening import bind_tcp
 from helper.server.metrics_routes import LIMITS, create_metrics_app, create_metrics_server
 from helper.store.models import DamagedShare, DueForecast, FailureGroup
 from tests.support.clock import FakeClock

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
 import pytest
 import sentry_sdk
 import structlog
@@ -24,8 +23,9 @@ from starlette.routing import Route
 from helper.errors import ConfigError, HelperError
 from helper.observability.log_config import ALLOWED_FIELDS
 from helper.observability.sentry import COPIED_KEYS, REPEAT_SECONDS, SentryReporter, create_reporter, strip_event
-from helper.server.application import add_middleware
+from helper.server.edge import Edge, json_application
 from tests.support.clock import FakeClock
+from tests.support.edge_client import create_edge_client
 from tests.unit.observability.test_log_config import configured_log
 
 CANARY = "canary-7f3a91"
@@ -132,9 +132,8 @@ async def test_report_never_contains_secrets(
         log.exception("an exception of others")
     structlog.get_logger("uvicorn.error").error(f"a library quotes {CANARY}")
     logging.getLogger("asyncio").error("a library quotes %s", CANARY)
-    app = add_middleware([Route("/broken", failing_endpoint, methods=["POST"])])
-    transport = httpx.ASGITransport(app, client=("203.0.113.77", 4711))
-    async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+    edge = Edge(json_application([Route("/broken", failing_endpoint, methods=["POST"])]))
+    async with create_edge_client(edge) as client:
         headers = {"Authorization": f"Bearer {CANARY}", "X-Helper-Token": CANARY, "User-Agent": CANARY}
         response = await client.post(f"/broken?token={CANARY}", content=CANARY, headers=headers)
     assert response.status_code == 500

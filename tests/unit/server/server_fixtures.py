@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +18,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from helper.server.application import add_middleware
 from helper.server.client_limits import Network
-from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.http_server import bind_tcp, create_server
-from helper.server.uvicorn_adapter import Server
+from helper.server.edge import Edge, json_application
+from helper.server.listening import Server, bind_tcp, create_server
+from helper.server.protocol import Connection
 
 PATIENCE_SECONDS = 20.0
 HELLO_REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -80,7 +81,7 @@ class EndlessRoutes:
 
 
 def create_test_app(endless: EndlessRoutes) -> ASGIApp:
-    return add_middleware(
+    return json_application(
         [
             Route("/endless/stream", endless.stream),
             Route("/endless/wait", endless.wait),
@@ -103,7 +104,7 @@ async def run_server(
     proxies: Sequence[Network] = (),
 ) -> AsyncIterator[int]:
     app = create_test_app(endless or EndlessRoutes())
-    server: Server = create_server(app, limits, refusals=refusals, trusted_networks=proxies)
+    server: Server = create_server(Edge(app, refusals), limits, trusted_networks=proxies)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -115,17 +116,77 @@ async def run_server(
             await task
 
 
-def track_protocols(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[BoundedProtocol]:
+def track_protocols(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Connection]:
     """Return the connections opened from now on that are not freed yet."""
-    protocols = weakref.WeakSet[BoundedProtocol]()
-    connection_made = BoundedProtocol.connection_made
+    protocols = weakref.WeakSet[Connection]()
+    connection_made = Connection.connection_made
 
-    def record(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+    def record(self: Connection, transport: asyncio.BaseTransport) -> None:
         protocols.add(self)
         connection_made(self, transport)
 
-    monkeypatch.setattr(BoundedProtocol, "connection_made", record)
+    monkeypatch.setattr(Connection, "connection_made", record)
     return protocols
+
+
+class FakeTransport(asyncio.Transport):
+    """Records what is written. Delivers bytes as uvloop does, and none while reading is paused."""
+
+    def __init__(self, connection: Connection) -> None:
+        names = {
+            "getpeername": lambda: ("127.0.0.1", 1234),
+            "getsockname": lambda: ("127.0.0.1", 80),
+            "family": socket.AF_INET,
+        }
+        super().__init__({"socket": SimpleNamespace(setsockopt=lambda *_: None, **names)})
+        self._connection = connection
+        self._is_paused = False
+        self.writes: list[bytes] = []
+        self.is_half_closed = False
+        self.is_closed = False
+        connection.connection_made(self)
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(self.writes)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def deliver(self, data: bytes) -> int:
+        """Deliver until reading is paused or the connection is closed; return the number of bytes delivered."""
+        at = 0
+        while at < len(data) and not self._is_paused and not self.is_closed:
+            buffer = self._connection.get_buffer(-1)
+            size = min(len(buffer), len(data) - at)
+            buffer[:size] = data[at : at + size]
+            self._connection.buffer_updated(size)
+            at += size
+        return at
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def write_eof(self) -> None:
+        self.is_half_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class RawClient:

@@ -7,36 +7,34 @@ import contextlib
 import itertools
 import logging
 import random
-import socket
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 from structlog.testing import capture_logs
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from helper.server.application import add_middleware
-from helper.server.body_reader import DRAIN_BYTES
-from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import (
+    DRAIN_BYTES,
     MAX_BODY_PIECES,
-    MAX_PIPELINED,
     READ_BYTES,
     STARTS_PER_ITERATION,
     ConnectionLimits,
     RequestTurns,
 )
-from helper.server.http_server import create_server
+from helper.server.edge import Edge, json_application
+from helper.server.listening import create_server
+from helper.server.protocol import Request
+from helper.server.request_parser import RequestParser
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.fakes import wait_until
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
     EndlessRoutes,
+    FakeTransport,
     RawClient,
     create_test_app,
     parse_error,
@@ -208,16 +206,21 @@ async def test_bytes_after_last_request_of_connection_are_discarded(port: int, v
 
 
 @pytest.fixture
-def pipeline_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    lengths: list[int] = []
-    on_headers_complete = BoundedProtocol.on_headers_complete
+def running_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of running requests at the start of each one."""
+    counts: list[int] = []
+    running = 0
+    serve = Edge.__call__
 
-    def record(self: BoundedProtocol) -> None:
-        on_headers_complete(self)
-        lengths.append(len(self.pipelined))
+    async def record(self: Edge, request: Request) -> None:
+        nonlocal running
+        running += 1
+        counts.append(running)
+        await serve(self, request)
+        running -= 1
 
-    monkeypatch.setattr(BoundedProtocol, "on_headers_complete", record)
-    return lengths
+    monkeypatch.setattr(Edge, "__call__", record)
+    return counts
 
 
 def numbered(count: int) -> list[bytes]:
@@ -228,8 +231,8 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 4099, 211])
-async def test_pipeline_is_bounded_and_answered_in_order(
-    port: int, segment_bytes: int, pipeline_lengths: list[int]
+async def test_pipeline_is_answered_in_order_one_by_one(
+    port: int, segment_bytes: int, running_counts: list[int]
 ) -> None:
     requests = numbered(120 if segment_bytes == 211 else 600)
     sent = b"".join(requests)
@@ -245,18 +248,17 @@ async def test_pipeline_is_bounded_and_answered_in_order(
         assert await client.request(b"") == request.partition(b"\r\n\r\n")[2]
     await sending
     client.writer.close()
-    assert len(pipeline_lengths) == len(requests)
-    assert max(pipeline_lengths) <= MAX_PIPELINED
+    assert running_counts == [1] * len(requests)
 
 
-async def test_pipeline_of_tiny_requests_is_bounded(port: int, pipeline_lengths: list[int]) -> None:
+async def test_pipeline_of_tiny_requests_is_answered_one_by_one(port: int, running_counts: list[int]) -> None:
     count = 1000
     client = await RawClient.connect(port)
     client.writer.write(b"GET /x HTTP/1.1\r\nHost:\r\n\r\n" * count + HELLO_REQUEST[:-2] + b"Connection: close\r\n\r\n")
     response = await client.read_rest()
     assert response.count(b"HTTP/1.1 404 Not Found\r\n") == count
     assert response_bodies(response) == [b"hello"]
-    assert 0 < max(pipeline_lengths) <= MAX_PIPELINED
+    assert running_counts == [1] * (count + 1)
 
 
 BODY_HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n%b\r\n"
@@ -264,13 +266,14 @@ BODY_HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n%b\r\n"
 
 def count_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     pieces: list[int] = []
-    parse = BoundedProtocol.parse
+    feed = RequestParser.feed
 
-    def record(self: BoundedProtocol, data: bytes) -> None:
-        pieces.append(len(data))
-        parse(self, data)
+    def record(self: RequestParser, data: bytes, at: int) -> int:
+        end = feed(self, data, at)
+        pieces.append(end - at)
+        return end
 
-    monkeypatch.setattr(BoundedProtocol, "parse", record)
+    monkeypatch.setattr(RequestParser, "feed", record)
     return pieces
 
 
@@ -315,75 +318,17 @@ async def test_body_of_many_small_chunks_is_refused(
     assert response.startswith(b"HTTP/1.1 %d " % status)
 
 
-class FakeTransport(asyncio.Transport):
-    """Delivers bytes as uvloop does: at most 256,000 per call, and none while reading is paused."""
-
-    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
-        address = ("127.0.0.1", 1234)
-        names = {"getpeername": lambda: address, "getsockname": lambda: address, "family": socket.AF_INET}
-        super().__init__({"socket": SimpleNamespace(setsockopt=lambda *_: None, **names)})
-        self._protocol: Any = protocol
-        self._is_paused = False
-        self.written = b""
-        self.is_closed = False
-        protocol.connection_made(self)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def deliver(self, data: bytes) -> int:
-        """Deliver until reading is paused; return the number of bytes delivered."""
-        at = 0
-        while at < len(data) and not self._is_paused:
-            if isinstance(self._protocol, asyncio.BufferedProtocol):
-                buffer = memoryview(self._protocol.get_buffer(-1))
-                size = min(len(buffer), len(data) - at)
-                buffer[:size] = data[at : at + size]
-                self._protocol.buffer_updated(size)
-            else:
-                size = min(256_000, len(data) - at)
-                self._protocol.data_received(data[at : at + size])
-            at += size
-        return at
-
-    def pause_reading(self) -> None:
-        self._is_paused = True
-
-    def resume_reading(self) -> None:
-        self._is_paused = False
-
-    def is_closing(self) -> bool:
-        return False
-
-    def abort(self) -> None:
-        pass
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 MANY_HEADERS = b"GET /hello HTTP/1.1\r\nHost:\r\n" + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n"
 
 
 @pytest.mark.parametrize("request_head", [HELLO_REQUEST, MANY_HEADERS])
 async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: bytes) -> None:
-    server = create_server(add_middleware([]), LIMITS)
-    server.config.load()
-    protocol_class: Any = server.config.http_protocol_class
+    server = create_server(Edge(json_application([])), LIMITS)
     sent = request_head * (1_000_000 // len(request_head))
     count = 50
 
     def connect() -> FakeTransport:
-        return FakeTransport(protocol_class(server.config, server.server_state, {}))
+        return FakeTransport(server.create_connection())
 
     connect().deliver(HELLO_REQUEST)  # exclude one-time allocations of the first request
     tracemalloc.start()
@@ -394,7 +339,7 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
         held = (tracemalloc.get_traced_memory()[0] - before) / count
     finally:
         tracemalloc.stop()
-        for connection in list(server.server_state.connections):
+        for connection in list(server.listener.connections):
             connection.connection_lost(OSError())  # drops the requests that wait for their turn
     assert max(delivered) < len(sent), "the pipeline is full"
     assert held <= 64 << 10
@@ -414,13 +359,13 @@ async def test_requests_of_many_connections_start_in_turn(port: int, monkeypatch
         iteration += 1
         timers[:] = [loop.call_soon(count_iteration)]
 
-    async def count_start(cycle: RequestResponseCycle, app: Any) -> None:
+    async def count_start(edge: Edge, request: Request) -> None:
         starts[iteration] += 1
-        await run_asgi(cycle, app)
+        await serve(edge, request)
 
     timers: list[asyncio.Handle] = []
-    run_asgi = RequestResponseCycle.run_asgi
-    monkeypatch.setattr(RequestResponseCycle, "run_asgi", count_start)
+    serve = Edge.__call__
+    monkeypatch.setattr(Edge, "__call__", count_start)
     clients = [await RawClient.connect(port) for _ in range(connections)]
     count_iteration()
     for client in clients:
@@ -455,17 +400,15 @@ def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
     """Send bytes after these pauses, with the default limits; return the response and whether the connection closed."""
 
     async def send() -> tuple[bytes, bool]:
-        server = create_server(create_test_app(EndlessRoutes()))
-        server.config.load()
-        protocol_class: Any = server.config.http_protocol_class
-        transport = FakeTransport(protocol_class(server.config, server.server_state, {}))
+        server = create_server(Edge(create_test_app(EndlessRoutes())))
+        transport = FakeTransport(server.create_connection())
         for seconds, data in sent:
             await asyncio.sleep(seconds)
             if not transport.is_closed:
                 transport.deliver(data)
         await asyncio.sleep(0.1)
         response = bytes(transport.written), bool(transport.is_closed)
-        for connection in list(server.server_state.connections):
+        for connection in list(server.listener.connections):
             connection.connection_lost(None)
         await asyncio.sleep(0.1)  # the request ends
         return response

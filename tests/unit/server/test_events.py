@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from helper.observability.status_feed import StatusFeed
-from helper.server.application import add_middleware
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.http_server import bind_tcp, create_server
+from helper.server.edge import Edge, json_application
+from helper.server.listening import bind_tcp, create_server
 from helper.server.page_routes import PATH, events_route
 from tests.support.clock import FakeClock
 
@@ -29,7 +29,7 @@ async def fail_snapshot() -> object:
 async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
     """Serve events and drop clients that do not read for a short time; yields the port."""
     server = create_server(
-        add_middleware([events_route(feed, "token", FakeClock())]), ConnectionLimits(stalled_seconds=SECONDS)
+        Edge(json_application([events_route(feed, "token", FakeClock())])), ConnectionLimits(stalled_seconds=SECONDS)
     )
     listener = bind_tcp("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

@@ -136,7 +136,6 @@ async def test_gateway_forwards_only_listed_query_parameters(harness: GatewayHar
         ("PUT", f"{API}/rounds", 405),
         ("DELETE", f"{API}/rounds", 405),
         ("TRACE", f"{API}/rounds", 405),
-        ("CONNECT", f"{API}/rounds", 405),
         ("HEAD", f"{API}/rounds", 405),
         ("GET", f"{API}/cast-vote", 405),
         ("PATCH", f"{API}/cast-vote", 405),
@@ -418,6 +417,7 @@ async def test_gateway_does_not_forward_node_headers(harness: GatewayHarness) ->
     harness.set_response("/rounds", make, harness.first, harness.second)
     response = await harness.client.get(f"{API}/rounds")
     assert len(response.headers.pop("x-request-id")) == 16
+    assert response.headers.pop("date").endswith(" GMT")
     assert dict(response.headers) == {
         "content-type": "application/json",
         "cache-control": "no-store",

@@ -5,16 +5,16 @@ from __future__ import annotations
 import httpx
 
 from helper.observability.readiness_text import Check, all_passed, format_checks, parse_checks
-from helper.server.application import add_middleware
+from helper.server.edge import Edge, json_application
 from helper.server.health_routes import health_routes
+from tests.support.edge_client import create_edge_client
 
 PASSING_CHECKS = [Check("store"), Check("chain")]
 FAILING_CHECKS = [Check("store"), Check("chain", "no chain node is in sync")]
 
 
 async def get(checks: list[Check], path: str) -> httpx.Response:
-    app = add_middleware(health_routes(lambda: checks))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
+    async with create_edge_client(Edge(json_application(health_routes(lambda: checks)))) as client:
         response = await client.get(path)
     assert response.headers["cache-control"] == "no-store"
     assert response.headers["content-type"] == "text/plain; charset=utf-8"

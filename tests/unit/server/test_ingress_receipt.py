@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import anyio
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from helper.server.body_reader import BodyReader
+from helper.server.edge import Edge
 from helper.server.gateway_routes import POST_PATHS
-from helper.server.http_server import create_server
+from helper.server.listening import create_server
+from tests.support.edge_client import request_and_wait
 from tests.unit.chain.fakes import json_response
 from tests.unit.ingest.admission_fixtures import create_body
-from tests.unit.server.fast_path_fixtures import build_head, build_post, count_served
 from tests.unit.server.gateway_fixtures import running_gateway
 from tests.unit.server.server_fixtures import RawClient
+from tests.unit.server.share_scenarios import build_head, build_post, count_served
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp, error_text
 
 HEADER = "X-Vote-Ingress-Attempt-V1"
@@ -43,9 +43,10 @@ INVALID_TOKENS = {
 }
 
 
-async def stall() -> AsyncIterator[bytes]:
-    yield create_body()[:100]
-    await anyio.sleep_forever()
+async def post_stalled_body(edge: Edge, path: str, *tokens: str) -> httpx.Response:
+    """Post the begin of a body that is never completed."""
+    lines = [f"POST {path} HTTP/1.1", "Host: helper", "Content-Length: 1000", *(f"{HEADER}: {each}" for each in tokens)]
+    return await request_and_wait(edge, "\r\n".join([*lines, "", ""]).encode(), create_body()[:100])
 
 
 def impatient_reader() -> BodyReader:
@@ -54,10 +55,11 @@ def impatient_reader() -> BodyReader:
 
 @pytest.mark.rule("N3", "N4", "W8")
 @pytest.mark.parametrize("path", [SHARES_PATH, *POST_PATHS])
-async def test_slow_body_of_attempt_gets_its_receipt(path: str) -> None:
+async def test_slow_body_of_attempt_gets_its_receipt(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.server.protocol.LINGER_SECONDS", 0.01)
     async with running_gateway(body_reader=impatient_reader()) as harness:
         with capture_logs() as logs:
-            response = await harness.client.post(path, content=stall(), headers={HEADER: TOKEN})
+            response = await post_stalled_body(harness.wallets.edge, path, TOKEN)
         assert (response.status_code, response.content) == (408, RECEIPT)
         assert response.headers.get_list("content-type") == ["application/json"]
         assert response.headers.get_list("cache-control") == ["no-store"]
@@ -72,10 +74,13 @@ async def test_slow_body_of_attempt_gets_its_receipt(path: str) -> None:
 @pytest.mark.rule("N3")
 @pytest.mark.parametrize("path", [SHARES_PATH, CAST_VOTE])
 @pytest.mark.parametrize("values", INVALID_TOKENS.values(), ids=INVALID_TOKENS)
-async def test_slow_body_without_valid_token_is_503(path: str, values: list[str]) -> None:
+async def test_slow_body_without_valid_token_is_503(
+    path: str, values: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helper.server.protocol.LINGER_SECONDS", 0.01)
     async with running_gateway(body_reader=impatient_reader()) as harness:
         with capture_logs() as logs:
-            response = await harness.client.post(path, content=stall(), headers=[(HEADER, value) for value in values])
+            response = await post_stalled_body(harness.wallets.edge, path, *values)
         assert (response.status_code, error_text(response)) == (503, "body: was not received in time")
         assert (response.headers["retry-after"], response.headers["connection"]) == ("2", "close")
         assert harness.requested_paths() == [[], []]
@@ -127,7 +132,7 @@ async def test_vote_that_was_sent_gets_no_receipt() -> None:
 
 @pytest.mark.rule("N3", "W8")
 async def test_receipt_is_read_by_a_client_that_is_still_sending() -> None:
-    server = create_server(WalletApp(body_reader=BodyReader(timeout_seconds=0.2)).app)
+    server = create_server(WalletApp(body_reader=BodyReader(timeout_seconds=0.2)).edge)
     async with count_served(server) as port:
         client = await RawClient.connect(port, build_head(f"{HEADER}: {TOKEN}", "Content-Length: 60000"))
         assert await client.request(b"[" * 20_000) == RECEIPT
@@ -139,8 +144,8 @@ async def test_receipt_is_read_by_a_client_that_is_still_sending() -> None:
 
 
 async def test_connection_after_a_receipt_is_closed_if_the_body_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.server.connection.LINGER_SECONDS", 0.1)
-    server = create_server(WalletApp(body_reader=BodyReader(timeout_seconds=0.1)).app)
+    monkeypatch.setattr("helper.server.protocol.LINGER_SECONDS", 0.1)
+    server = create_server(WalletApp(body_reader=BodyReader(timeout_seconds=0.1)).edge)
     async with count_served(server) as port:
         client = await RawClient.connect(port, build_head(f"{HEADER}: {TOKEN}", "Content-Length: 60000"))
         assert (await client.read_rest()).endswith(RECEIPT)
@@ -150,7 +155,7 @@ async def test_connection_after_a_receipt_is_closed_if_the_body_stalls(monkeypat
 async def test_status_is_fast_while_a_wallet_posts_128_shares_slowly() -> None:
     wallets = WalletApp()
     share = build_post(create_body(), f"{HEADER}: {TOKEN}")
-    async with count_served(create_server(wallets.app)) as port:
+    async with count_served(create_server(wallets.edge)) as port:
         clients = [await RawClient.connect(port, share[:-1000]) for _ in range(128)]
         other = await RawClient.connect(port)
         # The response comes while all bodies are incomplete, so it waits for none of them.

@@ -23,12 +23,11 @@ from helper.chain.round_registry import RoundRegistry
 from helper.config.sections import Config
 from helper.observability.readiness_text import Check
 from helper.observability.stats import Stats
-from helper.server.application import add_document_route
-from helper.server.body_reader import BodyReader
-from helper.server.openapi import ApiRoute, Operation, generate_document
-from helper.server.wallet_routes import ShareSubmission, wallet_routes
+from helper.server.openapi import ApiRoute, Operation, add_document_route, generate_document
+from helper.server.wallet_routes import wallet_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
+from tests.support.edge_client import create_edge_client
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import NULLIFIER, PAYLOADS, ROUND_ID, create_body, create_payload
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
@@ -62,8 +61,7 @@ async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
 
     more = ApiRoute("/more/{name}", respond, "GET", Operation("More.", dict[str, int]))
     wallets = WalletApp()
-    submission = ShareSubmission(wallets.view, api_token="", body_reader=BodyReader())
-    own = wallet_routes(wallets.view, submission, api_token="", expose_queue_status=expose)
+    own = wallet_routes(wallets.view, api_token="", expose_queue_status=expose)
     routes = add_document_route(own, [more])
     assert all(isinstance(route, Route) for route in routes)
     kinds = [route for route in routes if isinstance(route, Route)]
@@ -173,8 +171,7 @@ def create_complete_routes(directory: Path, **changes: Any) -> Listeners:
 
 
 async def read_document_of(listeners: Listeners, path: str = "/openapi.json") -> httpx.Response:
-    transport = httpx.ASGITransport(app=listeners._wallet_app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+    async with create_edge_client(listeners._wallet_edge) as client:
         return await client.get(path)
 
 
@@ -208,9 +205,8 @@ async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
 
 def list_routes(listeners: Listeners) -> Iterator[Route]:
     """Every route of the wallet API port, described or not."""
-    app: Any = listeners._wallet_app
-    while not isinstance(app, Starlette):
-        app = app._app
+    app = listeners._wallet_edge._adapter._app
+    assert isinstance(app, Starlette)
     for route in app.routes:
         if isinstance(route, Mount):
             inner: Any = route.app

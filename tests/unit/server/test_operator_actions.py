@@ -19,10 +19,8 @@ from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
-from helper.server.application import add_middleware
-from helper.server.connection_io import user_name
-from helper.server.http_server import bind_tcp, create_server, listen_unix
-from helper.server.middleware import JsonResponse
+from helper.server.edge import Edge, JsonResponse, json_application
+from helper.server.listening import bind_tcp, create_server, listen_unix
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import (
     MARK_STRUCT,
@@ -30,6 +28,7 @@ from helper.server.operator_routes import (
     create_operator_app,
     operator_action_routes,
     rounds_route,
+    user_name,
 )
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
@@ -71,7 +70,7 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
     )
     path = tmp_path / "helper.sock"
     with listen_unix(path) as listener:
-        server = create_server(app)
+        server = create_server(Edge(app), evicts=False)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://daemon", timeout=30) as client:
@@ -278,9 +277,9 @@ async def test_actions_audit_log_respects_limit(
 
 async def test_actions_are_not_available_over_tcp(harness: OperationsHarness) -> None:
     """The routes exist only on the control socket, and a TCP peer has no user."""
-    app = add_middleware([*operator_action_routes(harness.operations), Route("/ok", lambda _: JsonResponse({}))])
+    app = json_application([*operator_action_routes(harness.operations), Route("/ok", lambda _: JsonResponse({}))])
     listener = bind_tcp("127.0.0.1", 0)
-    server = create_server(app)
+    server = create_server(Edge(app))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
         response = await client.post("/queue/retry", json={})

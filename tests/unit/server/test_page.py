@@ -12,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.errors import ConfigError
-from helper.server.application import add_middleware
+from helper.server.edge import Edge, json_application
 from helper.server.page_routes import RESERVED, Page
+from tests.support.edge_client import create_edge_client
 from tests.unit.server.wallet_fixtures import WalletApp
 
 pytestmark = pytest.mark.rule("R17")
@@ -32,8 +33,8 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     (tmp_path / "secret.txt").write_text("not to be served")
     (tmp_path / "dist" / "way-out").symlink_to(tmp_path / "secret.txt")
     shares = Route("/shielded-vote/v1/shares", status, methods=["POST"])
-    app = add_middleware([Route("/shielded-vote/v1/status", status), shares, Page(tmp_path / "dist").route()])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
+    app = json_application([Route("/shielded-vote/v1/status", status), shares, Page(tmp_path / "dist").route()])
+    async with create_edge_client(Edge(app)) as client:
         yield client
 
 
@@ -58,8 +59,8 @@ async def test_page_serves_index_for_other_paths(http: httpx.AsyncClient, path: 
 async def test_page_connects_to_itself_and_the_given_origins_only(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>the page")
     origins = ["https://a.example.org"]
-    app = add_middleware([Page(tmp_path, connect_to=lambda: origins).route()])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
+    edge = Edge(json_application([Page(tmp_path, connect_to=lambda: origins).route()]))
+    async with create_edge_client(edge) as client:
         assert connect_src(await client.get("/network")) == ["'self'", "https://a.example.org"]
         origins.append("https://b.example.org:8443")
         assert connect_src(await client.get("/")) == ["'self'", *origins]

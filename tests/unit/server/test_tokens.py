@@ -10,9 +10,10 @@ import pytest
 from starlette.requests import Request
 
 from helper.observability.status_feed import StatusFeed
-from helper.server.application import add_middleware
+from helper.server.edge import Edge, json_application
 from helper.server.page_routes import GUESS_BURST, GUESSES_PER_SECOND, PATH, bearer_matches, events_route
 from tests.support.clock import FakeClock
+from tests.support.edge_client import create_edge_client
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.test_events import fail_snapshot
 from tests.unit.server.wallet_fixtures import WalletApp, error_text
@@ -82,10 +83,10 @@ async def test_guesses_of_the_operator_token_are_limited_and_not_compared_above_
     monkeypatch.setattr(hmac, "compare_digest", comparison)
     clock = FakeClock()
     feed = StatusFeed(fail_snapshot, clock=clock, run_id="run")
-    transport = httpx.ASGITransport(add_middleware([events_route(feed, TOKEN, clock)]))
+    edge = Edge(json_application([events_route(feed, TOKEN, clock)]))
 
     async def guess(number: int) -> list[int]:
-        async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+        async with create_edge_client(edge) as client:
             headers = {"Authorization": "Bearer guess"}
             return [(await client.get(PATH, headers=headers)).status_code for _ in range(number)]
 

@@ -18,7 +18,7 @@ from helper.core.refusals import PauseCause, Situation, TemporaryRefusal
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.observability.queue_summary import QueueSummaries
-from helper.server.application import create_app
+from helper.server.wallet_routes import create_wallet_edge
 from helper.store.models import DamagedShare, DueBucket, QueueFilter
 from helper.store.sqlite.store import SqliteStore
 from proofs import InvalidShare
@@ -242,7 +242,7 @@ class SummaryApp(WalletApp):
             return self.block_time
 
         self.summaries = QueueSummaries(self.summary_store, self.chain.registry, read_block_time, clock=self.clock)
-        self.app = create_app(replace(self.view, queue_summaries=self.summaries), **settings)
+        self.edge = create_wallet_edge(replace(self.view, queue_summaries=self.summaries), **settings)
 
     async def count_at_next_hour(self) -> None:
         """Let the summaries read the queue, as their background task does at each full hour."""

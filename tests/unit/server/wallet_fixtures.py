@@ -9,9 +9,9 @@ import httpx
 from helper.core.refusals import PauseReason
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
-from helper.server.application import create_app
-from helper.server.wallet_routes import WalletView
+from helper.server.wallet_routes import WalletView, create_wallet_edge
 from helper.store.store import Store
+from tests.support.edge_client import create_edge_client
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeChecks, FakeClock, FakeStore
 
 SHARES_PATH = "/shielded-vote/v1/shares"
@@ -60,10 +60,10 @@ class WalletApp:
             is_ready=lambda: self.is_ready,
             pause_reason=lambda: self.pause_reason,
         )
-        self.app = create_app(self.view, **settings)
+        self.edge = create_wallet_edge(self.view, **settings)
 
     def create_client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://helper")
+        return create_edge_client(self.edge)
 
 
 def no_route_text(response: httpx.Response) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helper.ingest.payload import ingress_receipt
-from helper.server.middleware import JsonResponse
+from helper.server.edge import JsonResponse
 from tests.support.wallet_responses import (
     MAX_SHARE_RESPONSE_BYTES,
     ChainOutcome,

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 import resource
 import socket
 import stat
-from collections import Counter
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any, Final, cast
 
-from starlette.types import ASGIApp
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from helper.errors import HelperError
 from helper.server.client_limits import Network
-from helper.server.connection import BoundedProtocol
-from helper.server.connection_limits import ConnectionEvictor, ConnectionLimits, RequestTurns
-from helper.server.uvicorn_adapter import Server, ServerTimes
+from helper.server.connection_limits import ConnectionEvictor, ConnectionLimits
+from helper.server.protocol import Connection, Edge, Listener
 
 STOP_GRACE_SECONDS = 5
 """Seconds that running requests may take to complete when the service stops."""
@@ -35,6 +37,8 @@ BACKLOG = 4096
 One voter may open 128 connections at once. All of them are accepted within a second or two, because each iteration of
 the event loop accepts several.
 """
+_ACCEPTS_PER_ITERATION: Final = 8
+"""Connections that are accepted in one iteration of the event loop."""
 RESERVED_FILE_DESCRIPTORS = 256
 """File descriptors reserved for the database, the nodes and the provers."""
 MIN_CONNECTIONS = 64
@@ -42,27 +46,127 @@ OWNER_ONLY_MODE = 0o600
 GROUP_MODE = 0o660
 
 
-def create_server(
-    app: ASGIApp,
-    limits: ConnectionLimits | None = None,
-    *,
-    refusals: Counter[int] | None = None,
-    trusted_networks: Sequence[Network] = (),
-) -> Server:
-    """Create a server for one app. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
+class Server(uvicorn.Server):
+    """uvicorn server without signal handling and without polling, whose connections are `Connection`.
+
+    It uses the public interface of uvicorn: the methods that it overrides, and a class for `Config(http=…)`, which
+    uvicorn constructs with arguments that are not needed here. uvicorn's own server polls ten times per second whether
+    to stop. With one server per listener, that took a third of the CPU time of an idle service.
 
     Args:
-        app: the ASGI application.
+        listener: what the connections share.
+
+    Attributes:
+        listener: the same.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self._stop = asyncio.Event()
+        super().__init__(
+            uvicorn.Config(
+                _no_application,
+                loop="none",
+                http=cast("type[asyncio.Protocol]", self.create_connection),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                backlog=BACKLOG,
+            )
+        )
+
+    def create_connection(self, **_arguments: Any) -> Connection:
+        """Create a connection."""
+        return Connection(self.listener)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. Several handles for each socket, because uvloop accepts one connection per handle and iteration.
+
+        With one handle, a few hundred connections per second that all send data delay new ones by seconds.
+        """
+        assert sockets is not None, "the service creates its sockets"
+        copies = [copy.dup() for copy in sockets for _ in range(_ACCEPTS_PER_ITERATION - 1)]
+        await super().startup([*sockets, *copies])
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server should stop; set it to stop the server."""
+        return self._stop.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._stop.set()
+        else:
+            self._stop.clear()
+
+    async def main_loop(self) -> None:
+        """Wait until `should_exit` is set."""
+        await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections, and wait for the open ones.
+
+        Connections that wait to be accepted are served too. Requests without a response are refused after
+        `STOP_GRACE_SECONDS`, and connections are aborted `STOP_FLUSH_SECONDS` later.
+        """
+        loop = asyncio.get_running_loop()
+        timers = [
+            loop.call_later(STOP_GRACE_SECONDS, self.listener.refuse_late),
+            loop.call_later(STOP_GRACE_SECONDS + STOP_FLUSH_SECONDS, self.listener.abort),
+        ]
+        waiting = [accepted for listening in sockets or () for accepted in _accept_waiting(listening)]
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
+        self.listener.stop()
+        for accepted in waiting:
+            with contextlib.suppress(OSError):  # the client has left
+                await loop.connect_accepted_socket(self.create_connection, accepted)
+        try:
+            await self.listener.wait_ended()
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: the service handles signals."""
+        yield
+
+
+async def _no_application(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Do nothing: uvicorn requires an application, but the edge serves the requests."""
+
+
+def _accept_waiting(listening: socket.socket) -> Iterator[socket.socket]:
+    """Accept the connections that wait; closing the socket would reset them."""
+    listening.setblocking(False)
+    with contextlib.suppress(OSError):  # none waits any more, or too many files are open
+        for _ in range(BACKLOG):
+            yield listening.accept()[0]
+
+
+def create_server(
+    edge: Edge,
+    limits: ConnectionLimits | None = None,
+    *,
+    trusted_networks: Sequence[Network] = (),
+    evicts: bool = True,
+) -> Server:
+    """Create a server. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
+
+    Args:
+        edge: answers the requests.
         limits: limits of connections; default `connection_limits()`.
-        refusals: counts the refusals of connections by status. None for a server of operators: nothing is counted, and
-            no slow connection is closed.
         trusted_networks: networks of proxies, whose idle connections are not closed.
+        evicts: whether slow connections are closed when there are too many; not for operators.
     """
     limits = limits or connection_limits()
-    evictor = ConnectionEvictor(limits.eviction_seconds)
-    protocol = partial(BoundedProtocol, limits, refusals, trusted_networks, evictor, RequestTurns())
-    times = ServerTimes(keep_alive=KEEP_ALIVE_SECONDS, stop_grace=STOP_GRACE_SECONDS, stop_flush=STOP_FLUSH_SECONDS)
-    return Server(app, protocol, times=times, backlog=BACKLOG)
+    evictor = ConnectionEvictor(limits.eviction_seconds) if evicts else ConnectionEvictor(math.inf, sys.maxsize)
+    listener = Listener(edge, limits, evictor, trusted_networks=trusted_networks, keep_alive_seconds=KEEP_ALIVE_SECONDS)
+    return Server(listener)
 
 
 def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:

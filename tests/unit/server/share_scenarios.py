@@ -1,4 +1,4 @@
-"""The wallet API application on a socket, with or without the fast path, and its observable behavior."""
+"""Requests to the wallet API on a socket, and its observable behavior."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from structlog.testing import capture_logs
 
-from helper.server.application import add_middleware, create_app
 from helper.server.body_reader import BodyReader
-from helper.server.http_server import bind_tcp, create_server
-from helper.server.uvicorn_adapter import Server
-from helper.server.wallet_routes import ShareSubmission, wallet_routes
+from helper.server.listening import Server, bind_tcp, create_server
+from helper.server.wallet_routes import create_wallet_edge
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
 PATIENCE_SECONDS = 20.0
@@ -71,7 +68,6 @@ class ScenarioResult:
     Attributes:
         responses: received responses, without the date and the request ids.
         logs: the log lines, without the request ids.
-        responses_sent: number of responses completed on the connection, with the probe's; 0 if the client disconnects.
     """
 
     responses: list[bytes]
@@ -81,30 +77,22 @@ class ScenarioResult:
     logs: list[dict[str, object]]
     store_calls: list[str]
     stored_count: int
-    responses_sent: int
 
     @property
     def statuses(self) -> list[int]:
         return [int(response.split()[1]) for response in self.responses]
 
 
-async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioResult:
+async def run_scenario(scenario: Scenario) -> ScenarioResult:
     wallets, counts = WalletApp(), Counter[str]()
     scenario.prepare(wallets)
     settings = {"token": "", "budget": 64 << 20, **scenario.settings}
     refusals = Counter[int]()
     view = replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome]))
-    token = settings["token"]
     bodies = BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=0.3, budget=settings["budget"])
-    if use_fast_path:
-        app = create_app(view, api_token=token, body_reader=bodies, refusals=refusals)
-    else:
-        submission = ShareSubmission(view, api_token=token, body_reader=bodies)
-        routes = wallet_routes(view, submission, api_token=token, expose_queue_status=False)
-        app = add_middleware(routes, refusals)
+    edge = create_wallet_edge(view, api_token=settings["token"], body_reader=bodies, refusals=refusals)
     with capture_logs() as logs:
-        server = create_server(app, refusals=refusals)
-        async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
+        async with asyncio.timeout(PATIENCE_SECONDS), count_served(create_server(edge)) as port:
             raw, is_open = await send_segments(scenario, port)
     names = [name.decode() for response in raw for name in _REQUEST_IDS.findall(response)]
     assert len(set(names)) == len(names)
@@ -119,20 +107,16 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
         logs=lines,
         store_calls=wallets.store.calls,
         stored_count=len(wallets.store.shares),
-        responses_sent=0 if scenario.disconnects else server.server_state.total_requests,
     )
 
 
 @contextlib.asynccontextmanager
 async def count_served(server: Server) -> AsyncIterator[int]:
-    """Serve connections on a port until all have ended, without uvicorn's slow shutdown."""
-    server.config.load()
-    protocol: Any = server.config.http_protocol_class
-    factory = partial(protocol, config=server.config, server_state=server.server_state, app_state={})
+    """Serve connections on a port until all have ended."""
     listener = bind_tcp("127.0.0.1", 0)
-    async with await asyncio.get_running_loop().create_server(factory, sock=listener):
+    async with await asyncio.get_running_loop().create_server(server.create_connection, sock=listener):
         yield listener.getsockname()[1]
-        while server.server_state.connections or server.server_state.tasks:
+        while server.listener.connections or server.listener.tasks:
             await asyncio.sleep(0.002)
 
 

@@ -1,4 +1,4 @@
-"""Fast path: for every request it behaves like the regular route."""
+"""Posted shares: the response to every kind of request, on the wire."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from dataclasses import replace
 
 import pytest
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from helper.chain.chain_data import RoundStatus
 from helper.core.refusals import PauseCause
-from helper.errors import ShareRefused, StoreError, StoreFull
+from helper.errors import ClientLeft, ShareRefused, StoreError, StoreFull
 from helper.ingest.payload import PayloadError
-from helper.server.application import create_app
-from helper.server.body_reader import HAS_LEFT_KEY
-from helper.server.http_server import create_server
+from helper.server.edge import Edge
+from helper.server.listening import create_server
+from helper.server.protocol import Request, Response
+from helper.server.wallet_routes import create_wallet_edge
 from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import END, POSITION, ROUND_ID, create_body, make_round
-from tests.unit.server.fast_path_fixtures import (
+from tests.unit.server.share_scenarios import (
     MAX_BODY_BYTES,
     PATIENCE_SECONDS,
     Scenario,
@@ -113,7 +112,7 @@ ERRORS = [
     Scenario("an unexpected exception", [VALID_POST], [409], fail_check(HTTPException(409, "no", {"X-Odd": "one"}))),
     Scenario("an exception with the status text", [VALID_POST], [405], fail_check(HTTPException(405))),
     Scenario("an invalid field, detected late", [VALID_POST], [400], fail_check(PayloadError("submit_at", "is wrong"))),
-    Scenario("a client reported as disconnected", [VALID_POST], [400], fail_check(ClientDisconnect())),
+    Scenario("a client reported as disconnected", [VALID_POST], [400], fail_check(ClientLeft("gone"))),
     Scenario("an invalid point", [VALID_POST], [400], check_returns(InvalidShare("enc_share.c2", "identity"))),
     Scenario("paused", [VALID_POST], [503], pause_intake),
     Scenario("paused, with an invalid body", [INVALID_POST, VALID_POST], [400, 503], pause_intake),
@@ -169,7 +168,7 @@ REQUESTS = [
     Scenario("two slashes", [request_line(f"POST /{SHARES_PATH} HTTP/1.1")], [404]),
     Scenario("a query", [request_line(f"POST {SHARES_PATH}?wallet=1&x HTTP/1.1")], [200]),
     Scenario("a path with escapes", [request_line(f"POST {SHARES_PATH[:-1]}%73 HTTP/1.1")], [200]),
-    Scenario("a path with a line break", [request_line(f"POST {SHARES_PATH}%0A HTTP/1.1")], [200]),
+    Scenario("a path with a line break", [request_line(f"POST {SHARES_PATH}%0A HTTP/1.1")], [404]),
     Scenario("a path in upper case", [request_line(f"POST {SHARES_PATH.upper()} HTTP/1.1")], [404]),
     Scenario("an absolute URL", [request_line(f"POST http://helper{SHARES_PATH} HTTP/1.1")], [200]),
     Scenario("HTTP/1.0", [request_line(f"POST {SHARES_PATH} HTTP/1.0")], [200]),
@@ -206,37 +205,44 @@ SCENARIOS = [*BODIES, *REFUSALS, *ERRORS, *REQUESTS, *TOKENS]
 
 @pytest.mark.rule("W2")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-async def test_fast_path_behaves_as_regular_route(scenario: Scenario) -> None:
-    layers = await run_scenario(scenario, use_fast_path=False)
-    assert layers.statuses == list(scenario.statuses), "the regular route returns the expected statuses"
-    assert layers.refusals >= Counter(status for status in scenario.statuses if status >= 400), "and the probe's"
-    assert await run_scenario(scenario, use_fast_path=True) == layers
+async def test_posted_share_gets_its_response(scenario: Scenario) -> None:
+    result = await run_scenario(scenario)
+    assert result.statuses == list(scenario.statuses)
+    assert result.refusals >= Counter(status for status in scenario.statuses if status >= 400), "and the probe's"
+    assert 500 in result.statuses or "request_failed" not in {line["event"] for line in result.logs}
+    for response in result.responses:
+        if not response.startswith((b"HTTP/1.1 100 ", b"HTTP/1.1 404 ")):
+            assert b"\r\naccess-control-allow-origin: *\r\n" in response
 
 
-async def test_fast_path_counts_each_outcome_once() -> None:
+async def test_each_outcome_is_counted_once() -> None:
     scenario = Scenario(
         "one of each kind",
         [VALID_POST, VALID_POST, INVALID_POST, build_head(line=f"GET {SHARES_PATH} HTTP/1.1")],
         [200, 200, 400, 405],
     )
-    counted = {"post_queued": 1, "post_duplicate": 1, "post_refused": 1}
-    for use_fast_path in (False, True):
-        outcome = await run_scenario(scenario, use_fast_path=use_fast_path)
-        assert (outcome.statuses, outcome.counts, outcome.stored_count) == (scenario.statuses, counted, 1)
+    outcome = await run_scenario(scenario)
+    assert outcome.statuses == scenario.statuses
+    assert outcome.counts == {"post_queued": 1, "post_duplicate": 1, "post_refused": 1}
+    assert outcome.stored_count == 1
 
 
-async def test_body_of_a_client_that_left_is_not_validated() -> None:
+async def test_body_of_a_client_that_left_is_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     wallets, counts, left = WalletApp(), Counter[str](), asyncio.Event()
     wallets.checks.error = AssertionError("validated")
-    app = create_app(replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome])))
+    edge = create_wallet_edge(replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome])))
+    serve = edge.__call__
 
-    async def start_late(scope: Scope, receive: Receive, send: Send) -> None:
-        while not scope["state"][HAS_LEFT_KEY]():
+    async def start_late(request: Request) -> Response | None:
+        while not request.has_left:
             await asyncio.sleep(0.002)
-        await app(scope, receive, send)
+        response = await serve(request)
         left.set()
+        return response
 
-    async with asyncio.timeout(PATIENCE_SECONDS), count_served(create_server(start_late)) as port:
+    server = create_server(edge)
+    monkeypatch.setattr(Edge, "__call__", lambda _, request: start_late(request))
+    async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         linger = struct.pack("ii", 1, 0)  # close with a reset
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -17,7 +17,6 @@ from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
@@ -26,10 +25,9 @@ from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
 from helper.errors import HelperError
-from helper.server.application import add_middleware
-from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import SEND_BUFFER_BYTES, ConnectionEvictor, ConnectionLimits, ConnectionProgress
-from helper.server.http_server import (
+from helper.server.edge import Edge, json_application
+from helper.server.listening import (
     GROUP_MODE,
     RESERVED_FILE_DESCRIPTORS,
     bind_tcp,
@@ -37,6 +35,7 @@ from helper.server.http_server import (
     create_server,
     listen_unix,
 )
+from helper.server.protocol import Connection
 from tests.support.fakes import wait_until
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
@@ -155,13 +154,13 @@ async def test_connection_refused_for_its_head_is_not_evicted(received_bytes: Ca
 
 async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = asyncio.Event()
-    connection_lost = BoundedProtocol.connection_lost
+    connection_lost = Connection.connection_lost
 
-    def note_lost(self: BoundedProtocol, exc: Exception | None) -> None:
+    def note_lost(self: Connection, exc: Exception | None) -> None:
         connection_lost(self, exc)
         lost.set()
 
-    monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
+    monkeypatch.setattr(Connection, "connection_lost", note_lost)
     async with run_server(ConnectionLimits(head_seconds=60, stalled_seconds=0.2)) as port:
         client = await connect_stalled(port)
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -285,7 +284,7 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
 def test_server_stop_responds_503_to_running_requests_without_error_log(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("helper.server.http_server.STOP_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("helper.server.listening.STOP_GRACE_SECONDS", 0.2)
     unfinished = {
         "waiting for a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\no",
         "processing": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -325,7 +324,7 @@ def test_server_stop_answers_connections_that_were_opened_before(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def test() -> None:
-        server, listener = create_server(add_middleware([Route("/hello", hello)])), bind_tcp("127.0.0.1", 0)
+        server, listener = create_server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
         port = listener.getsockname()[1]
         task = asyncio.create_task(server.serve(sockets=[listener]))
         earlier = {"new": b"", "half a head": HELLO_REQUEST[:20], "second head": HELLO_REQUEST + HELLO_REQUEST[:20]}
@@ -356,10 +355,10 @@ def test_server_stop_answers_connections_that_were_opened_before(
 def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 64
     accepted: list[int] = []
-    connection_made = BoundedProtocol.connection_made
+    connection_made = Connection.connection_made
     iteration = 0
 
-    def record(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+    def record(self: Connection, transport: asyncio.BaseTransport) -> None:
         accepted.append(iteration)
         connection_made(self, transport)
 
@@ -375,7 +374,7 @@ def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.
         with pytest.raises(ConnectionRefusedError):  # every copy of the listening socket is closed
             socket.create_connection(("127.0.0.1", port))
 
-    monkeypatch.setattr(BoundedProtocol, "connection_made", record)
+    monkeypatch.setattr(Connection, "connection_made", record)
     uvloop.run(connect())  # asyncio's own loop accepts all waiting connections in one iteration
     assert accepted[-1] - accepted[0] < count / 4
 
@@ -458,22 +457,24 @@ def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "requests"), [(8 << 20, 1), (53_000, 8)])
 async def test_unread_responses_are_limited(size: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lost, most_unsent = asyncio.Event(), 0
-    connection_lost, start_ready = BoundedProtocol.connection_lost, BoundedProtocol._start
+    connection_lost, run = Connection.connection_lost, Connection._run
 
-    def note_lost(self: BoundedProtocol, exc: Exception | None) -> None:
+    def note_lost(self: Connection, exc: Exception | None) -> None:
         lost.set()
         connection_lost(self, exc)
 
-    def note_start(self: BoundedProtocol, *arguments: Any) -> None:
+    def note_run(self: Connection) -> None:
         nonlocal most_unsent
-        most_unsent = max(most_unsent, sum(each.transport.get_write_buffer_size() for each in self.all_connections))
+        most_unsent = max(
+            most_unsent, sum(each.transport.get_write_buffer_size() for each in self.listener.connections)
+        )
         assert not self.transport.get_write_buffer_size(), "a response would wait that is not counted"
-        start_ready(self, *arguments)
+        run(self)
 
-    monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
-    monkeypatch.setattr(BoundedProtocol, "_start", note_start)
+    monkeypatch.setattr(Connection, "connection_lost", note_lost)
+    monkeypatch.setattr(Connection, "_run", note_run)
     monkeypatch.setattr("tests.unit.server.server_fixtures.MEDIUM_BYTES", size)
-    monkeypatch.setattr("helper.server.connection.MAX_UNSENT_BYTES", size)
+    monkeypatch.setattr("helper.server.protocol.MAX_UNSENT_BYTES", size)
     limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)
     async with contextlib.AsyncExitStack() as closing, run_server(limits) as port:
         stalled = [await connect_stalled(port, requests) for _ in range(12)]
@@ -491,19 +492,19 @@ async def test_connection_kernel_send_buffer_is_bounded(
     is_unix: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    connection_made = BoundedProtocol.connection_made
+    connection_made = Connection.connection_made
 
-    def note_size(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+    def note_size(self: Connection, transport: asyncio.BaseTransport) -> None:
         connection_made(self, transport)
         sizes.append(transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 
-    monkeypatch.setattr(BoundedProtocol, "connection_made", note_size)
+    monkeypatch.setattr(Connection, "connection_made", note_size)
     with contextlib.ExitStack() as closing:
         if is_unix:
             listener = closing.enter_context(listen_unix(tmp_path / "x"))
         else:
             listener = closing.enter_context(contextlib.closing(bind_tcp("127.0.0.1", 0)))
-        server = create_server(add_middleware([]))
+        server = create_server(Edge(json_application([])))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         with socket.socket(listener.family) as client:
             client.setblocking(False)

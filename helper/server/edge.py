@@ -1,0 +1,310 @@
+"""What every response passes: request id, CORS, errors as JSON, refusals, counting.
+
+Request ids are sent as X-Request-Id, and logged with failed and refused requests. A share without a delay is revealed
+seconds after its arrival, so the arrival time of a client's request nearly identifies the client's public reveal. A
+proxy logs clients with its own request ids; a log line here with the same id and a time would link the two. Therefore:
+
+- On the paths of the wallet API, an incoming id is ignored and a new one is generated, which appears in no other log.
+  The wallet gets it in the response and can report it to an operator, which reveals nothing new about the wallet's
+  requests.
+- On other paths (registrations, health, the page) a well-formed incoming id is accepted, so that an operator can trace
+  a request through a proxy.
+- The id is logged only with an internal error (500), or at debug level with a final refusal (400, 401, 404 and
+  others). It is never logged with a success, nor with a status that wallets retry (429, 503, 408): the same share
+  arrives again, and the log line would reveal the time of the first attempt.
+- The id is passed to these log calls explicitly. In a context variable it would be inherited by all tasks that the
+  request starts, and could be logged together with a reveal.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, ExceptionHandler
+
+from helper.core.refusals import (
+    ATTEMPT_HEADER,
+    RETRYABLE_STATUSES,
+    Refusal,
+    Situation,
+    TemporaryRefusal,
+    attempt_token,
+    find_refusal,
+    retry_after_of,
+)
+from helper.errors import ClientLeft, ShareRefused
+from helper.ingest.payload import PayloadError, error_body, ingress_receipt, no_route_body
+from helper.server import protocol
+from helper.server.asgi_adapter import AsgiAdapter
+
+log = structlog.get_logger("helper.server")
+
+TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+WALLET_PREFIX: Final = "/shielded-vote/"
+"""Prefix of the paths of shares, and of votes that are forwarded to the chain."""
+CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
+"""Path prefixes that wallets use; the second belongs to the chain API, for the gateway."""
+CORS_HEADERS: Final = (
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", f"Retry-After, {REQUEST_ID_HEADER}".encode()),
+)
+_PREFLIGHT: Final = (
+    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-allow-headers", f"Content-Type, {TOKEN_HEADER}, {ATTEMPT_HEADER}".encode()),
+    (b"access-control-max-age", b"86400"),
+)
+_STATUS_TEXTS: Final = {404: "not found", 405: "method not allowed"}
+_ID_HEADER: Final = REQUEST_ID_HEADER.lower().encode()
+_WELL_FORMED_ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
+_ID_BYTES: Final = 8
+_ID_BATCH: Final = 256
+"""Ids generated from one read of the system's random source."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+PlainHandler = Callable[[protocol.Request], Awaitable[protocol.Response]]
+"""Answers a request, or raises an error that `error_response_to` knows."""
+
+
+class JsonResponse(Response):
+    """JSON response, encoded by orjson."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Encode a plain value."""
+        return orjson.dumps(content)
+
+
+class Edge:
+    """Answers the requests of a listener with an application, and with plain handlers of single paths.
+
+    Args:
+        app: the application, see `json_application`.
+        refusals: counts the responses by status, from 400 on; None to count none.
+        posts: handlers of POST requests by path, which need no ASGI scope.
+    """
+
+    def __init__(
+        self, app: ASGIApp, refusals: Counter[int] | None = None, posts: Mapping[str, PlainHandler] | None = None
+    ) -> None:
+        self._adapter = AsgiAdapter(app, self._complete_head)
+        self._refusals = Counter[int]() if refusals is None else refusals
+        self._posts = posts or {}
+        self._ids = _generate_ids()
+
+    async def __call__(self, request: protocol.Request) -> protocol.Response | None:
+        """Answer a request."""
+        request.id = self._choose_id(request)
+        try:
+            if request.method == "OPTIONS" and request.path.startswith(CORS_PREFIXES):
+                response = protocol.Response(HTTPStatus.NO_CONTENT, _PREFLIGHT)
+            elif request.method == "POST" and request.path in self._posts:
+                response = await self._answer(request, self._posts[request.path])
+            else:
+                await self._adapter(request)
+                return None
+        except Exception:
+            log.exception("request_failed", request_id=request.id)
+            if request.has_response_begun:
+                return None
+            response = _plain(error_response(500, "internal error"))
+        return protocol.Response(
+            response.status, self._complete_head(request, response.status, response.headers), response.body
+        )
+
+    def refuse(self, refusal: Refusal) -> protocol.Response:
+        """The response to a request that its connection refuses."""
+        self._refusals[int(refusal.status)] += 1
+        response = _plain(JsonResponse(error_body(refusal.text), refusal.status, _retry_after(refusal)))
+        return protocol.Response(response.status, [*response.headers, *CORS_HEADERS], response.body)
+
+    async def _answer(self, request: protocol.Request, handler: PlainHandler) -> protocol.Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            response = error_response_to(error, request.path, request.headers, request.id)
+            if response is None:
+                raise
+            return _plain(response)
+
+    def _choose_id(self, request: protocol.Request) -> str:
+        if not request.path.startswith(WALLET_PREFIX):
+            incoming = [value for name, value in request.headers if name == _ID_HEADER]
+            if len(incoming) == 1 and _WELL_FORMED_ID.fullmatch(incoming[0]) is not None:
+                return incoming[0].decode("ascii")
+        return next(self._ids)
+
+    def _complete_head(self, request: protocol.Request, status: int, headers: Headers) -> Headers:
+        """Count a response, and return its headers with those that every response has."""
+        if status >= HTTPStatus.BAD_REQUEST:
+            self._refusals[int(status)] += 1
+        cors = CORS_HEADERS if request.path.startswith(CORS_PREFIXES) else ()
+        return [*headers, *cors, (_ID_HEADER, request.id.encode())]
+
+
+def json_application(
+    routes: Sequence[BaseRoute], more_handlers: Mapping[type[Exception], ExceptionHandler] | None = None
+) -> Starlette:
+    """An application of these routes that responds to errors with JSON.
+
+    Args:
+        routes: the routes.
+        more_handlers: handlers of additional exceptions.
+    """
+    handlers: dict[Any, ExceptionHandler] = dict.fromkeys(_EXPECTED, _handle_error)
+    handlers[Exception] = _handle_unexpected_error
+    app = Starlette(routes=list(routes), exception_handlers={**handlers, **(more_handlers or {})})
+    # A path with an extra slash does not exist; Starlette would redirect it.
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _handle_error(request: Request, error: Exception) -> Response:
+    response = error_response_to(error, request.scope["path"], request.scope["headers"], request_id_of(request))
+    assert response is not None
+    return response
+
+
+async def _handle_unexpected_error(_request: Request, _error: Exception) -> Response:
+    """Respond 500 without details. Starlette raises the exception again, and `Edge` logs it."""
+    return error_response(500, "internal error")
+
+
+# ---------------------------------------------------------------------- errors
+
+_EXPECTED: Final = (HTTPException, PayloadError, ShareRefused, TemporaryRefusal, ClientDisconnect, ClientLeft)
+"""Errors to which `error_response_to` has a response."""
+
+
+def error_response_to(error: Exception, path: str, headers: Headers, request_id: str) -> Response | None:
+    """The response to an error of a request; None if it is unexpected.
+
+    Args:
+        error: the error.
+        path: path of the request.
+        headers: headers of the request.
+        request_id: logged with a final refusal.
+    """
+    if isinstance(error, TemporaryRefusal):  # not logged: the same share will arrive again
+        return refusal_response(headers, error.situation, *error.details, headers=error.headers)
+    if isinstance(error, HTTPException):
+        text = http_error_text(error, _STATUS_TEXTS)
+        log_refusal(request_id, error.status_code, text)
+        return route_error_response(path, error.status_code, text, error.headers)
+    if isinstance(error, PayloadError):
+        log_refusal(request_id, HTTPStatus.BAD_REQUEST, str(error))
+        return error_response(HTTPStatus.BAD_REQUEST, str(error))
+    if isinstance(error, ShareRefused):
+        text = f"{error.field}: {error}" if error.field else str(error)
+        log_refusal(request_id, error.status, text)
+        return error_response(error.status, text)
+    if isinstance(error, (ClientDisconnect, ClientLeft)):  # counted; the client does not receive it
+        return error_response(HTTPStatus.BAD_REQUEST, "client disconnected before the end of the request")
+    return None
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JsonResponse:
+    """An error response; a 429 or 503 has a `Retry-After` header."""
+    retry_after = retry_after_of(status)
+    extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return JsonResponse(error_body(message), status, {**extra, **(headers or {})})
+
+
+def refusal_response(
+    request_headers: Headers, situation: Situation, *details: object, headers: Mapping[str, str] | None = None
+) -> JsonResponse:
+    """The response to a request that may pass later, from the table of refusals.
+
+    The response to a slow body is a receipt, which proves that this attempt had no effect (vote-sdk,
+    `X-Vote-Ingress-Attempt-V1`), so nothing of the request may have been stored or sent. It is valid only for the
+    attempt whose token it repeats. A wallet that gets no response cannot tell whether its share was accepted.
+    """
+    token = attempt_token(request_headers)
+    refusal = find_refusal(situation, *details, names_attempt=token is not None)
+    if token is not None and refusal.is_receipt:
+        return JsonResponse(ingress_receipt(token), refusal.status, {"Cache-Control": "no-store", **(headers or {})})
+    return JsonResponse(error_body(refusal.text), refusal.status, {**_retry_after(refusal), **(headers or {})})
+
+
+def route_error_response(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error response of a route, or because there is none.
+
+    Wallets recognize a route of the wallet API that does not exist by a body with only the field `error`.
+    """
+    if has_bare_error(path, status):
+        return JsonResponse(no_route_body(message), status, headers)
+    return error_response(status, message, headers)
+
+
+def has_bare_error(path: str, status: int) -> bool:
+    """Whether the body of an error response has only the field `error`."""
+    return status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(WALLET_PREFIX)
+
+
+def http_error_text(error: HTTPException, texts: Mapping[int, str]) -> str:
+    """The text of a route's exception; for one of Starlette, which has the status's phrase, that of `texts`."""
+    is_phrase = error.detail == HTTPStatus(error.status_code).phrase
+    return texts.get(error.status_code, error.detail) if is_phrase else error.detail
+
+
+def log_refusal(request_id: str, status: int, reason: str) -> None:
+    """Log a final refusal at debug level. A refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
+
+    Args:
+        request_id: id of the request.
+        status: of the response.
+        reason: error text without any value of the request.
+    """
+    if status not in RETRYABLE_STATUSES:
+        log.debug("request_refused", status=status, reason=reason, request_id=request_id)
+
+
+def _retry_after(refusal: Refusal) -> dict[str, str]:
+    return {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+
+
+def _plain(response: Response) -> protocol.Response:
+    """The response of a plain handler."""
+    return protocol.Response(response.status_code, response.raw_headers, bytes(response.body))
+
+
+# ---------------------------------------------------------------------- tokens and request ids
+
+
+def token_matches(token: bytes | None, expected: str) -> bool:
+    """Compare a header's value with the expected token in constant time."""
+    return hmac.compare_digest(token or b"", expected.encode())
+
+
+def check_token(headers: Iterable[tuple[bytes, bytes]], expected: str) -> None:
+    """Raise HTTPException (401) unless the first token among these headers is the expected one."""
+    name = TOKEN_HEADER.lower().encode()
+    if not token_matches(next((value for each, value in headers if each == name), None), expected):
+        raise HTTPException(401, f"{TOKEN_HEADER} is missing or invalid")
+
+
+def request_id_of(request: Request) -> str:
+    """The id of a request to an application; "" if another server received it."""
+    return str(getattr(request.state, "request_id", ""))
+
+
+def _generate_ids() -> Iterator[str]:
+    """Generate random ids endlessly."""
+    digits = 2 * _ID_BYTES
+    while True:
+        batch = secrets.token_hex(_ID_BYTES * _ID_BATCH)
+        yield from (batch[at : at + digits] for at in range(0, len(batch), digits))

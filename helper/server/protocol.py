@@ -1,0 +1,879 @@
+"""One HTTP/1.1 connection as a state machine, the requests on it, and what the connections of a listener share.
+
+A connection has one request at a time: bytes behind a request wait unparsed until its response is complete. The states
+and their transitions are `State` and `TRANSITIONS`. A connection is closed
+
+| in state   | when                                                                 | after this answer           |
+|------------|----------------------------------------------------------------------|-----------------------------|
+| any        | the client leaves a response unread for `stalled_seconds`, or longest| none                        |
+|            | of all when the unread responses take more than `MAX_UNSENT_BYTES`   |                             |
+| NEW        | there are too many connections and none can be evicted               | 503                         |
+| NEW        | nothing arrives for `head_seconds`; it is evicted                    | none                        |
+| NEW, HEAD  | the client closes its sending side                                   | none                        |
+| HEAD       | the head is not complete after `head_seconds`; it is evicted         | 503                         |
+| NEW, HEAD, | the server has been stopping for `STOP_GRACE_SECONDS`                | 503                         |
+| WAITING,   |                                                                      |                             |
+| RUNNING    |                                                                      |                             |
+| HEAD,      | the request is invalid, or its head is too large                     | 400 or 431                  |
+| WAITING,   |                                                                      |                             |
+| RUNNING    |                                                                      |                             |
+| WAITING,   | the body is incomplete and the connection is evicted                 | 503, or 429 to an attempt   |
+| RUNNING    |                                                                      |                             |
+| WAITING,   | the body is incomplete after `body_seconds` or when the client closes| none (`BodyReader` answers  |
+| RUNNING,   | its sending side; the response is incomplete `half_closed_seconds`   | slow bodies sooner), or an  |
+| RESPONDING | after the client has closed it; the handler aborts                   | incomplete response         |
+| RUNNING    | the handler returns without a response                               | 500                         |
+| RESPONDING | the server has been stopping for `STOP_GRACE_SECONDS`                | an incomplete response      |
+| RESPONDING | the response is complete and says `connection: close`                | the handler's               |
+| DRAINING   | the rest of the body is larger than `DRAIN_BYTES` or takes longer    | the handler's               |
+|            | than `head_seconds` (`LINGER_SECONDS` if the response says close)    |                             |
+| IDLE       | no request begins for `keep_alive_seconds`; it is evicted; the       | the handler's               |
+|            | client closes its sending side; the server stops                     |                             |
+| LINGERING  | the client closes, or after `DRAIN_SECONDS` or `DRAIN_BYTES`         | the refusal that began it   |
+
+A response says `connection: close` if the request or the handler does, to HTTP/1.0 and upgrade requests, after
+`Expect: 100-continue`, when the client has closed its sending side, and when the server stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from email.utils import formatdate
+from enum import IntEnum, auto
+from http import HTTPStatus
+from typing import ClassVar, Final, NamedTuple, Protocol, cast
+
+import structlog
+
+from helper.clock import Clock, SystemClock
+from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
+from helper.errors import ClientLeft
+from helper.server.client_limits import Network, is_trusted_proxy
+from helper.server.connection_limits import (
+    DRAIN_BYTES,
+    DRAIN_SECONDS,
+    LINGER_SECONDS,
+    MAX_UNSENT_BYTES,
+    READ_BYTES,
+    SEND_BUFFER_BYTES,
+    ConnectionEvictor,
+    ConnectionLimits,
+    ConnectionProgress,
+    Deadline,
+    RequestTurns,
+    StallTimer,
+)
+from helper.server.request_parser import InvalidRequestError, RequestHead, RequestParser
+
+log = structlog.get_logger("helper.server")
+
+MAX_BUFFERED_BYTES: Final = 64 << 10
+"""Received bytes of a body that its handler has not taken; nothing is read while there are more."""
+_MAX_JOINED_BYTES: Final = 16 << 10
+"""A longer part of a body is not joined with the head. Connections can share it, and a copy of it takes more time."""
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES: Final = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(600)]
+_BODILESS_STATUSES: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+_CREDENTIALS: Final = struct.Struct("3i")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class State(IntEnum):
+    """States of a connection."""
+
+    NEW = auto()
+    """No byte was received yet."""
+    HEAD = auto()
+    """A part of a request's head was received."""
+    WAITING = auto()
+    """The head is complete. The handler is called in its turn, after the client has read the earlier responses."""
+    RUNNING = auto()
+    """The handler was called, and its response has not begun."""
+    RESPONDING = auto()
+    """The response has begun."""
+    DRAINING = auto()
+    """The response is complete; the rest of the request's body is discarded."""
+    IDLE = auto()
+    """Request and response are complete, and nothing was received since."""
+    LINGERING = auto()
+    """A refusal was sent; input is discarded until the client closes.
+
+    Closing with bytes unread resets the connection, and the client may lose the response.
+    """
+    CLOSED = auto()
+    """The connection is closed, or will be when all bytes are sent."""
+
+
+TRANSITIONS: Final = {
+    State.NEW: {State.HEAD, State.LINGERING, State.CLOSED},
+    State.HEAD: {State.WAITING, State.LINGERING, State.CLOSED},
+    State.WAITING: {State.RUNNING, State.LINGERING, State.CLOSED},
+    State.RUNNING: {State.RESPONDING, State.LINGERING, State.CLOSED},
+    State.RESPONDING: {State.DRAINING, State.IDLE, State.CLOSED},
+    State.DRAINING: {State.IDLE, State.CLOSED},
+    State.IDLE: {State.HEAD, State.CLOSED},
+    State.LINGERING: {State.CLOSED},
+    State.CLOSED: set[State](),
+}
+"""The states that may follow each state."""
+_BEFORE_HEAD: Final = frozenset({State.NEW, State.IDLE})
+_UNANSWERED: Final = frozenset({State.NEW, State.HEAD, State.WAITING, State.RUNNING})
+_DISCARDING: Final = frozenset({State.DRAINING, State.LINGERING})
+_ENDED: Final = frozenset({State.LINGERING, State.CLOSED})
+
+
+class Peer(NamedTuple):
+    """Process id, user id and group id of the peer of a unix socket, at the time of the connection."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+class Addresses(NamedTuple):
+    """The ends of a connection.
+
+    Attributes:
+        client: address and port of the peer; None on a unix socket, or if it has left.
+        server: own address and port, or the path of the unix socket and None.
+        peer: the peer's process; None on a TCP socket.
+    """
+
+    client: tuple[str, int] | None
+    server: tuple[str, int | None]
+    peer: Peer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A complete response.
+
+    Attributes:
+        status: HTTP status.
+        headers: names in lower case, and values. `content-length` is added.
+        body: the body; it is not sent in response to HEAD.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+
+
+class Edge(Protocol):
+    """Answers the requests of a listener."""
+
+    def __call__(self, request: Request) -> Awaitable[Response | None]:
+        """Answer a request; None if the response was sent with `Request.send`."""
+        ...
+
+    def refuse(self, refusal: Refusal) -> Response:
+        """The response to a request that its connection refuses."""
+        ...
+
+
+class Listener:
+    """What the connections of one server share.
+
+    Args:
+        edge: answers the requests.
+        limits: limits of connections.
+        evictor: closes the slowest connections under pressure.
+        trusted_networks: networks of proxies, whose idle connections are not closed.
+        keep_alive_seconds: how long a connection may stay idle.
+        clock: time of the `Date` header.
+
+    Attributes:
+        connections: the open connections.
+        tasks: the running handlers.
+        stalled: connections whose client leaves a response unread, the longest-stalled first.
+        turns: starts the requests of all connections in turn.
+        is_stopping: whether each connection closes after its response.
+        ended: set when a connection or a handler has ended.
+    """
+
+    def __init__(
+        self,
+        edge: Edge,
+        limits: ConnectionLimits,
+        evictor: ConnectionEvictor,
+        *,
+        trusted_networks: Sequence[Network] = (),
+        keep_alive_seconds: float,
+        clock: Clock | None = None,
+    ) -> None:
+        self.edge = edge
+        self.limits = limits
+        self.evictor = evictor
+        self.trusted_networks = trusted_networks
+        self.keep_alive_seconds = keep_alive_seconds
+        self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.stalled: dict[Connection, None] = {}
+        self.turns = RequestTurns()
+        self.is_stopping = False
+        self.ended = asyncio.Event()
+        self._clock = clock or SystemClock()
+        self._second = -1
+        self._date_line = b""
+
+    def date_line(self) -> bytes:
+        """The `Date` header of the current second."""
+        second = int(self._clock.now())
+        if second != self._second:
+            self._second, self._date_line = second, f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+        return self._date_line
+
+    def has_room(self, now: float) -> bool:
+        """Whether the newest connection fits the limit, after others were closed for it at need."""
+        excess = len(self.connections) - self.limits.max_connections
+        return excess <= 0 or self.evictor.make_room(excess, now)
+
+    def limit_unsent(self) -> None:
+        """Abort connections, the longest-stalled first, until their clients leave few enough bytes unread.
+
+        The one that stalled last stays open, however large its response is.
+        """
+        unsent = sum(connection.transport.get_write_buffer_size() for connection in self.stalled)
+        while unsent > MAX_UNSENT_BYTES and len(self.stalled) > 1:
+            longest = next(iter(self.stalled))
+            del self.stalled[longest]
+            unsent -= longest.transport.get_write_buffer_size()
+            longest.abort()
+
+    # ------------------------------------------------------------------ stop
+
+    def stop(self) -> None:
+        """Close idle connections, and the others after their responses. One that has just been opened is awaited."""
+        self.is_stopping = True
+        for connection in list(self.connections):
+            connection.stop()
+
+    def refuse_late(self) -> None:
+        """Refuse the requests that are not answered yet, and cancel their handlers."""
+        for connection in list(self.connections):
+            connection.stop_now()
+        for task in list(self.tasks):
+            task.add_done_callback(self._discard_task)  # one that has not started yet does not do this itself
+            task.cancel()
+
+    def _discard_task(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        self.ended.set()
+
+    def abort(self) -> None:
+        """Abort all connections."""
+        for connection in list(self.connections):
+            connection.abort()
+
+    async def wait_ended(self) -> None:
+        """Wait until all connections and handlers have ended."""
+        while self.connections or self.tasks:
+            self.ended.clear()
+            await self.ended.wait()
+
+
+class Request:
+    """A request and the sending of its response.
+
+    Args:
+        connection: the connection, which takes part until the response is complete or the request is dropped.
+        head: the request's head.
+
+    Attributes:
+        head: the request's head.
+        method: as received.
+        path: percent-decoded, without the query.
+        headers: names in lower case, and values, in the order of arrival.
+        id: set by the edge.
+        addresses: the ends of the connection.
+        keep_alive: whether another request may follow the response.
+        is_body_complete: whether the body was received completely.
+        has_response_begun: whether the response's status is decided.
+    """
+
+    __slots__ = (
+        "_awaits_continue",
+        "_body",
+        "_body_left",
+        "_changed",
+        "_connection",
+        "_head_lines",
+        "_is_chunked",
+        "_is_end_taken",
+        "_is_taken",
+        "addresses",
+        "has_response_begun",
+        "head",
+        "headers",
+        "id",
+        "is_body_complete",
+        "keep_alive",
+        "method",
+        "path",
+    )
+
+    def __init__(self, connection: Connection, head: RequestHead) -> None:
+        self.head = head
+        self.method = head.method
+        self.path = head.path
+        self.headers = head.headers
+        self.id = ""
+        self.addresses = connection.addresses
+        self.keep_alive = head.keep_alive and not head.expects_continue
+        self.is_body_complete = False
+        self.has_response_begun = False
+        self._connection: Connection | None = connection
+        self._changed: asyncio.Event | None = None  # set when a part of the body arrives, and at the end
+        self._body: bytes | bytearray = b""  # received and not taken
+        self._is_taken = self._is_end_taken = False  # whether anything of the body, and its end, was taken
+        self._awaits_continue = head.expects_continue
+        self._head_lines = b""  # the begin of the response, written with the first part of its body
+        self._body_left: int | None = 0  # bytes of the response's body; None if it has no length
+        self._is_chunked = False
+
+    # ------------------------------------------------------------------ for the handler: request
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, whose name is in lower case."""
+        return next((value for each, value in self.headers if each == name), None)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether no response can be sent any more: the client has left, or the request was refused."""
+        return self._connection is None or self._connection.transport.is_closing()
+
+    def take_body(self, max_bytes: int) -> bytes | None:
+        """The whole body, if it was received before this call and is not larger than `max_bytes`; otherwise None."""
+        is_whole = self.is_body_complete and not self._is_taken and not self._awaits_continue
+        if not is_whole or len(self._body) > max_bytes:
+            return None
+        body, self._body = bytes(self._body), b""
+        self._is_taken = self._is_end_taken = True
+        return body
+
+    async def receive(self) -> tuple[bytes, bool]:
+        """The next part of the body, and whether more follows. After the last one, waits for the end.
+
+        Raises:
+            ClientLeft: the client has left, the request was refused, or its response is complete.
+        """
+        connection = self._connection
+        if self._awaits_continue and connection is not None and not self.has_response_begun:
+            self._awaits_continue = False
+            connection.transport.write(_CONTINUE)
+        while self._connection is not None:
+            if self._body or (self.is_body_complete and not self._is_end_taken):
+                body, self._body = bytes(self._body), b""
+                self._is_taken, self._is_end_taken = True, self.is_body_complete
+                self._connection.adjust_reading()
+                return body, not self._is_end_taken
+            if self._changed is None:
+                self._changed = asyncio.Event()
+            self._changed.clear()
+            await self._changed.wait()
+        raise ClientLeft("the client disconnected")
+
+    # ------------------------------------------------------------------ for the handler: response
+
+    def begin_response(self, status: int, headers: Headers) -> None:
+        """Begin a response in parts. The head is sent with the first part, or in the next iteration of the loop.
+
+        Without `content-length`, the response is chunked. It must fit this header.
+        """
+        connection = self._connection
+        if connection is not None:
+            self._head_lines = self._encode_head(connection, status, headers, None)
+            asyncio.get_running_loop().call_soon(self._send_head)
+
+    async def send(self, part: bytes, *, more: bool) -> None:
+        """Send a part of the response's body, after the client has read the earlier ones. Nothing if it has left."""
+        if self._connection is not None:
+            await self._connection.stall.wait_ended()
+        connection = self._connection
+        if connection is None:
+            return
+        if self.method == "HEAD":
+            part = b""
+        elif self._body_left is not None:
+            self._body_left -= len(part)
+            if self._body_left < 0 or (self._body_left and not more):
+                raise ValueError("the response's body does not fit its content-length")
+        elif self._is_chunked:
+            part = (b"%x\r\n%b\r\n" % (len(part), part) if part else b"") + (b"" if more else b"0\r\n\r\n")
+        self._write(connection, part)
+        if not more:
+            self._complete(connection)
+
+    def abort(self) -> None:
+        """Abort the connection, which is the only way to mark a response as incomplete."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    # ------------------------------------------------------------------ for the connection
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Received bytes of the body that the handler has not taken."""
+        return len(self._body)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the response is complete, or not wanted any more."""
+        return self._connection is None
+
+    @property
+    def awaits_continue(self) -> bool:
+        """Whether the client waits for a 100 response. It may omit the announced body after a final response."""
+        return self._awaits_continue
+
+    def add_body(self, part: bytes) -> None:
+        """Store a received part of the body, unless the request was dropped."""
+        if self._connection is None:
+            return
+        if not self._body:
+            self._body = part  # in almost every share, the only one
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += part
+        self._notify()
+
+    def end_body(self) -> None:
+        """Mark the body as complete."""
+        self.is_body_complete = True
+        self._notify()
+
+    def respond(self, response: Response) -> None:
+        """Send a complete response."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._head_lines = self._encode_head(connection, response.status, response.headers, len(response.body))
+        self._write(connection, b"" if self.method == "HEAD" else response.body)
+        self._complete(connection)
+
+    def drop(self) -> None:
+        """Drop the request: its response is not wanted any more, or complete."""
+        self._connection = None
+        self._body = b""
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    def _encode_head(self, connection: Connection, status: int, headers: Headers, length: int | None) -> bytes:
+        """Encode the head of the response, and determine how its body ends."""
+        if self.has_response_begun:
+            raise RuntimeError("the response has already begun")
+        says_close = is_chunked = False
+        lines = [_STATUS_LINES[status], connection.listener.date_line()]
+        for name, value in headers:
+            if name == b"content-length":
+                length = int(value)
+                continue
+            if name == b"transfer-encoding":
+                is_chunked = True
+            elif name == b"connection" and b"close" in value.lower():
+                says_close = True
+            lines.append(b"%b: %b\r\n" % (name, value))
+        self.keep_alive = self.keep_alive and not says_close and not connection.listener.is_stopping
+        if status not in _BODILESS_STATUSES:
+            if length is not None:
+                lines.append(b"content-length: %d\r\n" % length)
+            elif self.head.http_version == "1.1" and self.method != "HEAD" and not is_chunked:
+                is_chunked = True
+                lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive and not says_close:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if not head.count(b"\n") == head.count(b"\r") == len(lines):
+            raise ValueError("a header of the response has a line end")
+        self._body_left, self._is_chunked = length, is_chunked
+        self.has_response_begun = True
+        connection.begin_responding()
+        return head
+
+    def _write(self, connection: Connection, part: bytes) -> None:
+        """Write a part of the body, with the head unless that was written."""
+        if self._head_lines and len(part) > _MAX_JOINED_BYTES:
+            self._send_head()
+        part, self._head_lines = self._head_lines + part, b""
+        if part:
+            connection.transport.write(part)
+
+    def _send_head(self) -> None:
+        head, self._head_lines = self._head_lines, b""
+        if head and self._connection is not None:
+            self._connection.transport.write(head)
+
+    def _complete(self, connection: Connection) -> None:
+        self.drop()
+        connection.end_response(self)
+
+
+@dataclass(slots=True)
+class _Meters:
+    """Timers and byte counts of a connection.
+
+    Attributes:
+        deadline: of the state; its meaning is in `Connection._on_deadline`.
+        progress: progress of the client, by which slow connections are closed.
+        unparsed: bytes behind the current request; nothing is read while there are any.
+        discardable_bytes: bytes that are still discarded in the states DRAINING and LINGERING.
+        is_reading: whether the transport reads.
+    """
+
+    deadline: Deadline
+    progress: ConnectionProgress
+    unparsed: bytes = b""
+    discardable_bytes: int = 0
+    is_reading: bool = True
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection.
+
+    A read returns at most `READ_BYTES`, so unread data stays in the kernel's buffers, which are bounded. All
+    connections share one buffer: a read is processed before the next one begins.
+
+    Args:
+        listener: what the connections of the server share.
+
+    Attributes:
+        listener: the same.
+        transport: the transport; set by `connection_made`.
+        addresses: its ends; set by `connection_made`.
+        stall: runs while the client leaves a response unread.
+    """
+
+    _buffer: ClassVar = memoryview(bytearray(READ_BYTES))
+    transport: asyncio.Transport
+    addresses: Addresses
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._state = State.NEW
+        self._parser = RequestParser(listener.limits, self._begin_request)
+        self._request: Request | None = None  # from the end of its head to the end of its body and response
+        self.stall = StallTimer(self._loop, listener.limits.stalled_seconds)
+        self._meters = _Meters(
+            Deadline(self._loop, self._on_deadline), ConnectionProgress(self._is_evictable, self._evict)
+        )
+
+    def _move(self, state: State) -> None:
+        """Change the state.
+
+        Raises:
+            RuntimeError: the transition is not allowed.
+        """
+        if state not in TRANSITIONS[self._state]:
+            raise RuntimeError(f"a connection cannot change from {self._state.name} to {state.name}")
+        self._state = state
+
+    # ------------------------------------------------------------------ events of the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a request, or refuse the connection when a limit is reached."""
+        self.transport = transport = cast("asyncio.Transport", transport)
+        listener, progress, now = self.listener, self._meters.progress, self._loop.time()
+        # writing pauses, and so the bytes are counted, as soon as the kernel's buffer is full
+        transport.set_write_buffer_limits(high=0)
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self.addresses = _read_addresses(sock)
+        if self.addresses.client is not None:
+            progress.is_kept_idle = is_trusted_proxy(self.addresses.client[0], listener.trusted_networks)
+        listener.connections.add(self)
+        if listener.has_room(now):
+            listener.evictor.add(progress, now)
+            self._meters.deadline.set(now + listener.limits.head_seconds)
+        else:
+            self._refuse(find_refusal(Situation.TOO_MANY_CONNECTIONS, names_attempt=False), lingers=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (required by the protocol)
+        """Stop all timers and release everything, so that this object is freed without the garbage collector."""
+        self._end(State.CLOSED)
+        self._meters.deadline.close()
+        self.stall.stop()
+        self._parser.close()
+        listener = self.listener
+        listener.evictor.discard(self._meters.progress)
+        listener.stalled.pop(self, None)
+        listener.connections.discard(self)
+        listener.ended.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (required by the protocol)
+        """Return the buffer for the next read."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Process received bytes as the state requires."""
+        if self._state in _DISCARDING:
+            self._meters.discardable_bytes -= nbytes
+            if self._meters.discardable_bytes < 0:
+                self._close()
+        if self._state in _ENDED:
+            return
+        data = bytes(self._buffer[:nbytes])
+        request = self._request
+        if request is None or not request.is_body_complete:
+            self._receive(data)
+        elif request.keep_alive:
+            self._meters.unparsed += data
+            self.adjust_reading()
+
+    def eof_received(self) -> bool:
+        """Handle a closed sending side of the client: answer a complete request, drop a partial one, then close.
+
+        Returns:
+            True to keep the connection open for writing.
+        """
+        request = self._request
+        if request is None or not request.is_body_complete:
+            self._close()
+            return False
+        request.keep_alive = False
+        self._meters.deadline.set(self._loop.time() + self.listener.limits.half_closed_seconds)
+        return True
+
+    def pause_writing(self) -> None:
+        """Start the stall timer: bytes are unsent. Drop stalled connections if there are too many."""
+        self.stall.start(self.transport)
+        self.listener.stalled[self] = None
+        self.listener.limit_unsent()
+
+    def resume_writing(self) -> None:
+        """Stop the stall timer: all bytes are sent. Continue what waited for that."""
+        self.stall.stop()
+        self.listener.stalled.pop(self, None)
+        if self._state is State.WAITING:
+            self._run_in_turn()
+
+    # ------------------------------------------------------------------ a request, from its first byte to its handler
+
+    def _receive(self, data: bytes) -> None:
+        """Parse received bytes up to the end of the current request, and keep the others."""
+        at = 0
+        while at < len(data) and (self._request is None or not self._request.is_body_complete):
+            if self._state is State.IDLE:
+                self._meters.progress.is_idle = False
+                self._meters.progress.started_at = self._loop.time()
+            if self._state in _BEFORE_HEAD:
+                self._move(State.HEAD)
+            try:
+                at = self._parser.feed(data, at)
+            except InvalidRequestError as error:
+                self._refuse(error.refusal)
+                return
+            is_drained = self._state is State.DRAINING and self._request is not None and self._request.is_body_complete
+            if is_drained and not self._end_request():
+                return
+        if self._request is not None and self._request.keep_alive:
+            self._meters.unparsed = data[at:]
+        self._continue(len(data))
+        self.adjust_reading()
+
+    def _continue(self, size: int) -> None:
+        """Call the handler if the head is complete, and set the limits of an incomplete request."""
+        meters, request, limits = self._meters, self._request, self.listener.limits
+        if self._state is State.HEAD and request is None:
+            meters.deadline.set(meters.progress.started_at + limits.head_seconds)
+        elif self._state is State.HEAD:
+            self._move(State.WAITING)
+            meters.deadline.set(self._loop.time() + limits.body_seconds)
+            self._run_in_turn()
+        if request is not None and request.is_body_complete:
+            meters.deadline.clear()
+            self.listener.evictor.clear_pending(meters.progress)
+        elif self._state not in _DISCARDING and self._state is not State.IDLE:
+            self.listener.evictor.add_pending(meters.progress, size, self._loop.time())
+
+    def _begin_request(self, head: RequestHead) -> Request:
+        self._request = Request(self, head)
+        return self._request
+
+    def _run_in_turn(self) -> None:
+        """Call the handler: for a posted share immediately, for other requests in turn.
+
+        Not before the client has read the earlier responses. Otherwise each connection of a client that reads nothing
+        holds two responses, of which one is not counted.
+        """
+        if self.stall.started_at is not None or self._request is None:
+            return
+        if self._request.method == "POST":
+            self._run()
+        else:
+            self.listener.turns.append(self._run)
+
+    def _run(self) -> None:
+        """Call the handler, unless the request was dropped while it waited."""
+        if self._state is State.WAITING and self._request is not None:
+            self._move(State.RUNNING)
+            self.listener.tasks.add(self._loop.create_task(self._handle(self._request)))
+
+    async def _handle(self, request: Request) -> None:
+        """Run the handler and send its response."""
+        try:
+            response = await self.listener.edge(request)
+            if response is not None:
+                request.respond(response)
+        except asyncio.CancelledError:
+            pass  # the server stops, and has refused the request
+        except Exception:
+            log.exception("request_failed")
+        finally:
+            self.listener.tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self.listener.ended.set()
+            if request.has_response_begun:
+                request.abort()  # unless it is complete
+            elif not request.is_over:
+                self._refuse(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", None))
+
+    # ------------------------------------------------------------------ a response, and what follows it
+
+    def begin_responding(self) -> None:
+        """Note that the response begins."""
+        self._move(State.RESPONDING)
+
+    def end_response(self, request: Request) -> None:
+        """Continue after a complete response: with the rest of the request's body, the next request, or the end."""
+        if request.is_body_complete:
+            if self._end_request() and self._meters.unparsed:
+                data, self._meters.unparsed = self._meters.unparsed, b""
+                self._receive(data)
+        elif request.awaits_continue:
+            self._close()  # the client may omit the announced body, so the next bytes are ambiguous
+        else:
+            self._move(State.DRAINING)
+            self._discard(self.listener.limits.head_seconds if request.keep_alive else LINGER_SECONDS)
+
+    def _end_request(self) -> bool:
+        """Wait for the next request, or close. Returns whether the connection stays open."""
+        request, self._request = self._request, None
+        if request is None or not request.keep_alive or self.listener.is_stopping:
+            self._close()
+            return False
+        self._move(State.IDLE)
+        now = self._loop.time()
+        self._meters.progress.started_at, self._meters.progress.is_idle = now, True
+        self._meters.deadline.set(now + self.listener.keep_alive_seconds)
+        self.adjust_reading()
+        return True
+
+    def adjust_reading(self) -> None:
+        """Read from the transport only while the bytes can be used."""
+        request = self._request
+        reads = not self._meters.unparsed and (request is None or request.buffered_bytes <= MAX_BUFFERED_BYTES)
+        if reads is not self._meters.is_reading and not self.transport.is_closing():
+            self._meters.is_reading = reads
+            if reads:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    # ------------------------------------------------------------------ ends
+
+    def _on_deadline(self) -> None:
+        if self._state is State.HEAD:
+            situation, seconds = Situation.SLOW_HEAD, self.listener.limits.head_seconds
+            self._refuse(find_refusal(situation, seconds, names_attempt=False), lingers=False)
+        else:
+            self._close()
+
+    def _is_evictable(self) -> bool:
+        """Whether only the client delays this connection: no complete request is being answered."""
+        if self.transport.get_write_buffer_size():
+            since = self.stall.started_at
+            return since is not None and self._loop.time() - since >= self.listener.limits.stalled_seconds
+        if self._state in _ENDED:
+            return False
+        return self._request is None or not self._request.is_body_complete
+
+    def _evict(self) -> None:
+        """Close the connection, because others need its place or its memory; refuse an incomplete request."""
+        if self.transport.get_write_buffer_size():
+            self.abort()
+        elif self._state is State.HEAD:
+            self._refuse(find_refusal(Situation.TOO_MANY_CONNECTIONS, names_attempt=False), lingers=False)
+        elif self._state in _UNANSWERED and self._request is not None:
+            names_attempt = attempt_token(self._request.headers) is not None
+            self._refuse(find_refusal(Situation.TOO_MANY_SLOW_REQUESTS, names_attempt=names_attempt))
+        else:
+            self.abort()
+
+    def stop(self) -> None:
+        """Close an idle connection. The other ones close after their responses; a new one awaits its request."""
+        if self._state is State.IDLE:
+            self._close()
+
+    def stop_now(self) -> None:
+        """Refuse a request that is not answered yet, and abort an incomplete response."""
+        if self._state in _UNANSWERED and not self.transport.get_write_buffer_size():
+            self._refuse(find_refusal(Situation.STOPPING, names_attempt=False))
+        elif self._state in _UNANSWERED or self._state is State.RESPONDING:
+            self.abort()
+
+    def _refuse(self, refusal: Refusal, *, lingers: bool = True) -> None:
+        """Refuse the request being received or handled, and close; only close if its response has begun."""
+        if self._state not in _UNANSWERED or self.transport.is_closing():
+            self._close()
+            return
+        response = self.listener.edge.refuse(refusal)
+        lines = [b"%b: %b\r\n" % header for header in response.headers]
+        lines += [b"content-length: %d\r\nconnection: close\r\n\r\n" % len(response.body), response.body]
+        self.transport.write(b"".join([_STATUS_LINES[response.status], self.listener.date_line(), *lines]))
+        if lingers:
+            self._end(State.LINGERING)
+            self.transport.write_eof()
+            self._discard(DRAIN_SECONDS)
+        else:
+            self._close()
+
+    def _discard(self, seconds: float) -> None:
+        """Discard input for some time, up to some size."""
+        self._meters.discardable_bytes = DRAIN_BYTES
+        self._meters.deadline.set(self._loop.time() + seconds)
+        self.listener.evictor.clear_pending(self._meters.progress)
+        self.adjust_reading()
+
+    def _close(self) -> None:
+        """Close the connection once all bytes are sent."""
+        self._end(State.CLOSED)
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close the connection immediately."""
+        self._end(State.CLOSED)
+        self.transport.abort()
+
+    def _end(self, state: State) -> None:
+        """Drop the request and its bytes."""
+        if self._state is not State.CLOSED:
+            self._move(state)
+        self._meters.deadline.clear()
+        self._meters.unparsed = b""
+        self.listener.evictor.clear_pending(self._meters.progress)
+        request, self._request = self._request, None
+        if request is not None:
+            request.drop()
+
+
+def _read_addresses(sock: socket.socket) -> Addresses:
+    own = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return Addresses(None, (str(own), None), Peer(*_CREDENTIALS.unpack(credentials)))
+    try:
+        client = sock.getpeername()[:2]
+    except OSError:
+        client = None
+    return Addresses(client, own[:2], None)
