@@ -90,7 +90,7 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
                 row = _replace_waiting(tx, waiting[index], operation)
             elif index not in taken:
                 row, outcome = _create_new(tx, operation, identity), EnqueueResult.CLOSED
-        elif (at := in_batch.get(mac)) is not None and not rows[at].note and _is_earlier(operation, rows[at]):
+        elif (at := in_batch.get(mac)) is not None and _moves_up(operation, rows[at], taken.get(index)):
             rows[at] = _move_up(rows[at], operation)
             outcome = EnqueueResult.MOVED_UP
         if row is not None:
@@ -149,6 +149,12 @@ def _is_earlier(operation: EnqueueOperation, row: ShareRow) -> bool:
     """Return whether a share waits for its first attempt, and this post of it has an earlier due time."""
     due = due_ms(operation.share.submit_at, operation.now)
     return row.state == _RECEIVED and not row.attempts and due < row.submit_at * 1000
+
+
+def _moves_up(operation: EnqueueOperation, row: ShareRow, known: TakenShare | None) -> bool:
+    """Return whether a post moves up an earlier one of its batch. One whose nullifier is spent does not."""
+    is_confirmed = known is not None and known.is_confirmed
+    return not is_confirmed and not row.note and _is_earlier(operation, row)
 
 
 def _move_up(row: ShareRow, operation: EnqueueOperation) -> ShareRow:

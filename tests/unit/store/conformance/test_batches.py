@@ -126,6 +126,10 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
         ONE_OF_EACH_OUTCOME,
         InitialState(frozenset({1}), frozenset({2}), frozenset({3}), is_closed=True, is_damaged=True),
     )
+    @example(
+        [IncomingShare(0, 8, 0, int(NOW) + 500, ""), IncomingShare(0, 8, 8, 0, "")],
+        InitialState(frozenset(), frozenset(), frozenset({8}), is_closed=False, is_damaged=False),
+    )
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.lists(incoming_shares(), max_size=24),
