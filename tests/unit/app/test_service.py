@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -394,7 +395,7 @@ async def wait_forever() -> None:
 async def test_status_reports_unwritable_queue(harness: ServiceHarness) -> None:
     await harness.poll()
     assert isinstance(harness.service.store, SqliteStore)
-    harness.service.store._writer.disk_health.reason = "no space"
+    harness.service.store._writer.disk_health.record_failure(sqlite3.OperationalError("disk I/O error"))
     assert str(harness.service.gates.intake_pause_reason()) == "the queue cannot be written"
     response = await harness.status()
     assert (response.status_code, "cannot be written" in response.text) == (503, True)
