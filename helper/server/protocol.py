@@ -828,7 +828,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
             return
         response = self.listener.edge.refuse(refusal)
-        lines = [b"%b: %b\r\n" % header for header in response.headers]
+        lines = [b"%b: %b\r\n" % header for header in response.headers if header[0] != b"content-length"]
         lines += [b"content-length: %d\r\nconnection: close\r\n\r\n" % len(response.body), response.body]
         self.transport.write(b"".join([_STATUS_LINES[response.status], self.listener.date_line(), *lines]))
         if lingers:
