@@ -594,6 +594,17 @@ async def test_body_with_framing_trailer_is_refused_as_incomplete(trailer: bytes
     assert endless.disconnects == is_late
 
 
+@pytest.mark.parametrize("name", [b"Connection", b"proxy-connection"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_trailer_never_ends_the_connection_before_the_next_request(
+    port: int, name: bytes, is_late: bool
+) -> None:
+    segments = [TRAILED + name + b": close\r\n", b"\r\n"]
+    response = await exchange(port, segments if is_late else [b"".join(segments)])
+    status, error = parse_error(response)
+    assert (status, error["error"]) == (400, "trailers: Connection is not permitted")
+
+
 async def test_trailers_are_not_merged_into_headers(port: int) -> None:
     client = await RawClient.connect(port)
     response = await client.request(TRAILED + b"X-Forwarded-For: 192.0.2.1\r\nX-Helper-Token: t\r\n\r\n")
