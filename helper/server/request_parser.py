@@ -130,8 +130,9 @@ class RequestParser:
     def _feed_piece(self, piece: bytes) -> None:
         try:
             self._parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade()
+            self._parser.feed_data(piece[upgrade.args[0] :])  # line ends with which the body begins
 
     def _ignore_upgrade(self) -> None:
         """Replace the parser with one that parses only the body of the current request.

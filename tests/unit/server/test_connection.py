@@ -122,6 +122,13 @@ SEGMENTED = {
 }
 
 
+@pytest.mark.parametrize("late", [1, 2])
+async def test_upgrade_request_body_may_begin_with_line_ends_after_a_split_head(port: int, late: int) -> None:
+    request = build_with_length(b"\n\r\n a share")
+    segments = split_at(request, request.index(b"\r\n\r\n") + 4 - late)
+    assert response_bodies(await exchange(port, segments)) == [b"\n\r\n a share"]
+
+
 @pytest.mark.parametrize("name", SEGMENTED)
 async def test_upgrade_request_body_is_never_parsed_as_request(port: int, name: str) -> None:
     assert response_bodies(await exchange(port, SEGMENTED[name])) == [SMUGGLED_REQUEST]
