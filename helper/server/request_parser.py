@@ -242,7 +242,9 @@ class RequestParser:
                 raise InvalidRequestError(HTTPStatus.BAD_REQUEST, "trailers: Connection is not permitted")
             self._is_in_head, self._unreported_bytes = True, 0
             self._request.end_body()
-            del self._request  # the connection stays open and must not hold the body in memory
+            # the connection stays open and must not hold the request in memory
+            self._target, self._headers = b"", []
+            del self._request
 
     # ------------------------------------------------------------------ head
 

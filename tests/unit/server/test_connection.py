@@ -355,6 +355,23 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
 # Turns
 
 
+async def test_idle_connection_does_not_hold_the_head_of_its_request(port: int) -> None:
+    request = b"GET /hello?%b HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"q" * 20_000, b"x" * 40_000)
+    clients = [await RawClient.connect(port) for _ in range(10)]
+    for client in clients:
+        assert await client.request() == b"hello"
+    tracemalloc.start()
+    try:
+        for client in clients:
+            assert await client.request(request) == b"hello"
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < len(clients) * 10_000
+    for client in clients:
+        client.writer.close()
+
+
 async def test_requests_of_many_connections_start_in_turn(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     connections, pipelined = 60, 20
     loop = asyncio.get_running_loop()
