@@ -27,7 +27,7 @@ from helper.server.connection_limits import (
 )
 from helper.server.edge import Edge, json_application
 from helper.server.listening import create_server
-from helper.server.protocol import Request
+from helper.server.protocol import Connection, Request
 from helper.server.request_parser import RequestParser
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.fakes import wait_until
@@ -537,6 +537,23 @@ async def test_body_after_its_response_is_discarded_up_to_a_limit(port: int, fra
     client.writer.close()
     # The buffers of both sockets and of the client hold several megabytes.
     assert DRAIN_BYTES // 2 < sent < 32 << 20
+
+
+async def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:
+    loop = asyncio.get_running_loop()
+    server = create_server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=0.2))
+    connection = Connection(server.listener)
+    transport = FakeTransport(connection)
+    transport.deliver(b"POST /early HTTP/1.1\r\nHost: x\r\n")
+    await asyncio.sleep(0.3)
+    transport.deliver(b"Content-Length: 9\r\n\r\nabc")
+    await wait_until(lambda: transport.written.endswith(b"hello"))
+    assert not server.listener.evictor.make_room(1, loop.time())
+    assert not transport.is_closed
+    await asyncio.sleep(0.3)
+    assert server.listener.evictor.make_room(1, loop.time())
+    assert transport.is_closed
+    connection.connection_lost(None)
 
 
 async def test_connection_is_reused_after_a_short_body_that_is_discarded(port: int) -> None:
