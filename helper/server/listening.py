@@ -124,6 +124,7 @@ class Server(uvicorn.Server):
         for accepted in waiting:
             with contextlib.suppress(OSError):  # the client has left
                 await loop.connect_accepted_socket(self.create_connection, accepted)
+        await asyncio.sleep(0)  # uvloop creates a connection one iteration after it has accepted it
         try:
             await self.listener.wait_ended()
         finally:

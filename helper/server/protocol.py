@@ -828,7 +828,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
             return
         response = self.listener.edge.refuse(refusal)
-        lines = [b"%b: %b\r\n" % header for header in response.headers]
+        lines = [b"%b: %b\r\n" % header for header in response.headers if header[0] != b"content-length"]
         lines += [b"content-length: %d\r\nconnection: close\r\n\r\n" % len(response.body), response.body]
         self.transport.write(b"".join([_STATUS_LINES[response.status], self.listener.date_line(), *lines]))
         if lingers:
@@ -840,9 +840,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _discard(self, seconds: float) -> None:
         """Discard input for some time, up to some size."""
-        self._meters.discardable_bytes = DRAIN_BYTES
-        self._meters.deadline.set(self._loop.time() + seconds)
-        self.listener.evictor.clear_pending(self._meters.progress)
+        meters, now = self._meters, self._loop.time()
+        meters.discardable_bytes = DRAIN_BYTES
+        meters.deadline.set(now + seconds)
+        meters.progress.started_at = now  # the client has time to read the response
+        self.listener.evictor.clear_pending(meters.progress)
         self.adjust_reading()
 
     def _close(self) -> None:

@@ -95,6 +95,7 @@ class RequestParser:
         self._begin_request = begin_request
         self._parser = httptools.HttpRequestParser(self)
         self._is_in_head = True  # or between two requests
+        self._keep_alive = False  # whether another request may follow the current one
         self._is_upgrade = False  # llhttp reports the head's end as that of the request
         self._target = b""
         self._headers: Headers = []
@@ -129,8 +130,9 @@ class RequestParser:
     def _feed_piece(self, piece: bytes) -> None:
         try:
             self._parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade()
+            self._parser.feed_data(piece[upgrade.args[0] :])  # line ends with which the body begins
 
     def _ignore_upgrade(self) -> None:
         """Replace the parser with one that parses only the body of the current request.
@@ -215,7 +217,7 @@ class RequestParser:
             raise InvalidRequestError(HTTPStatus.BAD_REQUEST, "CONNECT is not supported")
         self._is_in_head, self._unreported_bytes = False, 0
         self._body_bytes = self._body_pieces = 0
-        self._content_length = head.content_length
+        self._content_length, self._keep_alive = head.content_length, head.keep_alive
         self._request = self._begin_request(head)
 
     def on_chunk_header(self) -> None:
@@ -229,11 +231,20 @@ class RequestParser:
         self._request.add_body(part)
 
     def on_message_complete(self) -> None:
-        """Report the end of the request, unless its body is yet to be parsed."""
+        """Report the end of the request, unless its body is yet to be parsed.
+
+        Raises:
+            InvalidRequestError: a trailer has ended the connection. llhttp would refuse the next request, which a proxy
+                may send for another client.
+        """
         if not self._is_upgrade:
+            if self._keep_alive and not self._parser.should_keep_alive():
+                raise InvalidRequestError(HTTPStatus.BAD_REQUEST, "trailers: Connection is not permitted")
             self._is_in_head, self._unreported_bytes = True, 0
             self._request.end_body()
-            del self._request  # the connection stays open and must not hold the body in memory
+            # the connection stays open and must not hold the request in memory
+            self._target, self._headers = b"", []
+            del self._request
 
     # ------------------------------------------------------------------ head
 

@@ -218,6 +218,8 @@ class RawClient:
 def parse_error(response: bytes) -> tuple[int, dict[str, Any]]:
     head, _, body = response.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
+    lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    assert lengths == [b"content-length: %d" % len(body)], "a proxy refuses a response with two lengths"
     error = json.loads(body)
     assert set(error) == {"status", "error"}
     return int(head.split()[1]), error

@@ -27,7 +27,7 @@ from helper.server.connection_limits import (
 )
 from helper.server.edge import Edge, json_application
 from helper.server.listening import create_server
-from helper.server.protocol import Request
+from helper.server.protocol import Connection, Request
 from helper.server.request_parser import RequestParser
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.fakes import wait_until
@@ -120,6 +120,13 @@ SEGMENTED = {
     "chunked, chunk by chunk": split_at(build_chunked(SMUGGLED_REQUEST[:9], SMUGGLED_REQUEST[9:]), 120, 125, 140),
     "chunked, with trailers": [build_chunked(SMUGGLED_REQUEST, trailers=b"X-Trailer: 1\r\n")],
 }
+
+
+@pytest.mark.parametrize("late", [1, 2])
+async def test_upgrade_request_body_may_begin_with_line_ends_after_a_split_head(port: int, late: int) -> None:
+    request = build_with_length(b"\n\r\n a share")
+    segments = split_at(request, request.index(b"\r\n\r\n") + 4 - late)
+    assert response_bodies(await exchange(port, segments)) == [b"\n\r\n a share"]
 
 
 @pytest.mark.parametrize("name", SEGMENTED)
@@ -348,6 +355,23 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
 # Turns
 
 
+async def test_idle_connection_does_not_hold_the_head_of_its_request(port: int) -> None:
+    request = b"GET /hello?%b HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"q" * 20_000, b"x" * 40_000)
+    clients = [await RawClient.connect(port) for _ in range(10)]
+    for client in clients:
+        assert await client.request() == b"hello"
+    tracemalloc.start()
+    try:
+        for client in clients:
+            assert await client.request(request) == b"hello"
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < len(clients) * 10_000
+    for client in clients:
+        client.writer.close()
+
+
 async def test_requests_of_many_connections_start_in_turn(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     connections, pipelined = 60, 20
     loop = asyncio.get_running_loop()
@@ -515,6 +539,23 @@ async def test_body_after_its_response_is_discarded_up_to_a_limit(port: int, fra
     assert DRAIN_BYTES // 2 < sent < 32 << 20
 
 
+async def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:
+    loop = asyncio.get_running_loop()
+    server = create_server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=0.2))
+    connection = Connection(server.listener)
+    transport = FakeTransport(connection)
+    transport.deliver(b"POST /early HTTP/1.1\r\nHost: x\r\n")
+    await asyncio.sleep(0.3)
+    transport.deliver(b"Content-Length: 9\r\n\r\nabc")
+    await wait_until(lambda: transport.written.endswith(b"hello"))
+    assert not server.listener.evictor.make_room(1, loop.time())
+    assert not transport.is_closed
+    await asyncio.sleep(0.3)
+    assert server.listener.evictor.make_room(1, loop.time())
+    assert transport.is_closed
+    connection.connection_lost(None)
+
+
 async def test_connection_is_reused_after_a_short_body_that_is_discarded(port: int) -> None:
     client = await RawClient.connect(port)
     for _ in range(3):
@@ -592,6 +633,17 @@ async def test_body_with_framing_trailer_is_refused_as_incomplete(trailer: bytes
         # the application was called and notified that the request is incomplete
         await wait_until(lambda: endless.disconnects >= is_late)
     assert endless.disconnects == is_late
+
+
+@pytest.mark.parametrize("name", [b"Connection", b"proxy-connection"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_trailer_never_ends_the_connection_before_the_next_request(
+    port: int, name: bytes, is_late: bool
+) -> None:
+    segments = [TRAILED + name + b": close\r\n", b"\r\n"]
+    response = await exchange(port, segments if is_late else [b"".join(segments)])
+    status, error = parse_error(response)
+    assert (status, error["error"]) == (400, "trailers: Connection is not permitted")
 
 
 async def test_trailers_are_not_merged_into_headers(port: int) -> None:

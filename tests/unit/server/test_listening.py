@@ -352,6 +352,26 @@ def test_server_stop_answers_connections_that_were_opened_before(
         runner.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
 
 
+@pytest.mark.parametrize("iterations", range(4))
+def test_idle_server_that_stops_answers_a_connection_that_is_being_accepted(iterations: int) -> None:
+    async def test() -> None:
+        server, listener = create_server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0)
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(HELLO_REQUEST)
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            server.should_exit = True
+            await task
+            client.setblocking(False)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n"), "the server has not ended before its response"
+
+    # asyncio's own loop drops such a connection: its transport cannot be created after the listener's end
+    uvloop.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
+
+
 def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 64
     accepted: list[int] = []
