@@ -637,9 +637,7 @@ async def test_body_with_framing_trailer_is_refused_as_incomplete(trailer: bytes
 
 @pytest.mark.parametrize("name", [b"Connection", b"proxy-connection"])
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_trailer_never_ends_the_connection_before_the_next_request(
-    port: int, name: bytes, is_late: bool
-) -> None:
+async def test_trailer_never_ends_the_connection_before_the_next_request(port: int, name: bytes, is_late: bool) -> None:
     segments = [TRAILED + name + b": close\r\n", b"\r\n"]
     response = await exchange(port, segments if is_late else [b"".join(segments)])
     status, error = parse_error(response)
