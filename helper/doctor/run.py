@@ -316,7 +316,7 @@ class _Doctor:
     def _check_circuit(self) -> list[CheckResult]:
         if not self.node_results.usable:
             return []
-        versions = [node.version for node in self.node_results.usable]
+        versions = [node.info.version for node in self.node_results.usable]
         return [proving.evaluate_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
 
     def _check_backlog(self) -> list[CheckResult]:

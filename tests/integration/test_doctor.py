@@ -59,7 +59,7 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
 
         first = f"node {chain.nodes[0]['rest'].removeprefix('http://')}"
         for switches, message in (
-            ({"catching_up": True}, "catching up"),
+            ({"catching_up": True}, "syncing"),
             ({"chain_id": "other-1"}, "on chain other-1"),
             ({"refuse": 1.0}, "connection failed"),
             ({"status_503": 1.0}, "HTTP 503"),
