@@ -29,7 +29,6 @@ from helper.cli.conventions import (
     confirm_or_exit,
     emit,
     fail,
-    map_errors_to_exit_codes,
     print_message,
     require_confirmation,
 )
@@ -147,7 +146,6 @@ class MovedQueue:
     held_seconds: float = fact("Time in seconds during which no helper could use the source.")
 
 
-@map_errors_to_exit_codes()
 def backup(
     *,
     output: Annotated[Path, typer.Option(help="File to write; must not exist, unless --force is used.")],
@@ -190,7 +188,6 @@ def backup(
     emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {len(sealed)} bytes", json=json)
 
 
-@map_errors_to_exit_codes()
 def restore(
     *,
     file: Annotated[Path, typer.Argument(readable=False, help="Backup file.")],
@@ -225,7 +222,6 @@ def restore(
         )
 
 
-@map_errors_to_exit_codes()
 def check(
     *,
     backup_file: Annotated[
@@ -255,7 +251,6 @@ def check(
         raise typer.Exit(ExitCode.DEGRADED)
 
 
-@map_errors_to_exit_codes()
 def migrate(
     *,
     backup: Annotated[
@@ -361,7 +356,6 @@ KeyFileOption = Annotated[
 ]
 
 
-@map_errors_to_exit_codes()
 def encrypt(
     *,
     key_file: KeyFileOption = None,
@@ -380,7 +374,6 @@ def encrypt(
     _rewrite(key_file, config, db, encrypt=True, dry_run=dry_run, yes=yes, json=json)
 
 
-@map_errors_to_exit_codes()
 def decrypt(
     *,
     key_file: KeyFileOption = None,
@@ -450,7 +443,6 @@ MAX_DAMAGED_LISTED: Final = 20
 """Maximum number of damaged rows listed."""
 
 
-@map_errors_to_exit_codes()
 def copy(
     *,
     to: Annotated[

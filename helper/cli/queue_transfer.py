@@ -28,7 +28,6 @@ from helper.cli.conventions import (
     confirm_or_exit,
     emit,
     fail,
-    map_errors_to_exit_codes,
     print_message,
     require_confirmation,
 )
@@ -185,7 +184,6 @@ _NOT_IMPORTED_REASONS = {
 _MAX_SKIPPED_LISTED = 20
 
 
-@map_errors_to_exit_codes()
 def export(
     *,
     shares: RefsArgument = None,
@@ -294,7 +292,6 @@ def _marks(selection: ExportSelection) -> dict[str, str]:
     return {"marks": b64encode(marks).decode()}
 
 
-@map_errors_to_exit_codes()
 def import_(
     *,
     file: Annotated[Path | None, typer.Argument(readable=False, help="File written by `queue export`.")] = None,
