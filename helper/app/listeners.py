@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -118,7 +117,7 @@ class Listeners:
         self._run_checks = run_checks
         observer = QueueObserver(store, round_registry, read_status, clock=self._clock)
         self._read_for_scrape, self._stats = observer.read_for_scrape, stats
-        self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
+        self._feed = StatusFeed(observer.read_overview, clock=self._clock)
         operator_token = self._config.operator.token
         self._wallet_edge = create_wallet_edge(
             view,
