@@ -23,13 +23,13 @@ from helper.cli.main import COMMANDS
 from helper.observability import queue_snapshot
 from helper.observability.queue_snapshot import Overview
 from helper.observability.service_state import ServiceState
-from helper.server import operator_json
+from helper.server import operator_json, operator_routes
 from scripts.cli_docs import SCHEMAS
 
 Schema = dict[str, Any]
 
 MODULES = (
-    *(audit.check_results, conformance.runner, devnet.demo.report, queue_snapshot, operator_json),
+    *(audit.check_results, conformance.runner, devnet.demo.report, queue_snapshot, operator_json, operator_routes),
     *(admin, chain, config, db, demo, doctor, healthcheck, plan, proof, queue_transfer, version),
 )
 """Modules with classes of `--json` output. The docstring of such a class begins with the commands that write it."""

@@ -49,8 +49,7 @@ from helper.operations.export_format import ExportHeader, encode_header, encode_
 from helper.operations.svoted_format import MAX_FILE_BYTES, SvotedExport, encode_svoted_export, read_svoted_export
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.server import operator_parameters
-from helper.server.operator_json import ExportRecord
-from helper.server.operator_routes import MARK_STRUCT
+from helper.server.operator_routes import MARK_STRUCT, ExportRecord
 from helper.store.backup import (
     DATABASE_HEADER,
     create_file,
