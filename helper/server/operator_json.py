@@ -174,7 +174,7 @@ class ActionRow:
     uid: int = fact("User id, as reported by the kernel.")
     who: str = fact("User name.")
     way: str = fact("`socket`: the running helper performed it. `file`: the command performed it on the database.")
-    what: str = fact("Type of the action: retry, export, move, import, purge or rescan.")
+    what: str = fact("Type of the action, such as `retry`.")
     wanted: Mapping[str, Any] = fact(
         "Arguments of the action. `named` is the number of shares given; their references are not recorded."
     )
