@@ -24,13 +24,13 @@ from admin.api_models import AuditCheckResponse, AuditResponse, ChainFacts, UiCo
 from admin.onboarding import AdminService
 from admin.round_totals import GetAudit
 from admin.url_policy import first_publishable
+from helper.chain.chain_data import RoundAuthentication
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.refusals import PauseCause
-from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver
 from helper.observability.readiness_text import Check

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from helper.chain.chain_data import RoundAuthentication
 from helper.cli.conventions import (
     ConfigOption,
     DbOption,
@@ -30,7 +31,6 @@ from helper.cli.operator_api import (
     resolve_round,
 )
 from helper.cli.terminal import emit_table
-from helper.core.round_authentication import RoundAuthentication
 from helper.core.text_forms import format_duration, format_time
 from helper.runtime.process_security import harden_process
 from helper.server import operator_parameters

@@ -14,7 +14,7 @@ from helper.chain.node_pool import NodePool, create_node_pool, create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.config.sections import Config
-from helper.doctor.result import CheckResult, Level, fail, ok, warn
+from helper.doctor import CheckResult, Level, fail, ok, warn
 from helper.errors import ChainError
 
 T = TypeVar("T")

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 from admin.config_refresh import ConfigFetcher
 from admin.published_config import InvalidConfigError, PublishedConfig
 from helper.app.listeners import published_addresses
+from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.config.loader import Problem, load_valid_settings
 from helper.config.sections import Config
 from helper.config.settings_file import find_file
 from helper.config.settings_text import SECRET_SETTINGS
-from helper.core.round_authentication import RoundAuthentication
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.network_clients import SocksError, open_socks_stream
 from helper.runtime.release_files import hash_file, read_sums
 

@@ -23,8 +23,7 @@ from helper.clock import Clock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing
 from helper.core.load_forecast import ProofRate
-from helper.doctor import chain, database, machine, proving, publication, running_helper
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, chain, database, fail, machine, ok, proving, publication, running_helper, warn
 from helper.doctor.running_helper import DaemonReport
 from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from helper.chain.chain_data import RoundStatus
+from helper.chain.chain_data import RoundAuthentication, RoundStatus
 from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
-from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
 from helper.store.action_models import Action

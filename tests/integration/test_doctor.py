@@ -10,10 +10,10 @@ import pytest
 
 from devnet import ballot
 from helper.clock import SystemClock
+from helper.doctor import CheckResult, Level, all_ok
 from helper.doctor import chain as chain_module
 from helper.doctor import run as run_module
 from helper.doctor.proving import evaluate_proof, run_self_test
-from helper.doctor.result import CheckResult, Level, all_ok
 from helper.doctor.run import MAX_TOTAL_SECONDS, run_doctor
 from tests.support.command import run_in_process
 from tests.support.devnet import DevChain

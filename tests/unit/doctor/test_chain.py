@@ -13,6 +13,7 @@ from helper.chain.node_http import SLOW_CALL_SECONDS
 from helper.chain.node_pool import create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.config.sections import Config
+from helper.doctor import CheckResult, Level
 from helper.doctor import chain as chain_module
 from helper.doctor.chain import (
     NodeReport,
@@ -23,7 +24,6 @@ from helper.doctor.chain import (
     query_authority_keys,
 )
 from helper.doctor.proving import evaluate_circuit
-from helper.doctor.result import CheckResult, Level
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, json_response, recorded_round
 

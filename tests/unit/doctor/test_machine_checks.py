@@ -10,11 +10,10 @@ import pytest
 
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
-from helper.doctor import database, machine, publication
+from helper.doctor import CheckResult, Level, database, machine, publication
 from helper.doctor.database import DiskMeasurement, evaluate_disk, evaluate_sqlite
 from helper.doctor.machine import check_address, check_modes, check_socket
 from helper.doctor.publication import evaluate_tokens
-from helper.doctor.result import CheckResult, Level
 from helper.runtime.process_security import ProcessLimits, get_process_limits
 from helper.store.sqlite.opening import find_file_system_type, is_unsuitable
 
