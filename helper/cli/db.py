@@ -60,6 +60,10 @@ from helper.store.sqlite.snapshot import Contents, check_image, take_snapshot
 
 _IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
 
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--key-file", readable=False, help="Key file (default: [store] key_file).", show_default=False),
+]
 IdentityOption = Annotated[
     Path | None,
     typer.Option("--identity", readable=False, help="File with the age identity of the backup's recipient."),
@@ -350,12 +354,6 @@ def read_new_passphrase(file: Path | None) -> str:
     return passphrase
 
 
-KeyFileOption = Annotated[
-    Path | None,
-    typer.Option("--key-file", readable=False, help="Key file (default: [store] key_file).", show_default=False),
-]
-
-
 def encrypt(
     *,
     key_file: KeyFileOption = None,
@@ -464,15 +462,7 @@ def copy(
             show_default=False,
         ),
     ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--key-file",
-            readable=False,
-            help="Key file that encrypts witnesses (default: [store] key_file).",
-            show_default=False,
-        ),
-    ] = None,
+    key_file: KeyFileOption = None,
     undo: Annotated[
         bool, typer.Option("--undo", help="Use the source again; changes made since the move are lost.")
     ] = False,
