@@ -25,16 +25,17 @@ from admin.admin_database import AdminStore, RegistryFullError
 from admin.api_models import ChainFacts, UiConfig
 from admin.config_refresh import ConfigFetcher, VotingConfig
 from admin.pending_registrations import ChainQueries, RegistrationRegistry
+from admin.registration_limit import RegistrationLimit, client_network
 from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, SignatureRefusedError
 from admin.round_totals import GetAudit, RoundsView
 from helper.clock import Clock
 from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
 from helper.core.round_authentication import RoundAuthentication
+from helper.core.text_forms import Network
 from helper.errors import ClientLeft, StoreError
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.asgi_adapter import AsgiBody
 from helper.server.body_reader import BodyReader
-from helper.server.client_limits import Network, TokenBuckets, identify_client
 from helper.server.edge import JsonResponse, http_error_text, log_refusal, request_id_of
 from helper.server.openapi import ApiMount, ApiRoute
 
@@ -49,10 +50,6 @@ _PREFLIGHT_HEADERS: Final = {
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
     "Access-Control-Max-Age": "86400",
 }
-BURST_REGISTRATIONS: Final = 20
-"""Burst of registrations per client: each costs a signature verification, and a valid one is stored."""
-REGISTRATIONS_PER_SECOND: Final = 0.2
-"""Registrations per second and client after the burst."""
 _NO_CONFIG: Final = "no voting configuration has been fetched yet"
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _STATUS_TEXTS: Final = {404: "no such path", 405: "method not allowed"}
@@ -82,7 +79,7 @@ class AdminRoutes:
         clock: Clock,
         trusted_networks: Sequence[Network] = (),
     ) -> None:
-        self._buckets = TokenBuckets(BURST_REGISTRATIONS, REGISTRATIONS_PER_SECOND)
+        self._limit = RegistrationLimit()
         self._clock = clock
         self._trusted_networks = tuple(trusted_networks)
         self._registry = registry
@@ -132,15 +129,12 @@ class AdminRoutes:
     async def register(self, request: Request) -> Response:
         """Register a validator."""
         peer = None if request.client is None else request.client.host
-        client = identify_client(peer, request.scope["headers"], self._trusted_networks)
-        bucket = client or b""  # clients without an address, as on a unix socket, share one
-        now = self._clock.monotonic()
-        if (wait := self._buckets.wait_seconds(bucket, now)) > 0:
+        network = client_network(peer, request.scope["headers"], self._trusted_networks)
+        if (wait := self._limit.take(network, self._clock.monotonic())) > 0:
             return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
-        self._buckets.charge(bucket, now)
         body = await self._body_reader.read(AsgiBody(request.scope, request.receive))
         try:
-            result = await self._registry.register(body, production=self._ui.mode == "production", client=client)
+            result = await self._registry.register(body, production=self._ui.mode == "production", network=network)
         except (RegistrationError, SignatureRefusedError) as error:
             status = 400 if isinstance(error, RegistrationError) else 401
             log_refusal(request_id_of(request), status, str(error))

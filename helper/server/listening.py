@@ -18,8 +18,8 @@ from typing import Any, Final, cast
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from helper.core.text_forms import Network
 from helper.errors import HelperError
-from helper.server.client_limits import Network
 from helper.server.connection_limits import ConnectionEvictor, ConnectionLimits
 from helper.server.protocol import Connection, Edge, Listener
 

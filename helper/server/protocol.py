@@ -51,8 +51,8 @@ import structlog
 
 from helper.clock import Clock, SystemClock
 from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
+from helper.core.text_forms import Network, is_in_networks, parse_address
 from helper.errors import ClientLeft
-from helper.server.client_limits import Network, is_trusted_proxy
 from helper.server.connection_limits import (
     DRAIN_BYTES,
     DRAIN_SECONDS,
@@ -590,8 +590,8 @@ class Connection(asyncio.BufferedProtocol):
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.addresses = _read_addresses(sock)
-        if self.addresses.client is not None:
-            progress.is_kept_idle = is_trusted_proxy(self.addresses.client[0], listener.trusted_networks)
+        if listener.trusted_networks and self.addresses.client is not None:
+            progress.is_kept_idle = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
         listener.connections.add(self)
         if listener.has_room(now):
             listener.evictor.add(progress, now)

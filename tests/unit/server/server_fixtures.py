@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from helper.server.client_limits import Network
+from helper.core.text_forms import Network
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.edge import Edge, json_application
 from helper.server.listening import Server, bind_tcp, create_server
