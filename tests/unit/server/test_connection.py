@@ -10,7 +10,6 @@ import random
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,13 +20,11 @@ from helper.server.connection_limits import (
     DRAIN_BYTES,
     MAX_BODY_PIECES,
     READ_BYTES,
-    STARTS_PER_ITERATION,
     ConnectionLimits,
-    RequestTurns,
 )
 from helper.server.edge import Edge, json_application
 from helper.server.listening import create_server
-from helper.server.protocol import Connection, Request
+from helper.server.protocol import HANDLERS_PER_ITERATION, Connection, Request
 from helper.server.request_parser import RequestParser
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.fakes import wait_until
@@ -399,25 +396,7 @@ async def test_requests_of_many_connections_start_in_turn(port: int, monkeypatch
         client.writer.close()
     timers[0].cancel()
     assert starts.total() == connections * pipelined
-    assert max(starts.values()) <= STARTS_PER_ITERATION
-
-
-def test_turns_are_taken_in_order_a_few_per_iteration_despite_exceptions() -> None:
-    async def take_turns() -> None:
-        turns, started = RequestTurns(), list[int]()
-
-        def start(number: int) -> None:
-            started.append(number)
-            if number in {0, STARTS_PER_ITERATION - 1}:
-                raise ValueError
-
-        for number in range(2 * STARTS_PER_ITERATION + 1):
-            turns.append(partial(start, number))
-        for iterations in (1, 2, 3):
-            await asyncio.sleep(0)
-            assert started == list(range(min(iterations * STARTS_PER_ITERATION, 2 * STARTS_PER_ITERATION + 1)))
-
-    asyncio.run(take_turns())
+    assert max(starts.values()) <= HANDLERS_PER_ITERATION
 
 
 def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from helper.server.connection_limits import DRAIN_BYTES, ConnectionEvictor, Conn
 from helper.server.edge import Edge
 from helper.server.listening import create_server
 from helper.server.protocol import TRANSITIONS, Connection, Listener, Request, Response, State
+from tests.simulation.virtual_loop import SimLoop
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import FakeTransport
 
@@ -224,6 +226,26 @@ async def test_other_transitions_are_refused(state: State) -> None:
             connection._move(following)
         assert connection._state is state
         connection.connection_lost(None)
+
+
+@pytest.mark.parametrize(("read", "is_closed"), [(0, True), (1, False)])
+def test_connection_is_aborted_if_the_client_has_read_nothing(read: int, is_closed: bool) -> None:
+    async def stall() -> None:
+        wire = Wire()
+        await wire.deliver(GET % b"wait")
+        wire.transport.unsent_bytes = 100
+        wire.connection.pause_writing()
+        wire.transport.unsent_bytes -= read
+        await asyncio.sleep(15)
+        assert wire.transport.is_closed is is_closed
+        wire.connection.resume_writing()
+        wire.transport.is_closed = False
+        await asyncio.sleep(45)
+        assert not wire.transport.is_closed
+        await wire.lose()
+        await wire.answer()
+
+    SimLoop(random.Random("loop")).run_until_complete(stall())
 
 
 @pytest.mark.parametrize("end", ["closed sending side", "lost", "invalid bytes"])
