@@ -43,7 +43,7 @@ from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.edge import Edge
 from helper.server.gateway_routes import Gateway, GatewayLimits
-from helper.server.health_routes import CheckRunner, health_routes
+from helper.server.health_routes import CheckRunner, create_metrics_server, health_routes
 from helper.server.listening import (
     GROUP_MODE,
     Server,
@@ -225,7 +225,6 @@ class Listeners:
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
-        from helper.server.metrics_routes import create_metrics_server  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_for_scrape, refusals=self._refusals, clock=self._clock)
         return create_metrics_server(metrics, self._run_checks)

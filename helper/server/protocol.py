@@ -356,10 +356,6 @@ class Request:
 
     # ------------------------------------------------------------------ for the handler: request
 
-    def header(self, name: bytes) -> bytes | None:
-        """The first value of a header, whose name is in lower case."""
-        return next((value for each, value in self.headers if each == name), None)
-
     @property
     def has_left(self) -> bool:
         """Whether no response can be sent any more: the client has left, or the request was refused."""
