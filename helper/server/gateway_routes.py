@@ -12,8 +12,8 @@ limited too: the response that has waited longest for its client is aborted. A G
 while is aborted for a new request.
 
 Pages of leaves, which nodes answer slowly, have a small number of slots of their own. Further requests for them wait
-for their turn (`_PageReads`). None is aborted for a new one before it had time for its response: otherwise a few clients
-that repeat their requests would end those of all others, and none would get a page.
+for their turn (`_PageReads`). None is aborted for a new one before it had time for its response: otherwise a few
+clients that repeat their requests would end those of all others, and none would get a page.
 """
 
 from __future__ import annotations
