@@ -1,38 +1,57 @@
 """One HTTP/1.1 connection as a state machine, the requests on it, and what the connections of a listener share.
 
 A connection has one request at a time: bytes behind a request wait unparsed until its response is complete. The states
-and their transitions are `State` and `TRANSITIONS`. A connection is closed
+and their transitions are `State` and `TRANSITIONS`. Times and sizes below are the defaults. A connection is closed
 
 | in state   | when                                                                 | after this answer           |
 |------------|----------------------------------------------------------------------|-----------------------------|
-| any        | the client leaves a response unread for `stalled_seconds`, or longest| none                        |
-|            | of all when the unread responses take more than `MAX_UNSENT_BYTES`   |                             |
-| NEW        | there are too many connections and none can be evicted               | 503                         |
-| NEW        | nothing arrives for `head_seconds`; it is evicted                    | none                        |
-| NEW, HEAD  | the client closes its sending side                                   | none                        |
-| HEAD       | the head is not complete after `head_seconds`; it is evicted         | 503                         |
-| NEW, HEAD, | the server has been stopping for `STOP_GRACE_SECONDS`                | 503                         |
+| any        | the client reads nothing of a response for `stalled_seconds` (10 s); | none, or an incomplete      |
+|            | the unread responses of all clients take more than                   | response                    |
+|            | `MAX_UNSENT_BYTES` (32 MiB), and this one has waited longest; the    |                             |
+|            | server has been stopping for 6 s                                     |                             |
+| NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
+| NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
+| HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
+| HEAD       | the head is invalid, too large, or of HTTP/0.9 or HTTP/2.0           | 400, 431 or 505             |
+| NEW, HEAD, | the client closes its sending side before its request is complete    | none                        |
 | WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |
-| HEAD,      | the request is invalid, or its head is too large                     | 400 or 431                  |
+| NEW, HEAD, | the server has been stopping for `STOP_GRACE_SECONDS` (5 s)          | 503                         |
 | WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the body is incomplete and the connection is evicted                 | 503, or 429 to an attempt   |
+| WAITING,   | the chunks or trailers of the body are invalid or too large          | 400 or 431                  |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the body is incomplete after `body_seconds` or when the client closes| none (`BodyReader` answers  |
-| RUNNING,   | its sending side; the response is incomplete `half_closed_seconds`   | slow bodies sooner), or an  |
-| RESPONDING | after the client has closed it; the handler aborts                   | incomplete response         |
-| RUNNING    | the handler returns without a response                               | 500                         |
-| RESPONDING | the server has been stopping for `STOP_GRACE_SECONDS`                | an incomplete response      |
-| RESPONDING | the response is complete and says `connection: close`                | the handler's               |
-| DRAINING   | the rest of the body is larger than `DRAIN_BYTES` or takes longer    | the handler's               |
-|            | than `head_seconds` (`LINGER_SECONDS` if the response says close)    |                             |
-| IDLE       | no request begins for `keep_alive_seconds`; it is evicted; the       | the handler's               |
-|            | client closes its sending side; the server stops                     |                             |
-| LINGERING  | the client closes, or after `DRAIN_SECONDS` or `DRAIN_BYTES`         | the refusal that began it   |
+| WAITING,   | the body is incomplete, and the connection is evicted                | 503, or 429 to an attempt   |
+| RUNNING    |                                                                      |                             |
+| WAITING,   | the body is incomplete after `body_seconds` (65 s). A handler with a | none                        |
+| RUNNING    | `BodyReader` has answered a slow body sooner (503, or 408 to an      |                             |
+|            | attempt), and that response says close                               |                             |
+| WAITING,   | the client has closed its sending side after its request, and the    | none, or an incomplete      |
+| RUNNING,   | response is incomplete `half_closed_seconds` (10 s) later            | response                    |
+| RESPONDING |                                                                      |                             |
+| RUNNING    | the edge fails or returns without a response. It answers errors of   | 500                         |
+|            | handlers with 500 itself, and these leave the connection open        |                             |
+| RESPONDING | the handler aborts or ends before the response is complete; the body | an incomplete response      |
+|            | of the request is invalid, incomplete after `body_seconds` (65 s),   |                             |
+|            | or cut off by the client; the server has been stopping for 5 s       |                             |
+| RESPONDING | the response is complete and says `connection: close`, or the server | the handler's               |
+|            | stops, and the request is complete; the client still awaits the 100  |                             |
+|            | response to its `Expect`, and may omit the body                      |                             |
+| DRAINING   | the rest of the body has come, and the response says close, or the   | the handler's               |
+|            | server stops; it is invalid, larger than `DRAIN_BYTES` (4 MiB),      |                             |
+|            | incomplete after `head_seconds` (8.5 s; `LINGER_SECONDS`, 3 s, if    |                             |
+|            | the response says close), or cut off by the client; it is evicted    |                             |
+| IDLE       | no request begins for `keep_alive_seconds` (30 s); it is evicted;    | the handler's               |
+|            | the client closes its sending side; the server stops                 |                             |
+| LINGERING  | the client closes; after `DRAIN_SECONDS` (1 s) or `DRAIN_BYTES`      | the refusal that began it   |
+
+A connection is evicted for others when there are too many of them, or their incomplete requests take too much memory:
+the slowest first, never within `eviction_seconds` (4 s; idle ones 1 s) for the former, and none whose complete request
+is being answered. "An attempt" is a request that names its attempt (`ATTEMPT_HEADER`).
 
 A response says `connection: close` if the request or the handler does, to HTTP/1.0 and upgrade requests, after
-`Expect: 100-continue`, when the client has closed its sending side, and when the server stops.
+`Expect: 100-continue`, when the client has closed its sending side, and when the server stops. Bytes behind the request
+are discarded then. No other response or refusal leaves the connection open except the handler's.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import helper
 from helper.core.refusals import Refusal
+from helper.server import connection_limits, listening, protocol
 from helper.server.connection_limits import DRAIN_BYTES, ConnectionEvictor, ConnectionLimits
 from helper.server.edge import Edge
 from helper.server.listening import create_server
@@ -33,6 +35,20 @@ def test_only_the_listener_imports_uvicorn_and_nothing_private() -> None:
         for name in statement.findall(path.read_text("utf-8"))
     }
     assert imports == {("server/listening.py", "uvicorn")}
+
+
+def test_defaults_in_the_documentation_are_those_of_the_code() -> None:
+    code = {
+        **vars(connection_limits),
+        **vars(listening),
+        **asdict(ConnectionLimits()),
+        "keep_alive_seconds": listening.KEEP_ALIVE_SECONDS,
+    }
+    documented = re.findall(r"`(\w+)`,? \(?([\d.,]+)( s| MiB|\b)", protocol.__doc__ or "")
+    assert len(documented) >= 15
+    for name, number, unit in documented:
+        factor = (1 << 20) if unit == " MiB" else 1
+        assert code[name] == float(number.replace(",", "")) * factor, name
 
 
 # The state table
