@@ -84,8 +84,8 @@ Less than `BodyReader` permits, so that slow bodies do not exhaust that.
 """
 UNCOUNTED_BYTES: Final = 16 << 10
 """Bytes of each request that do not count, so that no share is closed to free memory. Connections limit their sum."""
-_CLOSED_FRACTION: Final = 1 / 64
-"""Fraction of the connections that is closed at once, so that scans are rare even while many clients connect."""
+_CLOSED_FRACTION: Final = 1 / 32
+"""Fraction of the connections that is closed at once: a voter may open 128 at once, and between two scans none is."""
 _FREED_FRACTION: Final = 1 / 16
 """Fraction of `MAX_PENDING_BYTES` that is freed at once."""
 _SCAN_SECONDS: Final = 0.05

@@ -121,7 +121,7 @@ def test_make_room_at_limit_aborts_connection_that_is_closing() -> None:
 
 def test_make_room_of_many_connections_closes_some_for_the_next_ones() -> None:
     connections = Connections()
-    for number in range(128):
+    for number in range(64):
         connections.open(str(number), number / 100)
     assert connections.evictor.make_room(1, 10)
     assert connections.evicted == ["0", "1", "2"]
