@@ -49,7 +49,6 @@ from helper.server.listening import (
     Server,
     base_url,
     bind_tcp,
-    control_limits,
     create_server,
     listen_unix,
 )
@@ -176,7 +175,7 @@ class Listeners:
             servers = [(server, wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
-                servers.append((create_server(Edge(self._operator_app), control_limits(), evicts=False), control))
+                servers.append((create_server(Edge(self._operator_app), evicts=False), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._bind_metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]

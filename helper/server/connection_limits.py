@@ -51,8 +51,6 @@ class ConnectionLimits:
 
     Attributes:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
-        body_seconds: from the end of the headers to the end of the body. Longer than the time limits of `BodyReader`,
-            which responds to a slow body; this one closes the connection if the application does not read the body.
         half_closed_seconds: for the response to a client that has closed its sending side. A disconnected client cannot
             be distinguished from such a client, so this also limits how long its requests run.
         stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
@@ -64,7 +62,6 @@ class ConnectionLimits:
     """
 
     head_seconds: float = 8.5
-    body_seconds: float = 65.0
     half_closed_seconds: float = 10.0
     stalled_seconds: float = 10.0
     max_head_bytes: int = 64 << 10

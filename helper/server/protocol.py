@@ -23,17 +23,14 @@ and their transitions are `State` and `TRANSITIONS`. Times and sizes below are t
 | RUNNING    |                                                                      |                             |
 | WAITING,   | the body is incomplete, and the connection is evicted                | 503, or 429 to an attempt   |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the body is incomplete after `body_seconds` (65 s). A handler with a | none                        |
-| RUNNING    | `BodyReader` has answered a slow body sooner (503, or 408 to an      |                             |
-|            | attempt), and that response says close                               |                             |
 | WAITING,   | the client has closed its sending side after its request, and the    | none, or an incomplete      |
 | RUNNING,   | response is incomplete `half_closed_seconds` (10 s) later            | response                    |
 | RESPONDING |                                                                      |                             |
 | RUNNING    | the edge fails or returns without a response. It answers errors of   | 500                         |
 |            | handlers with 500 itself, and these leave the connection open        |                             |
 | RESPONDING | the handler aborts or ends before the response is complete; the body | an incomplete response      |
-|            | of the request is invalid, incomplete after `body_seconds` (65 s),   |                             |
-|            | or cut off by the client; the server has been stopping for 5 s       |                             |
+|            | of the request is invalid, or cut off by the client; the connection  |                             |
+|            | is evicted; the server has been stopping for 5 s                     |                             |
 | RESPONDING | the response is complete and says `connection: close`, or the server | the handler's               |
 |            | stops, and the request is complete; the client still awaits the 100  |                             |
 |            | response to its `Expect`, and may omit the body                      |                             |
@@ -47,7 +44,8 @@ and their transitions are `State` and `TRANSITIONS`. Times and sizes below are t
 
 A connection is evicted for others when there are too many of them, or their incomplete requests take too much memory:
 the slowest first, never within `eviction_seconds` (4 s; idle ones 1 s) for the former, and none whose complete request
-is being answered. "An attempt" is a request that names its attempt (`ATTEMPT_HEADER`).
+is being answered. The time of a body has no other limit here: handlers that read one have a `BodyReader`, whose refusal
+of a slow one (503, or 408 to an attempt) says close. "An attempt" is a request with `ATTEMPT_HEADER`.
 
 A response says `connection: close` if the request or the handler does, to HTTP/1.0 and upgrade requests, after
 `Expect: 100-continue`, when the client has closed its sending side, and when the server stops. Bytes behind the request
@@ -755,10 +753,9 @@ class Connection(asyncio.BufferedProtocol):
             meters.deadline.set(meters.progress.started_at + limits.head_seconds)
         elif self._state is State.HEAD:
             self._move(State.WAITING)
-            meters.deadline.set(self._loop.time() + limits.body_seconds)
+            meters.deadline.clear()
             self._run_in_turn()
         if request is not None and request.is_body_complete:
-            meters.deadline.clear()
             self.listener.evictor.clear_pending(meters.progress)
         elif self._state not in _DISCARDING and self._state is not State.IDLE:
             self.listener.evictor.add_pending(meters.progress, size, self._loop.time())
