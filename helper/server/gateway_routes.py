@@ -103,7 +103,6 @@ class GatewayLimits:
         post_seconds: until a node responds to a POST. It may check a proof for 120 s, and wallets wait 150 s.
         leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
-        chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
         max_streams: maximum responses to GETs that are being streamed. They hold no slot.
         slow_seconds: a GET without a response for this long may be aborted for another request.
         max_leaves: maximum concurrent requests to nodes for pages of leaves, in addition to `max_concurrent`.
@@ -117,7 +116,6 @@ class GatewayLimits:
     post_seconds: float = 150.0
     leaves_seconds: float = 60.0
     response_seconds: float = 300.0
-    chunk_seconds: float = 10.0
     max_streams: int = 128
     slow_seconds: float = 2.0
     max_leaves: int = 16
@@ -365,12 +363,9 @@ class _ForwardedRequest:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_chunk(self, chunk: bytes, *, more: bool) -> None:
-        self.stalled_since = anyio.current_time()
-        try:
-            with anyio.fail_after(self._limits.chunk_seconds):
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
-        finally:
-            self.stalled_since = None
+        self.stalled_since = anyio.current_time()  # the connection ends if the client reads nothing for some time
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        self.stalled_since = None
 
     async def _fail(self, response: Response, error: ChainError | None = None) -> None:
         """Respond with an error. Once the head of a response was sent, abort the connection instead."""
