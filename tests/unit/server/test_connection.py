@@ -590,6 +590,13 @@ async def test_http_1_1_requires_one_host(port: int, head: bytes, status: int) -
         assert (code, error["error"]) == (400, "headers: exactly one Host is required")
 
 
+@pytest.mark.parametrize(
+    ("line", "status"), [(b"GET /", 505), (b"GET / HTTP/0.9", 505), (b"GET / HTTP/2.0", 505), (b"GET / HTTP/1.2", 400)]
+)
+async def test_other_versions_of_http_are_refused(port: int, line: bytes, status: int) -> None:
+    assert parse_error(await exchange(port, [line + b"\r\nHost: x\r\n\r\n"]))[0] == status
+
+
 TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
 
 

@@ -245,6 +245,27 @@ async def test_other_transitions_are_refused(state: State) -> None:
         connection.connection_lost(None)
 
 
+CUT_OFF: dict[str, Callable[[Wire], object]] = {
+    "invalid body": lambda wire: wire.transport.deliver(b"no size\r\n"),
+    "closed sending side": lambda wire: wire.connection.eof_received(),
+    "evicted": lambda wire: wire.listener.evictor.make_room(1, asyncio.get_running_loop().time() + 9),
+    "stopped": lambda wire: wire.listener.refuse_late(),
+}
+
+
+@pytest.mark.parametrize("end", CUT_OFF)
+async def test_response_in_progress_is_cut_off_without_another_answer(end: str) -> None:
+    wire = Wire()
+    await wire.deliver(b"POST /parts HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert wire.transport.written.endswith(b"\r\n5\r\nfirst\r\n")
+    CUT_OFF[end](wire)
+    await wire.answer()
+    assert wire.states[-1] is CLOSED
+    assert wire.transport.is_closed
+    assert wire.transport.written.endswith(b"\r\n5\r\nfirst\r\n")
+    await wire.lose()
+
+
 @pytest.mark.parametrize(("read", "is_closed"), [(0, True), (1, False)])
 def test_connection_is_aborted_if_the_client_has_read_nothing(read: int, is_closed: bool) -> None:
     async def stall() -> None:
