@@ -162,11 +162,8 @@ def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> li
     """The state of each known round. `tree_size` returns the number of known leaves of a round."""
     still_open = {known.round_id for known in rounds.open_rounds()}
     return [
-        RoundState(
-            round_id=known.round_id,
-            status=known.status.value,
-            vote_end_time=known.vote_end_time,
-            created_at_height=known.created_at_height,
+        RoundState.of(
+            known,
             tree_size=tree_size(known.round_id),
             is_closed=known.round_id not in still_open,
             frozen_reason=rounds.frozen_reason(known.round_id),
@@ -179,14 +176,7 @@ async def stored_round_states(queue: QueueReader) -> list[RoundState]:
     """The last stored state of each round."""
     sizes = await queue.count_leaves()
     return [
-        RoundState(
-            round_id=stored.round_id,
-            status=stored.status,
-            vote_end_time=stored.vote_end_time,
-            created_at_height=stored.created_at_height,
-            tree_size=sizes.get(stored.round_id, 0),
-            is_closed=stored.closed_at is not None,
-        )
+        RoundState.of(stored, tree_size=sizes.get(stored.round_id, 0), is_closed=stored.closed_at is not None)
         for stored in await queue.list_rounds()
     ]
 
