@@ -1,6 +1,6 @@
 """Validator onboarding: its composition, and its routes, which the service mounts under `/api`.
 
-Errors are `{"error": "…"}`; all origins are allowed (CORS).
+Errors are `{"error": "…"}`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from admin import api_models
 from admin.admin_database import AdminStore, RegistryFullError
@@ -41,15 +41,6 @@ from helper.server.openapi import ApiMount, ApiRoute
 
 log = structlog.get_logger("helper.admin")
 
-_CORS_HEADERS: Final = (
-    (b"access-control-allow-origin", b"*"),
-    (b"access-control-expose-headers", b"Link, X-Total-Count"),
-)
-_PREFLIGHT_HEADERS: Final = {
-    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-    "Access-Control-Allow-Headers": "Content-Type, Authorization",
-    "Access-Control-Max-Age": "86400",
-}
 _NO_CONFIG: Final = "no voting configuration has been fetched yet"
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _STATUS_TEXTS: Final = {404: "no such path", 405: "method not allowed"}
@@ -100,7 +91,7 @@ class AdminRoutes:
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return _CorsMiddleware(app)
+        return app
 
     def routes(self) -> list[ApiRoute]:
         """Return the routes with their OpenAPI descriptions."""
@@ -171,25 +162,6 @@ class AdminRoutes:
     async def ui_config(self, _request: Request) -> Response:
         """Return the page's configuration."""
         return JsonResponse(asdict(self._ui), headers=_NO_STORE)
-
-
-class _CorsMiddleware:
-    """Allows all origins. No credentials are involved, so this exposes nothing."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; answer preflight requests directly."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_CORS_HEADERS]
-            await send(message)
-
-        is_preflight = scope["method"] == "OPTIONS"
-        app = Response(status_code=204, headers=_PREFLIGHT_HEADERS) if is_preflight else self._app
-        await app(scope, receive, send_with_headers)
 
 
 def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
