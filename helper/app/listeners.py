@@ -42,13 +42,12 @@ from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.edge import Edge
 from helper.server.gateway_routes import Gateway, GatewayLimits
-from helper.server.health_routes import CheckRunner, health_routes
+from helper.server.health_routes import CheckRunner, create_metrics_server, health_routes
 from helper.server.listening import (
     GROUP_MODE,
     Server,
     base_url,
     bind_tcp,
-    control_limits,
     create_server,
     listen_unix,
 )
@@ -175,7 +174,7 @@ class Listeners:
             servers = [(server, wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
-                servers.append((create_server(Edge(self._operator_app), control_limits(), evicts=False), control))
+                servers.append((create_server(Edge(self._operator_app), evicts=False), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._bind_metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
@@ -224,7 +223,6 @@ class Listeners:
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
-        from helper.server.metrics_routes import create_metrics_server  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_for_scrape, refusals=self._refusals, clock=self._clock)
         return create_metrics_server(metrics, self._run_checks)

@@ -6,10 +6,10 @@ Each record is a class of its own, so that a new column is not shown unintention
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from helper.chain.chain_data import RoundAuthentication, RoundStatus
+from helper.chain.chain_data import Round, RoundAuthentication, RoundStatus
 from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
@@ -19,34 +19,12 @@ from helper.store.models import (
     FailureGroup,
     QueueEntry,
     ShareDetails,
+    StoredRound,
 )
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 AuthenticationSource = Callable[[bytes], RoundAuthentication]
 """Returns whether the published voting configuration authenticates a round, by its id."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundState:
-    """The known state of a round.
-
-    Attributes:
-        round_id: 32 bytes.
-        status: the chain's status number.
-        vote_end_time: Unix seconds.
-        created_at_height: block height.
-        tree_size: number of known leaves of its tree.
-        is_closed: whether the chain has closed it.
-        frozen_reason: why its processing is suspended, or None.
-    """
-
-    round_id: bytes
-    status: int
-    vote_end_time: int
-    created_at_height: int
-    tree_size: int
-    is_closed: bool
-    frozen_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,17 +114,38 @@ class ShareStory(ShareRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow:
-    """A round and its shares."""
+class RoundState:
+    """The known state of a round."""
 
     round: str = fact("Round id, hex.", pattern=HEX_32)
     status: str = fact("Status on the chain: pending, active, tallying or finalized.")
     ends: int = fact("End of the round in Unix seconds.")
-    left: float = fact("Seconds until the end; 0 after it.")
     created_at_height: int = fact("Height of the block that created the round.")
     tree_size: int = fact("Number of stored leaves of the round's tree.")
     closed: bool = fact("Whether the chain has closed the round.")
     frozen: str | None = fact("Why the round is frozen; null if it is not.")
+
+    @classmethod
+    def of(
+        cls, known: Round | StoredRound, *, tree_size: int, is_closed: bool, frozen_reason: str | None = None
+    ) -> Self:
+        """Create it from what the chain last listed."""
+        return cls(
+            round=known.round_id.hex(),
+            status=enum_name(RoundStatus, known.status),
+            ends=known.vote_end_time,
+            created_at_height=known.created_at_height,
+            tree_size=tree_size,
+            closed=is_closed,
+            frozen=frozen_reason,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow(RoundState):
+    """A round and its shares."""
+
+    left: float = fact("Seconds until the end; 0 after it.")
     authentication: RoundAuthentication = fact(
         "Whether a trusted key signed the round in the published voting configuration. unknown: there is no"
         " configuration yet, its trusted keys are not known, or no helper is running."
@@ -243,22 +242,11 @@ def rounds_json(
     source: Source,
 ) -> dict[str, Any]:
     """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
-    listed = sorted(rounds, key=lambda state: (-state.vote_end_time, state.round_id))
-    rows = [
-        RoundRow(
-            round=state.round_id.hex(),
-            status=enum_name(RoundStatus, state.status),
-            ends=state.vote_end_time,
-            left=max(0.0, round(state.vote_end_time - now, 3)),
-            created_at_height=state.created_at_height,
-            tree_size=state.tree_size,
-            closed=state.is_closed,
-            frozen=state.frozen_reason,
-            authentication=authentication(state.round_id),
-            shares=ShareCounts.of(counts.get(state.round_id, {})),
-        )
-        for state in listed
-    ]
+    rows = []
+    for state in sorted(rounds, key=lambda state: (-state.ends, state.round)):
+        round_id, left = bytes.fromhex(state.round), max(0.0, round(state.ends - now, 3))
+        shares = ShareCounts.of(counts.get(round_id, {}))
+        rows.append(RoundRow(**asdict(state), left=left, authentication=authentication(round_id), shares=shares))
     return to_json(RoundList(source=source, now=round(now, 3), rounds=rows))
 
 

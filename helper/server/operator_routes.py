@@ -23,14 +23,14 @@ from starlette.types import ASGIApp
 
 from helper.core.json_records import fact, to_json
 from helper.core.share import ShareState
-from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
+from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound, UsageError
 from helper.ingest.payload import error_body
 from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, SOURCE, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, split_lines
 from helper.server import operator_json, operator_parameters
 from helper.server.asgi_adapter import PEER_EXTENSION
-from helper.server.edge import JsonResponse, json_application
+from helper.server.edge import JsonResponse, error_response, json_application
 from helper.server.operator_json import RoundState
 from helper.server.protocol import Peer
 from helper.store.action_models import Actor, ImportResult
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 RoundStatesSource = Callable[[], Awaitable[Iterable[RoundState]]]
-T = TypeVar("T")
 
 _STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
 """Response statuses of errors, subclasses first."""
@@ -69,14 +68,10 @@ def create_operator_app(
 
     async def list_shares(request: Request) -> Response:
         params = request.query_params
-        query = parsed(
-            operator_parameters.parse_filter,
-            params.get("round"),
-            params.get("state"),
-            params.get("due_before"),
-            params.get("stage"),
+        query = operator_parameters.parse_filter(
+            params.get("round"), params.get("state"), params.get("due_before"), params.get("stage")
         )
-        limit = parsed(operator_parameters.parse_limit, params.get("limit"))
+        limit = operator_parameters.parse_limit(params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
             failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
@@ -96,13 +91,13 @@ def create_operator_app(
         return JsonResponse(stats_json(snapshot, source=source, service=service))
 
     async def spent(request: Request) -> Response:
-        nullifier = parsed(operator_parameters.parse_hex32, "nullifier", request.path_params["nullifier"])
+        nullifier = operator_parameters.parse_hex32("nullifier", request.path_params["nullifier"])
         rounds = await queue.find_rounds_of_nullifier(nullifier)
         return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
 
     async def actions(request: Request) -> Response:
-        limit = parsed(
-            operator_parameters.parse_limit, request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
+        limit = operator_parameters.parse_limit(
+            request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
         )
         return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
 
@@ -121,7 +116,12 @@ def create_operator_app(
         Route("/chain/rescan", rescan, methods=["GET"]),
         *more_routes,
     ]
-    return json_application(routes, {HelperError: _handle_error})
+    return json_application(routes, {UsageError: _handle_usage_error, HelperError: _handle_error})
+
+
+async def _handle_usage_error(_request: Request, error: Exception) -> Response:
+    """Respond to an invalid parameter."""
+    return error_response(400, str(error))
 
 
 async def _handle_error(_request: Request, error: Exception) -> Response:
@@ -163,11 +163,8 @@ def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> li
     """The state of each known round. `tree_size` returns the number of known leaves of a round."""
     still_open = {known.round_id for known in rounds.open_rounds()}
     return [
-        RoundState(
-            round_id=known.round_id,
-            status=known.status.value,
-            vote_end_time=known.vote_end_time,
-            created_at_height=known.created_at_height,
+        RoundState.of(
+            known,
             tree_size=tree_size(known.round_id),
             is_closed=known.round_id not in still_open,
             frozen_reason=rounds.frozen_reason(known.round_id),
@@ -180,24 +177,9 @@ async def stored_round_states(queue: QueueReader) -> list[RoundState]:
     """The last stored state of each round."""
     sizes = await queue.count_leaves()
     return [
-        RoundState(
-            round_id=stored.round_id,
-            status=stored.status,
-            vote_end_time=stored.vote_end_time,
-            created_at_height=stored.created_at_height,
-            tree_size=sizes.get(stored.round_id, 0),
-            is_closed=stored.closed_at is not None,
-        )
+        RoundState.of(stored, tree_size=sizes.get(stored.round_id, 0), is_closed=stored.closed_at is not None)
         for stored in await queue.list_rounds()
     ]
-
-
-def parsed(parse: Callable[..., T], *arguments: Any) -> T:
-    """Parse a parameter of a request. Raise HTTPException (400) if it is not valid."""
-    try:
-        return parse(*arguments)
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from None
 
 
 MAX_ACTION_BODY_BYTES: Final = 64 << 20
@@ -352,13 +334,13 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
 
     async def retry(request: Request) -> Response:
         params, actor = await _read_json(request, RetryRequest), await identify_actor(request, source)
-        selected = parsed(params.filter)
+        selected = params.filter()
         counts = await operations.retry(actor, selected, params.refs, dry_run=params.dry_run)
         return _result(RetryResult, counts, source, dry_run=params.dry_run)
 
     async def export(request: Request) -> Response:
         params, actor = await _read_json(request, ExportRequest), await identify_actor(request, source)
-        selected = parsed(params.filter)
+        selected = params.filter()
         if params.marks is None:
             counts = await operations.record_export(actor, selected, params.named, params.shares)
             return _result(ExportRecord, counts, source)
@@ -390,7 +372,7 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
-        round_id = parsed(operator_parameters.parse_round, request.path_params["round"])
+        round_id = operator_parameters.parse_round(request.path_params["round"])
         counts = await operations.purge(actor, round_id, dry_run=params.dry_run)
         return _result(PurgeResult, counts, source, dry_run=params.dry_run)
 

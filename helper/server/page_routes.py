@@ -22,7 +22,6 @@ from helper.clock import Clock
 from helper.errors import ConfigError
 from helper.observability.queue_snapshot import QueueObserver
 from helper.observability.status_feed import StatusFeed
-from helper.server.client_limits import TokenBuckets
 from helper.server.edge import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
 
@@ -152,15 +151,18 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
         token: operator token, required as a bearer token; empty disables the route (404).
         clock: source of monotonic time.
     """
-    guesses = TokenBuckets(GUESS_BURST, GUESSES_PER_SECOND, max_clients=1)
+    guesses, counted_at = 0.0, clock.monotonic()  # of the latest seconds, and the time of this count
 
     async def events(request: Request) -> Response:
+        nonlocal guesses, counted_at
         if not token:
             raise HTTPException(404)
-        if guesses.wait_seconds(b"", clock.monotonic()):
+        now = clock.monotonic()
+        guesses, counted_at = max(0.0, guesses - (now - counted_at) * GUESSES_PER_SECOND), now
+        if guesses > GUESS_BURST - 1:
             raise HTTPException(429, "too many requests with a wrong operator token", {"Retry-After": "1"})
         if not bearer_matches(request, token):
-            guesses.charge(b"", clock.monotonic())
+            guesses += 1
             message = "the operator token is required as a bearer token"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
         return _stream(feed)
