@@ -124,6 +124,13 @@ async def _(session: Session) -> str:
     return f"GET share-status in upper case → {reply}"
 
 
+@checks.should("SHARE-019", "an unknown share is not 200", "zkool: every 200 is confirmed, and it asks no more")
+async def _(session: Session) -> str:
+    reply = await _query_unknown(session)
+    require(reply.status != 200, f"GET share-status of an unknown share → {reply}")
+    return f"GET share-status of an unknown share → {reply}"
+
+
 @checks.should("QUEUE-001", "queue-status is counts by round, or 404", "protocol §2: queue-status")
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/queue-status")

@@ -227,7 +227,7 @@ ANSWERS: Final[dict[str, Script | None]] = {
     "connection refused": None,
     "400": respond(400),
     "408 with a receipt": give_receipt,
-    "307 to nowhere": respond(307),
+    "307 without a location": respond(307),
     "200 with a page": show_page,
 }
 """Answers of any helper. A page means that the share is not stored."""

@@ -208,7 +208,7 @@ class Wallet:
                 self._has_stopped = True
 
     def _may_ask(self, sent: SentShare, helper: str) -> bool:
-        if self.client.skips_own_number and self.helper_urls.index(helper) == sent.fields["share_index"]:
+        if self.client.skips_own_number and self.helper_urls.index(helper) % 16 == sent.fields["share_index"]:
             return False
         return self.client.repeats_unknown or sent.helpers[helper] <= HelperState.INTERRUPTED
 
