@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import json
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -102,8 +103,8 @@ class ShareSearch:
             OwnShare(nullifier.hex(), by_number.get(len(reveals), ShareState.COUNTED_TWICE), reveals)
             for nullifier, reveals in self.found.items()
         ]
-        numbers = {state.value: sum(share.state is state for share in shares) for state in ShareState}
-        return OwnShares(**numbers, shares=shares)
+        numbers = Counter(share.state for share in shares)
+        return OwnShares(**{state.value: numbers[state] for state in ShareState}, shares=shares)
 
 
 @dataclass(frozen=True, slots=True)

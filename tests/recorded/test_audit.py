@@ -753,6 +753,16 @@ async def test_audit_says_whether_a_share_was_counted(
     ]
 
 
+async def test_audit_of_own_share_uses_proofs_that_were_verified_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, valid_proofs = threshold_round(), set[bytes]()
+    nullifier = RevealMessage.from_tx(source.find(0x04)[0][2]).nullifier
+    await audit(source, valid_proofs=valid_proofs)
+    monkeypatch.setattr(proofs, "verify_each", lambda _circuit, items: ["verified again"] * len(items))
+    own = (await audit(source, search=ShareSearch({nullifier: []}), valid_proofs=valid_proofs)).own
+    assert own is not None
+    assert own.are_counted
+
+
 HEX, OTHER = "0a" * 32, "Bb" * 32
 BASE64 = b64encode(b"\x0c" * 32).decode()
 ROUND_HEX = "07" * 32
