@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from unittest.mock import patch
 
 import httpx
@@ -57,7 +57,7 @@ class ClientResult:
         shares: shares of all its votes.
         counted: shares that the chain counts.
         stopped: votes for which the voter must act.
-        given_up: shares that it gives to no other helper.
+        given_up: shares that it at first gives to no other helper.
     """
 
     shares: int = 0
@@ -70,7 +70,8 @@ class ClientResult:
 class _CastVote:
     client: Client
     wallet: Wallet
-    shares: list[SentShare] = field(default_factory=list)
+    shares: list[SentShare]
+    given_up: int = 0
 
 
 class _Listeners(Mapping[str, Listener]):
@@ -183,11 +184,13 @@ class WalletFleet(FleetWorld):
         )
         wallet = Wallet(client, urls, rng=self._rng, now=lambda: EPOCH + loop.time(), transport=network)
         async with wallet:
-            self._votes.append(_CastVote(client, wallet, shares))
+            cast = _CastVote(client, wallet, shares)
+            self._votes.append(cast)
             await wallet.deliver(shares)
-            if client.confirmations:
-                watched = (wallet.watch(sent, end, earliest=earliest) for sent in shares if wallet.is_delivered(sent))
-                await asyncio.gather(*watched)
+            cast.given_up = sum(sent.is_given_up for sent in shares)
+            if client.confirmations and cast.given_up < len(shares):
+                watched = [sent for sent in shares if wallet.is_delivered(sent) or sent.is_given_up]
+                await asyncio.gather(*(wallet.watch(sent, end, earliest=earliest) for sent in watched))
 
     async def run(self) -> None:
         """Run the round."""
@@ -207,7 +210,7 @@ class WalletFleet(FleetWorld):
                 (self._round.round_id, sent.nullifier) in self._chain.confirmed for sent in vote.shares
             )
             result.stopped += bool(vote.wallet.failure)
-            result.given_up += sum(sent.is_given_up for sent in vote.shares)
+            result.given_up += vote.given_up
         return results
 
 

@@ -264,6 +264,8 @@ class Wallet:
     async def watch(self, sent: SentShare, end: float, *, earliest: float | None = None) -> bool:
         """Query helpers for a share until it is confirmed, and recover it when it is overdue.
 
+        A share that the wallet had given up is delivered before the first question.
+
         Returns whether the wallet takes it for confirmed before the round's `end`. `earliest` is the time of the
         earliest share of its vote.
         """
@@ -272,6 +274,9 @@ class Wallet:
         overdue_at = due_time + overdue_seconds(due_time, end)
         first_at = (earliest or due_time) if client.poll_delay is None else due_time + client.poll_delay
         await asyncio.sleep(max(0.0, first_at - self._now()))
+        if sent.is_given_up:
+            sent.is_given_up = False
+            await self.deliver([sent])
         needed = min(client.confirmations, len(self.helper_urls))
         while True:
             await self._query_status(sent)
