@@ -565,22 +565,24 @@ def test_audit_with_own_shares_says_which_were_counted(
     nodes: RecordedNodes, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("helper.toml").write_text(ONE_NODE)
-    run(ROUND, code=3)
+    run(ROUND, "--evidence", "without.zip", code=3)
     requests = sorted(nodes.requests)
     nodes.requests.clear()
     nullifiers = [RevealMessage.from_tx(raw).nullifier.hex() for _, _, raw in nodes.source.find(0x04)]
     Path("mine").write_text("\n".join(nullifiers))
-    assert run_command("audit", ROUND, "--mine", "mine", "--report", "report.html", "--json") == 0, "E is not checked"
+    files = ("--report", "report.html", "--evidence", "with.zip")
+    assert run_command("audit", ROUND, "--mine", "mine", *files, "--json") == 0, "E is not checked"
     result = json.loads(capsys.readouterr().out)
     assert_conforms("audit", result)
     assert [share["nullifier"] for share in result["mine"]["shares"]] == nullifiers
     assert result["mine"]["counted"] == 16
     assert sorted(nodes.requests) == requests, "no node learns which shares are searched"
     assert nullifiers[0] not in Path("report.html").read_text()
+    assert Path("with.zip").read_bytes() == Path("without.zip").read_bytes()
 
     Path("mine").write_text("\n".join([*nullifiers[:2], "0d" * 32]))
     own_page = ("--report", "own.html", "--report-mine")
-    assert run_command("audit", ROUND, "--mine", "mine", *own_page) == 1
+    assert run_command("audit", "--from", "with.zip", "--mine", "mine", *own_page) == 1
     output = capsys.readouterr()
     assert f"{nullifiers[0]}\tcounted\t" in output.out
     assert f"{'0d' * 32}\tmissing\t" in output.out
