@@ -23,7 +23,7 @@ _ROUND: Final = "protocol §2: round not ACTIVE; protocol-now §0: 409"
 _R3: Final = "protocol R3; draft: submit_at ≤ vote_end_time"
 _NOTICE_SECONDS: Final = 30.0
 """Time limit for a helper to detect the end of a round, in seconds."""
-_LATER: Final = "older ZODL for iOS and zkool: any 4xx ends a vote or a share; three wallets wait 5 s"
+_LATER: Final = "wallets: any 4xx ends a vote of older ZODL for iOS, a share of zkool; three wallets wait 5 s"
 _HOLD_SECONDS: Final = 4.0
 """Time limit for a refusal that may pass, in seconds: wallets wait 5 s with the connection."""
 

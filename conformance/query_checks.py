@@ -124,7 +124,7 @@ async def _(session: Session) -> str:
     return f"GET share-status in upper case → {reply}"
 
 
-@checks.should("SHARE-019", "an unknown share is not 200", "zkool: every 200 is confirmed, and it asks no more")
+@checks.should("SHARE-019", "an unknown share is not 200", "wallets: zkool takes every 200 for confirmed")
 async def _(session: Session) -> str:
     reply = await _query_unknown(session)
     require(reply.status != 200, f"GET share-status of an unknown share → {reply}")
