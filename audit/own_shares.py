@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import json
 from base64 import b64decode
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from helper.core.json_records import HEX_32, fact
 from helper.errors import UsageError
+from helper.server.operator_parameters import parse_hex32
 
 MAX_FILE_BYTES: Final = 128 << 20
 MAX_SHARES: Final = 1_000_000
@@ -154,7 +154,7 @@ def read_share_file(data: bytes) -> ShareFile:
 def _read_lines(text: str) -> Iterator[tuple[bytes, None]]:
     for number, line in enumerate(text.splitlines(), 1):
         if hex_text := line.strip():
-            yield _decode(hex_text, f"line {number}", allows_base64=False), None
+            yield parse_hex32(f"--mine: line {number}", hex_text), None
 
 
 def _read_json(text: str) -> Iterator[tuple[bytes, bytes | None]]:
@@ -173,21 +173,24 @@ def _search_json(value: Any, round_id: bytes | None, depth: int) -> Iterator[tup
             yield from _search_json(item, round_id, depth + 1)
     if not isinstance(value, dict):
         return
-    named = next((value[key] for key in _ROUND_KEYS if isinstance(value.get(key), str)), None)
-    round_id = round_id if named is None else _decode(named, "round id", allows_base64=True)
+    names = (_decode_any(value.get(key)) for key in _ROUND_KEYS)
+    round_id = next((name for name in names if name is not None), round_id)
     for key, item in value.items():
         if key in _NULLIFIER_KEYS and isinstance(item, str):
-            yield _decode(item, key, allows_base64=True), round_id
+            nullifier = _decode_any(item)
+            if nullifier is None:
+                raise UsageError(f"--mine: {key} must be 32 bytes in hex or base64")
+            yield nullifier, round_id
         else:
             yield from _search_json(item, round_id, depth + 1)
 
 
-def _decode(text: str, name: str, *, allows_base64: bool) -> bytes:
+def _decode_any(text: object) -> bytes | None:
+    """32 bytes in hex or base64; None for anything else, such as the title of a round."""
+    if not isinstance(text, str):
+        return None
     try:
-        value = bytes.fromhex(text) if len(text) == 64 or not allows_base64 else b64decode(text, validate=True)
-    except (ValueError, binascii.Error):
-        value = b""
-    if len(value) != 32:
-        kind = "32 bytes in hex or base64" if allows_base64 else "64 hex characters"
-        raise UsageError(f"--mine: {name} must be {kind}")
-    return value
+        value = bytes.fromhex(text) if len(text) == 64 else b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return value if len(value) == 32 else None
