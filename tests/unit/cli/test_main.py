@@ -9,6 +9,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -128,24 +129,32 @@ def test_only_errors_of_arguments_exit_usage(
 
 
 @pytest.mark.parametrize(
-    ("mapping", "name", "message"),
+    ("mapping", "name", "is_output_broken", "message"),
     [
-        (map_errors_to_exit_codes(), "q.db", "cannot read file: [Errno 5] failed: 'q.db'\n"),
-        (nullcontext(), "q.db", "cannot use file: [Errno 5] failed: 'q.db'\n"),
-        (map_errors_to_exit_codes(), None, "the output cannot be written: failed\n"),
+        (map_errors_to_exit_codes(), "q.db", False, "cannot read file: [Errno 5] failed: 'q.db'\n"),
+        (nullcontext(), "q.db", False, "cannot use file: [Errno 5] failed: 'q.db'\n"),
+        (map_errors_to_exit_codes(), None, False, "cannot read file: [Errno 5] failed\n"),
+        (nullcontext(), None, False, "cannot use file: [Errno 5] failed\n"),
+        (map_errors_to_exit_codes(), None, True, "the output cannot be written: failed\n"),
     ],
 )
 def test_error_of_file_is_not_reported_as_one_of_the_output(
     mapping: AbstractContextManager[None],
     name: str | None,
+    is_output_broken: bool,
     message: str,
     plugin_module: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "failed", name)
+
     def broken() -> None:
+        if is_output_broken:
+            monkeypatch.setattr("sys.stdout", Mock(flush=fail))
         with mapping:
-            raise OSError(errno.EIO, "failed", name)
+            fail()
 
     monkeypatch.setattr("helper.cli.main.discard_output", lambda: None)
     vars(plugin_module)["run"] = broken
