@@ -21,7 +21,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from helper.clock import SystemClock
+from helper.clock import Clock, SystemClock
 from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
@@ -84,7 +84,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._claims = claims
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
-        self._clock = SystemClock()  # real time in tests too: the server has no simulated clock
+        self._clock: Clock = SystemClock()  # real time in tests too: the server has no simulated clock
         self._busy_since: float | None = None  # monotonic
         self._is_connecting = False
 
@@ -117,6 +117,8 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         try:
             return self._open_session()
         finally:
+            if self._busy_since is not None:  # the time of a connection attempt is no time of a transaction
+                self._busy_since = self._clock.monotonic()
             self._is_connecting = False
 
     def _open_session(self) -> PostgresTransaction:
