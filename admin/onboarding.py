@@ -28,9 +28,9 @@ from admin.pending_registrations import ChainQueries, RegistrationRegistry
 from admin.registration_limit import RegistrationLimit, client_network
 from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, SignatureRefusedError
 from admin.round_totals import GetAudit, RoundsView
+from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
-from helper.core.round_authentication import RoundAuthentication
 from helper.core.text_forms import Network
 from helper.errors import ClientLeft, StoreError
 from helper.runtime.supervisor import AuxiliaryTasks

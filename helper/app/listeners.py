@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,13 +24,13 @@ from admin.api_models import AuditCheckResponse, AuditResponse, ChainFacts, UiCo
 from admin.onboarding import AdminService
 from admin.round_totals import GetAudit
 from admin.url_policy import first_publishable
+from helper.chain.chain_data import RoundAuthentication
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.refusals import PauseCause
-from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver
 from helper.observability.readiness_text import Check
@@ -117,7 +116,7 @@ class Listeners:
         self._run_checks = run_checks
         observer = QueueObserver(store, round_registry, read_status, clock=self._clock)
         self._read_for_scrape, self._stats = observer.read_for_scrape, stats
-        self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
+        self._feed = StatusFeed(observer.read_overview, clock=self._clock)
         operator_token = self._config.operator.token
         self._wallet_edge = create_wallet_edge(
             view,

@@ -498,8 +498,8 @@ class Config(Section):
         if not self.chain_nodes:
             raise ConfigError(
                 "no node is configured: [chain] endpoints is empty",
-                advice="Set it to the REST URLs of at least two nodes of the vote chain, for example "
-                '`endpoints = ["http://127.0.0.1:1317", "https://node.example.org"]`.',
+                advice="Set it to the REST URLs of at least two nodes of the vote chain. A new file with them: "
+                "`svote-helper config init --endpoint http://127.0.0.1:1317 --endpoint https://node.example.org`.",
             )
 
     @property

@@ -1,4 +1,4 @@
-"""JSON responses of the operator API. Pure.
+"""JSON responses to queries of the operator API. Pure.
 
 Each record is a class of its own, so that a new column is not shown unintentionally.
 """
@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from helper.chain.chain_data import Round, RoundStatus
+from helper.chain.chain_data import Round, RoundAuthentication, RoundStatus
 from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
-from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
-from helper.store.action_models import Action, ImportResult
+from helper.store.action_models import Action
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
     FailureGroup,
@@ -173,7 +172,7 @@ class ActionRow:
     uid: int = fact("User id, as reported by the kernel.")
     who: str = fact("User name.")
     way: str = fact("`socket`: the running helper performed it. `file`: the command performed it on the database.")
-    what: str = fact("Type of the action: retry, export, move, import, purge or rescan.")
+    what: str = fact("Type of the action, such as `retry`.")
     wanted: Mapping[str, Any] = fact(
         "Arguments of the action. `named` is the number of shares given; their references are not recorded."
     )
@@ -205,85 +204,6 @@ class RescanState:
     added: int = fact("Number of nullifiers found that were not stored before.")
     confirmed: int = fact("Number of this queue's shares that were confirmed by them.")
     pruned_blocks: Sequence[tuple[int, int]] = fact("The pruned blocks, as pairs of first and last height.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionResult:
-    """Result of an action, or the expected result of a dry run."""
-
-    source: Source = fact(SOURCE)
-    dry_run: bool = fact("Whether --dry-run was used.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryResult(ActionResult):
-    """`queue retry`."""
-
-    retried: int = fact("Number of retried shares.")
-    closed: int = fact("Number of shares that remain failed because the chain has closed their round.")
-    moved: int = fact(
-        "Number of shares that remain failed because they were moved to another helper. `--stage moved` retries them."
-    )
-    not_failed: int = fact("Number of given shares that have not failed.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PurgeResult(ActionResult):
-    """`queue purge`."""
-
-    received: int = fact("Number of deleted shares in state received.")
-    witnessed: int = fact("Number of deleted shares in state witnessed.")
-    submitted: int = fact("Number of deleted shares in state submitted.")
-    failed: int = fact("Number of deleted shares in state failed.")
-    broadcast: int = fact("Number of deleted shares in state broadcast.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRecord(ActionResult):
-    """An export in the audit log."""
-
-    copied: int | None = fact(
-        "Without --move: number of exported shares, which also remain in this queue.", optional=True
-    )
-    moved: int | None = fact("With --move: number of shares that this machine no longer processes.", optional=True)
-    stayed: int | None = fact(
-        "With --move: number of exported shares that could not be moved and remain in this queue.", optional=True
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedRow:
-    """A share that was not imported."""
-
-    number: int = fact("Position of the share in the file, from 1.", ge=1)
-    ref: str | None = fact("Reference of the share in this queue; null if it has none.")
-    round: str | None = fact("Round id, hex; null if the line cannot be parsed.")
-    reason: ImportResult = fact("Why the share was not imported.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportSummary(ActionResult):
-    """`queue import`."""
-
-    taken: int = fact("Number of imported shares.")
-    revived: int = fact(
-        "Part of `taken`: shares that an earlier export had moved from this queue, and that are queued again."
-    )
-    known: int = fact("Shares not imported because they are already live in this queue.")
-    queued: int = fact("Part of `known`: shares that are queued here.")
-    failed: int = fact("Part of `known`: shares that failed here and were not moved.")
-    damaged: int = fact("Part of `known`: shares whose rows here are damaged.")
-    conflict: int = fact("Part of `known`: shares that are live here with other content.")
-    spent: int = fact("Shares not imported because they are confirmed.")
-    closed: int = fact("Shares not imported because the chain has closed their round.")
-    unknown: int = fact("Shares not imported because their round is unknown here.")
-    invalid: int = fact("Shares not imported because they are invalid.")
-    left: Sequence[SkippedRow] = fact("The first 1,000 shares that were not imported, in file order.")
-    submitted: int | None = fact(
-        "With --from-svoted: rows of the file without a witness, because their shares are already revealed.",
-        optional=True,
-    )
-    deleted: bool | None = fact("With --from-svoted: whether the file was deleted.", optional=True)
 
 
 def list_json(

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from helper.clock import Clock
 from helper.errors import ConfigError
 from helper.observability.queue_snapshot import QueueObserver
-from helper.observability.status_feed import FeedEvent, StatusFeed
+from helper.observability.status_feed import StatusFeed
 from helper.server.edge import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
 
@@ -165,7 +165,7 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
             guesses += 1
             message = "the operator token is required as a bearer token"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
-        return _stream(feed, request)
+        return _stream(feed)
 
     return ApiRoute(PATH, events, "GET", EVENTS)
 
@@ -184,22 +184,18 @@ def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
     async def snapshot(_request: Request) -> Response:
         return JsonResponse(await observer.read_helper())
 
-    async def events(request: Request) -> Response:
-        return _stream(feed, request)
+    async def events(_request: Request) -> Response:
+        return _stream(feed)
 
     handlers = {"/overview": overview, "/snapshot": snapshot, "/events": events}
     return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
 
-def _stream(feed: StatusFeed, request: Request) -> Response:
-    """Stream the states after `Last-Event-ID` endlessly.
-
-    The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow client.
-    """
+def _stream(feed: StatusFeed) -> Response:
+    """Stream the states endlessly. The connection drops a client that does not read (`helper.server.protocol`)."""
     if feed.is_full:
         raise HTTPException(503, "too many clients are listening; retry later")
-    states = _encode_events(feed.subscribe(request.headers.get("last-event-id")))
-    return EventSourceResponse(states, ping=PING_SECONDS, sep="\n")
+    return EventSourceResponse(_encode_events(feed.subscribe()), ping=PING_SECONDS, sep="\n")
 
 
 def bearer_matches(request: Request, token: str) -> bool:
@@ -208,6 +204,6 @@ def bearer_matches(request: Request, token: str) -> bool:
     return token_matches(bearer.strip().encode("latin-1"), token) and scheme.lower() == "bearer"
 
 
-async def _encode_events(states: AsyncIterator[FeedEvent]) -> AsyncIterator[bytes]:
+async def _encode_events(states: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for state in states:
-        yield b"id: %b\nevent: state\ndata: %b\n\n" % (state.event_id.encode(), state.data)
+        yield b"event: state\ndata: %b\n\n" % state

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from helper.server.edge import Edge
 from helper.server.listening import create_server, listen_unix
 from helper.server.operator_json import RoundState

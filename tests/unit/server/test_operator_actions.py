@@ -15,7 +15,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
