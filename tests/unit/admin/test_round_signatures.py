@@ -132,7 +132,7 @@ ENTRY = {
 
 async def test_manager_gets_the_message_that_wallets_verify(stack: AdminStack) -> None:
     response = await stack.client.post("/sign-config-entry", json={**ENTRY, "signatures": []})
-    assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "*")
+    assert response.status_code == 200
     message = base64.b64decode(response.json()["canonical_payload_b64"])
     assert message == MESSAGE
     assert response.json() == {
