@@ -33,8 +33,8 @@ OURS: Final = "http://ours"
 OTHERS: Final = ("http://other1", "http://other2", "http://other3")
 SHARES: Final = 4
 START: Final = 1_795_268_000.0
-SOON_SECONDS: Final = 15.0
-"""Seconds from its first attempt within which a share is delivered soon."""
+SOON_SECONDS: Final = 25.0
+"""Seconds from its first attempt within which a share is delivered soon. Longer than the longest hold with repeats."""
 CONNECT_SECONDS: Final = 1.4
 """Seconds for a connection over a slow mobile network."""
 LEAF: Final = (ROUND_ID, POSITION)
