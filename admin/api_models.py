@@ -15,7 +15,7 @@ from admin.registration_request import (
     MAX_MONIKER_CHARS,
     MAX_REGISTERED_URL_CHARS,
 )
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from helper.server.openapi import Operation
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Never
 import httpx
 
 from admin.url_policy import MAX_URL_CHARS
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 
 AUTH_VERSION: Final = 2
 """The version of the signed message that wallets accept. Version 1 signed only the election authority's key."""

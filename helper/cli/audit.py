@@ -32,7 +32,6 @@ from helper.cli.conventions import (
     JsonOption,
     emit,
     fail,
-    map_errors_to_exit_codes,
     print_message,
 )
 from helper.cli.terminal import emit_table, progress_bar
@@ -79,7 +78,6 @@ class _Opened:
     valid_proofs: set[bytes] | None = None
 
 
-@map_errors_to_exit_codes()
 def audit(
     round_text: Annotated[
         str,

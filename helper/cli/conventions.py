@@ -121,7 +121,7 @@ def format_one_line(value: object) -> str:
 
 @contextmanager
 def map_errors_to_exit_codes() -> Iterator[None]:
-    """End a command, as its decorator, with 2 (invalid argument), 4 (no permission), 5 (not found) or 6 (unreachable).
+    """End a command, as a decorator, with 2 (invalid argument), 4 (no permission), 5 (not found) or 6 (unreachable).
 
     All other `HelperError`s end the command with 1 (`helper.cli.main`), as do other errors of files. Any other
     ValueError is a defect, and keeps its traceback.

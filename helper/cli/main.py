@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
 
-from helper.cli.conventions import UNWRITABLE, ExitCode, discard_output, print_message
+from helper.cli.conventions import UNWRITABLE, ExitCode, discard_output, map_errors_to_exit_codes, print_message
 from helper.errors import HelperError
 
 PROGRAM: Final = "svote-helper"
@@ -82,6 +82,8 @@ COMMANDS: Final = {
     "config validate": Command("helper.cli.config", "validate", "Validate the settings and list all problems"),
 }
 """All commands, in the order of the help. The first of two words is a group."""
+SERVICES: Final = frozenset({"serve", "devnet", "demo"})
+"""Functions of commands that run services. Their unexpected errors of files keep their tracebacks."""
 GROUPS: Final = {
     "wallet": "Act as a wallet on a dev chain.",
     "queue": "Inspect and manage queued shares.",
@@ -142,9 +144,9 @@ def create_cli(arguments: Sequence[str]) -> typer.Typer:
 
 
 def load_function(command: Command) -> Callable[..., Any]:
-    """Import the function of a command."""
+    """Import the function of a command, whose errors become exit codes."""
     function: Callable[..., Any] = getattr(importlib.import_module(command.module), command.function)
-    return function
+    return function if command.function in SERVICES else map_errors_to_exit_codes()(function)
 
 
 def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:

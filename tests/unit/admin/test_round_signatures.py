@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from admin.published_config import authenticate_rounds, encode_layout, parse_config, parse_static
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from tests.conftest import RECORDED
 
 pytestmark = pytest.mark.rule("R16")

@@ -6,14 +6,12 @@ import errno
 import json
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 
-from helper.cli.conventions import map_errors_to_exit_codes
 from helper.cli.main import COMMANDS, Command, load_function, main
 from helper.errors import HelperError, UsageError
 from tests.support.schemas import assert_conforms
@@ -114,7 +112,6 @@ def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsy
 def test_only_errors_of_arguments_exit_usage(
     error: type[ValueError], code: int | None, plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @map_errors_to_exit_codes()
     def broken() -> None:
         raise error("limit is wrong")
 
@@ -128,15 +125,15 @@ def test_only_errors_of_arguments_exit_usage(
 
 
 @pytest.mark.parametrize(
-    ("mapping", "name", "message"),
+    ("services", "name", "message"),
     [
-        (map_errors_to_exit_codes(), "q.db", "cannot read file: [Errno 5] failed: 'q.db'\n"),
-        (nullcontext(), "q.db", "cannot use file: [Errno 5] failed: 'q.db'\n"),
-        (map_errors_to_exit_codes(), None, "the output cannot be written: failed\n"),
+        ("", "q.db", "cannot read file: [Errno 5] failed: 'q.db'\n"),
+        ("run", "q.db", "cannot use file: [Errno 5] failed: 'q.db'\n"),
+        ("", None, "the output cannot be written: failed\n"),
     ],
 )
 def test_error_of_file_is_not_reported_as_one_of_the_output(
-    mapping: AbstractContextManager[None],
+    services: str,
     name: str | None,
     message: str,
     plugin_module: ModuleType,
@@ -144,9 +141,9 @@ def test_error_of_file_is_not_reported_as_one_of_the_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken() -> None:
-        with mapping:
-            raise OSError(errno.EIO, "failed", name)
+        raise OSError(errno.EIO, "failed", name)
 
+    monkeypatch.setattr("helper.cli.main.SERVICES", {services})
     monkeypatch.setattr("helper.cli.main.discard_output", lambda: None)
     vars(plugin_module)["run"] = broken
     assert run_command("plugged") == 1

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
@@ -30,6 +30,7 @@ from helper.server.operator_routes import (
     rounds_route,
     user_name,
 )
+from helper.store.models import StoredRound
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -55,8 +56,8 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
 
     async def states() -> list[RoundState]:
         return [
-            RoundState(ROUND_ID, 1, END, 50, 7, is_closed=False),
-            RoundState(b"\x01" * 32, 9, END + 5, 51, 0, is_closed=True),
+            RoundState.of(StoredRound(ROUND_ID, 1, END, 50, (), None, None), tree_size=7, is_closed=False),
+            RoundState.of(StoredRound(b"\x01" * 32, 9, END + 5, 51, (), None, None), tree_size=0, is_closed=True),
         ]
 
     authentications = {ROUND_ID: RoundAuthentication.AUTHENTICATED}

@@ -345,7 +345,7 @@ async def test_queue_summary_disabled_is_404(client: httpx.AsyncClient) -> None:
     assert (response.status_code, no_route_text(response)) == (404, "not found")
 
 
-@pytest.mark.parametrize("path", [SHARES_PATH, STATUS_PATH, SHARE_STATUS, QUEUE_STATUS_PATH])
+@pytest.mark.parametrize("path", [SHARES_PATH, STATUS_PATH, SHARE_STATUS, QUEUE_STATUS_PATH, "/api/register-validator"])
 async def test_preflight_needs_no_token(path: str) -> None:
     wallets = WalletApp(api_token=TOKEN)
     preflight = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
@@ -367,6 +367,7 @@ async def test_responses_allow_all_origins(client: httpx.AsyncClient) -> None:
         await client.get(SHARES_PATH),
         await client.get("/shielded-vote/v1/nothing"),
         await client.get(STATUS_PATH),
+        await client.get("/api/rounds"),
     ]
     elsewhere = await client.get("/")
     for response in responses:
