@@ -71,8 +71,8 @@ def read_recorded_lines(name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL cluster; each test has its own schema in it."""
-    cluster = Cluster()
+    """A PostgreSQL cluster; each test has its own schema in it, and a vacuum would visit those of all tests before."""
+    cluster = Cluster(settings={"autovacuum": "off"})
     try:
         cluster.start()
         yield cluster
