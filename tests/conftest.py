@@ -26,8 +26,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # The default draws a picture of each error with its local variables, which takes a second.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
-    # Each client of httpx loads the certificate authorities, which takes 25 ms. A directory without any takes none.
-    os.environ["SSL_CERT_DIR"] = str(RECORDED)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,8 +69,8 @@ def read_recorded_lines(name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL cluster; each test has its own schema in it."""
-    cluster = Cluster()
+    """A PostgreSQL cluster; each test has its own schema in it, and a vacuum would visit those of all tests before."""
+    cluster = Cluster(settings={"autovacuum": "off"})
     try:
         cluster.start()
         yield cluster

@@ -103,7 +103,7 @@ def run_service(
 
 
 def test_day_beside_idle_chain_writes_no_warning() -> None:
-    logs = run_service(DAY_SECONDS, poll_seconds=30.0)
+    logs = run_service(DAY_SECONDS, poll_seconds=50.0)
     assert [entry for entry in logs if entry["log_level"] not in ("debug", "info")] == []
     statuses = [entry["status"] for entry in logs if entry["event"] == "round_updated"]
     assert statuses == ["ACTIVE", "TALLYING", "FINALIZED"]

@@ -19,7 +19,7 @@ from helper.server.protocol import Connection, Edge, Listener
 
 def create_edge_client(edge: Edge, **options: Any) -> httpx.AsyncClient:
     """Create a client. Each of its connections is one of the server's, with the peer of a unix socket."""
-    transport = httpx.AsyncHTTPTransport()
+    transport = httpx.AsyncHTTPTransport(verify=False)  # the certificate authorities take 25 ms to load
     transport._pool = _Pool(create_server(edge).listener)
     return httpx.AsyncClient(transport=transport, base_url="http://helper", timeout=30, **options)
 

@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,7 +44,14 @@ EVERY_BLOCK = Ledger(1, 1000)
 
 def read_recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
     """Read the recorded exchange with this name."""
-    return next(row for row in read_recorded_lines(file) if row["name"] == name)
+    recorded: dict[str, Any] = json.loads(_recorded_texts(file)[name])
+    return recorded
+
+
+@cache
+def _recorded_texts(file: str) -> dict[str, str]:
+    """The recorded exchanges by name, each as text, because tests change what they read."""
+    return {row["name"]: json.dumps(row) for row in reversed(read_recorded_lines(file))}
 
 
 def recorded_round(status: int) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class File:
     end: int
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> File:
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> File:
     """Shares of several votes, without share_index at the top, and without it in share 0."""
     round_id, end = proofs.random_field(), int(time.time()) + 7200
     _, public = proofs.elgamal_keygen(b"kit")
@@ -62,7 +62,7 @@ def file(tmp_path: Path) -> File:
         if not share.index:
             del body["enc_share"]["share_index"]
         lines.append(encode(body))
-    path = tmp_path / "shares.jsonl"
+    path = tmp_path_factory.mktemp("file") / "shares.jsonl"
     path.write_bytes(b"\n".join(lines))
     hashes = {share.fields["tree_position"]: decode32(share.fields["shares_hash"]) for share in shares}
     leaves = {position: (round_id.hex(), value, 1, 1) for position, value in hashes.items()}

@@ -517,21 +517,25 @@ async def test_body_after_its_response_is_discarded_up_to_a_limit(port: int, fra
     assert DRAIN_BYTES // 2 < sent < 32 << 20
 
 
-async def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:
-    loop = asyncio.get_running_loop()
-    server = create_server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=0.2))
-    connection = Connection(server.listener)
-    transport = FakeTransport(connection)
-    transport.deliver(b"POST /early HTTP/1.1\r\nHost: x\r\n")
-    await asyncio.sleep(0.3)
-    transport.deliver(b"Content-Length: 9\r\n\r\nabc")
-    await wait_until(lambda: transport.written.endswith(b"hello"))
-    assert not server.listener.evictor.make_room(1, loop.time())
-    assert not transport.is_closed
-    await asyncio.sleep(0.3)
-    assert server.listener.evictor.make_room(1, loop.time())
-    assert transport.is_closed
-    connection.connection_lost(None)
+def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:
+    async def exchange() -> None:
+        loop = asyncio.get_running_loop()
+        server = create_server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=0.2))
+        connection = Connection(server.listener)
+        transport = FakeTransport(connection)
+        transport.deliver(b"POST /early HTTP/1.1\r\nHost: x\r\n")
+        await asyncio.sleep(0.3)
+        transport.deliver(b"Content-Length: 9\r\n\r\nabc")
+        await wait_until(lambda: transport.written.endswith(b"hello"))
+        assert not server.listener.evictor.make_room(1, loop.time())
+        assert not transport.is_closed
+        await asyncio.sleep(0.3)
+        assert server.listener.evictor.make_room(1, loop.time())
+        assert transport.is_closed
+        connection.connection_lost(None)
+        await asyncio.sleep(0.1)  # the request ends
+
+    SimLoop(random.Random("loop")).run_until_complete(exchange())
 
 
 async def test_connection_is_reused_after_a_short_body_that_is_discarded(port: int) -> None:
