@@ -275,6 +275,7 @@ async def test_share_outside_verified_tree_is_retried_without_spending_an_attemp
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(5000)
         await wait_until(lambda: pipeline.read_share(5000, "state, stage") == (ShareState.RECEIVED, "tree"))
+        await wait_until(lambda: pipeline.dispatcher.claimed_count == 0)  # its task ends after the commit
         await pipeline.settle_dispatcher()
         assert await pipeline.count_idle_turns() == 0, "not repeatedly"
         assert pipeline.read_share(5000, "attempts, due_ms") == (0, (START_TIME + 2) * 1000)
