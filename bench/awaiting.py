@@ -20,9 +20,9 @@ import httpx
 from bench.accept import PRODUCTION_SETTINGS
 from bench.fill_database import generate_shares, open_existing_database, transaction
 from helper.chain.reveal_transaction import RevealMessage
+from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import PreparedReveal
-from helper.store.operations.messages import mark_sending, prepare, record_outcome
-from helper.store.operations.shares import EnqueueOperation, claim_due
+from helper.store.shares import EnqueueOperation, claim_due
 from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in

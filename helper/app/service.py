@@ -42,8 +42,8 @@ from helper.server.operator_json import RoundState
 from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
 from helper.server.wallet_routes import WalletView
 from helper.store.maintenance import run_maintenance
-from helper.store.operations.messages import PREPARED_NOTIFICATION
-from helper.store.operations.shares import DUE_NOTIFICATION
+from helper.store.messages import PREPARED_NOTIFICATION
+from helper.store.shares import DUE_NOTIFICATION
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")

@@ -14,9 +14,8 @@ from helper.core.share import TRANSITIONS, ShareState
 from helper.reveal import send_policy
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
-from helper.store import ledger
+from helper.store import actions, ledger, rounds
 from helper.store.ledger import BlockRange, Ledger
-from helper.store.operations import actions, rounds
 from helper.store.store import Store
 from tests.explorer.one_liar import all_explorations
 from tests.explorer.search import BrokenPromiseError

@@ -32,9 +32,8 @@ from helper.reveal.revealer import AttemptBudget, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.send_policy import SendState
 from helper.reveal.sender import Sender
-from helper.store import ledger
+from helper.store import actions, blocks, ledger, messages, rounds, shares
 from helper.store.models import QueueFilter
-from helper.store.operations import actions, blocks, messages, rounds, shares
 from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import ShareRow

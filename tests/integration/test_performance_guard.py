@@ -26,10 +26,10 @@ import proofs
 from bench.fill_database import generate_shares, insert_shares, open_existing_database, transaction
 from devnet import ballot
 from devnet.ballot import Ballot
+from helper.store.blocks import apply_blocks
+from helper.store.messages import mark_sending, prepare, read_sent, record_outcome
 from helper.store.models import EnqueueResult, PreparedReveal
-from helper.store.operations.blocks import apply_blocks
-from helper.store.operations.messages import mark_sending, prepare, read_sent, record_outcome
-from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
+from helper.store.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID

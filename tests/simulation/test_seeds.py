@@ -18,8 +18,8 @@ from helper.core import dispatch_order
 from helper.reveal import send_policy
 from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, Step
 from helper.reveal.sender import Sender
+from helper.store import shares
 from helper.store.models import SentReveal
-from helper.store.operations import shares
 from helper.store.sqlite.store import SqliteStore
 from tests.simulation.host import SimClock
 from tests.simulation.liar import Lie

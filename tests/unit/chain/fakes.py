@@ -20,12 +20,12 @@ from helper.chain.chain_data import BlockHead, parse_round
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import StoreError
+from helper.store import messages
+from helper.store.blocks import set_meta
 from helper.store.ledger import LEDGER_KEY, Ledger, format_ledger, parse_ledger
 from helper.store.models import SentReveal, SpentNullifier, StoredRound
-from helper.store.operations import messages
-from helper.store.operations.blocks import set_meta
-from helper.store.operations.rounds import save_rounds
-from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
+from helper.store.rounds import save_rounds
+from helper.store.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import RoundRow, read_meta_value

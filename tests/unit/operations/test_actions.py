@@ -13,9 +13,9 @@ from helper.core.share import ShareState
 from helper.errors import ActionRefused, NotFound, StoreError
 from helper.operations import operator_actions
 from helper.operations.operator_actions import BATCH_SHARES
+from helper.store import shares
 from helper.store.action_models import MOVED
 from helper.store.models import EnqueueResult, QueueFilter
-from helper.store.operations import shares
 from helper.store.sqlite.store import SqliteStore
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID

@@ -16,8 +16,8 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreFull
+from helper.store.blocks import set_meta
 from helper.store.models import EnqueueResult
-from helper.store.operations.blocks import set_meta
 from helper.store.sqlite.erasure import scrub_pages
 from helper.store.sqlite.errors import (
     LOCATION_CHECK_SECONDS,

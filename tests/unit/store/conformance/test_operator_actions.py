@@ -9,9 +9,9 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store.action_models import Actor, ExportedReveal, ExportedShare, ImportedShare, ImportResult, PurgedFailures
+from helper.store.audit_log import MAX_ACTIONS
 from helper.store.models import HistoryEntry, QueueFilter
-from helper.store.operations.actions import MAX_ACTIONS
-from helper.store.operations.rounds import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
+from helper.store.rounds import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend

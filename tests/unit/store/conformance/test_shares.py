@@ -14,7 +14,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
-from helper.store.operations.shares import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
+from helper.store.shares import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
 from helper.store.store import Store
 from helper.store.table_rows import Row
 from tests.support.clock import FakeClock
