@@ -87,7 +87,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._store_clock = store_clock
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
-        self._clock = SystemClock()  # real time in tests too: the server has no simulated clock
+        self._clock: Clock = SystemClock()  # real time in tests too: the server has no simulated clock
         self._busy_since: float | None = None  # monotonic
         self._is_connecting = False
 
@@ -120,6 +120,8 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         try:
             return self._open_session()
         finally:
+            if self._busy_since is not None:  # the time of a connection attempt is no time of a transaction
+                self._busy_since = self._clock.monotonic()
             self._is_connecting = False
 
     def _open_session(self) -> PostgresTransaction:

@@ -39,6 +39,7 @@ from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
 from helper.store.postgres.reader import CONNECTIONS, NotificationListener
 from helper.store.postgres.transaction import PostgresTransaction
+from helper.store.postgres.writer import PostgresWriter
 from helper.store.sql_files import FIRST_VERSION
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
@@ -660,23 +661,34 @@ async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBack
 async def test_unreachable_server_is_not_reported_as_stalled_transaction(
     join_host: JoinHost, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    clock, is_seen, stalls = FakeClock(), threading.Event(), list[bool]()
+    roll_back = PostgresWriter._roll_back
+
     def time_out(_: object) -> None:
-        time.sleep(0.5)
+        clock.advance(writer.STALLED_SECONDS + 1)
+        is_seen.wait()
         raise psycopg.OperationalError("connection timeout expired")
+
+    def record_and_roll_back(self: PostgresWriter) -> None:
+        stalls.append(self.is_stalled)
+        roll_back(self)
 
     monkeypatch.setattr(store, "_STALL_CHECK_SECONDS", 0.01)
     host_a = await join_host("one")
+    host_a._writer._clock = clock
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "STALLED_SECONDS", 0.2)
         patch.setattr(writer, "connect", time_out)
+        patch.setattr(PostgresWriter, "_roll_back", record_and_roll_back)
         backend.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'one'")
         post = asyncio.create_task(enqueue_shares(host_a, 1))
         await wait_until(lambda: "has not been reachable" in str(host_a.write_error))
+        is_seen.set()
         with pytest.raises(StoreError, match="is unreachable"):
             await post
     await enqueue_shares(host_a, 1)
     assert host_a.write_error is None
-    await asyncio.sleep(0.1)
+    assert stalls
+    assert not any(stalls)
     assert "database_writes" not in capsys.readouterr().out
 
 
