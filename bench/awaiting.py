@@ -54,9 +54,9 @@ def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, heigh
                     anchor_height=height,
                 )
                 prepared = PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height)
-                prepare(tx, queued.id, prepared, past * 1000)
-                mark_sending(tx, queued.id, past * 1000, height, "node", decide_height=height + 1)
-                record_outcome(tx, queued.id, past * 1000, "ACCEPTED", decide_height=height + 3)
+                prepare(tx, queued.id, prepared)
+                mark_sending(tx, queued.id, height=height, endpoint="node", decide_height=height + 1)
+                record_outcome(tx, queued.id, outcome="ACCEPTED", decide_height=height + 3)
 
 
 async def wait_for_block(chain: DevChain) -> int:

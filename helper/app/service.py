@@ -41,6 +41,7 @@ from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervi
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
 from helper.server.wallet_routes import WalletView
+from helper.store import shares
 from helper.store.maintenance import run_maintenance
 from helper.store.messages import PREPARED_NOTIFICATION
 from helper.store.shares import DUE_NOTIFICATION
@@ -255,7 +256,7 @@ class Service:
         """
         await self.store.open()
         try:
-            recovered = await self.store.recover()
+            recovered = await self.store.run_batches(shares.recover)
             log.info("queue_opened", recovered=recovered)
             await self.round_registry.restore()
             if not self.round_registry.has_stored_state:

@@ -14,7 +14,7 @@ from helper.errors import LeavesMissing, StoreCorrupt, StoreError
 from helper.store.blocks import add_unread, delete_share
 from helper.store.models import RoundLike
 from helper.store.table_rows import MAX_STAGE_CHARS, RoundRow, truncate_text
-from helper.store.transaction import BATCH_SHARES, Transaction, exclusive
+from helper.store.transaction import Transaction, exclusive
 from helper.store.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
 
 RETENTION_DAYS: Final = 14
@@ -166,7 +166,7 @@ def mark_alerted(tx: Transaction, round_id: bytes, now: float) -> None:
 
 
 @exclusive
-def fail_unconfirmed(tx: Transaction, round_id: bytes, *, note: str, limit: int = BATCH_SHARES) -> tuple[int, bool]:
+def fail_unconfirmed(tx: Transaction, limit: int, round_id: bytes, *, note: str) -> tuple[int, bool]:
     """Fail up to `limit` unconfirmed shares of a closed round. Returns how many, and whether there may be more."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
@@ -181,7 +181,7 @@ def fail_unconfirmed(tx: Transaction, round_id: bytes, *, note: str, limit: int 
 
 
 @exclusive
-def purge(tx: Transaction, round_id: bytes, limit: int = BATCH_SHARES) -> tuple[int, bool]:
+def purge(tx: Transaction, limit: int, round_id: bytes) -> tuple[int, bool]:
     """Delete a part of the data of a closed round.
 
     Failed shares remain only as counts by stage and reason (`Store.list_purged_failures`).

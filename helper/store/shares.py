@@ -15,7 +15,7 @@ from helper.store.messages import restore_message
 from helper.store.models import EnqueueResult, QueuedShare, QueueFilter
 from helper.store.rounds import is_marked_closed
 from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness
-from helper.store.transaction import BATCH_SHARES, ShareIdentity, StoredShare, TakenShare, Transaction
+from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
 from helper.store.transitions import (
     Transition,
     apply_transition,
@@ -42,7 +42,7 @@ _CLAIMED: Final = frozenset({ShareState.WITNESSED, ShareState.BROADCAST})
 
 
 @dataclass(slots=True, eq=False)
-class EnqueueOperation(BatchOperation):
+class EnqueueOperation(BatchOperation[EnqueueResult]):
     """Store a share, in place of its row if that is damaged; see `enqueue_all`.
 
     QUEUED if it is now on disk. MOVED_UP if it waits and its due time is now the earlier one of this post. DUPLICATE if
@@ -373,7 +373,7 @@ def release_claim(tx: Transaction, share_id: int) -> bool:
     return apply_transition(tx, share_id, change) is not None
 
 
-def recover(tx: Transaction, limit: int = BATCH_SHARES) -> tuple[int, bool]:
+def recover(tx: Transaction, limit: int) -> tuple[int, bool]:
     """On start, return up to `limit` WITNESSED shares to RECEIVED with their own due times."""
     change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", "the helper was restarted", ignore_claim=True)
     return apply_transition_to_batch(tx, tx.orphaned_claims(limit), change)

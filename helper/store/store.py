@@ -30,6 +30,8 @@ log = structlog.get_logger("helper.store")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+BATCH_SHARES: Final = 200
+"""Maximum number of shares changed per transaction of a longer operation, so that POST requests are not delayed."""
 CHECK_BATCH_SHARES: Final = 100
 """Number of shares read per transaction of the background check; it takes a few milliseconds."""
 
@@ -82,12 +84,16 @@ class Store(QueueReader, ABC):
         return await self._writer.run(lambda tx: op(tx, *args, **kwargs), is_exclusive=is_exclusive(op))
 
     async def run_batches(
-        self, op: Callable[Concatenate[Any, P], tuple[int, bool]], *args: P.args, **kwargs: P.kwargs
+        self, op: Callable[Concatenate[Any, int, P], tuple[int, bool]], *args: P.args, **kwargs: P.kwargs
     ) -> int:
-        """Run an operation, which returns a count and whether shares are left, until none are. Returns the sum."""
+        """Run an operation on `BATCH_SHARES` shares at a time, until it returns that none are left.
+
+        Returns:
+            The sum of its counts.
+        """
         total, has_more = 0, True
         while has_more:
-            changed, has_more = await self.run(op, *args, **kwargs)
+            changed, has_more = await self.run(op, BATCH_SHARES, *args, **kwargs)
             total += changed
         return total
 

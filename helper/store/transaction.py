@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from helper.clock import Clock
 from helper.core.share import ShareKey, ShareState
@@ -18,9 +18,6 @@ from helper.store.table_rows import RoundKeyRow, RoundRow, Row, ShareRow
 
 UNREADABLE_SHARE = DamagedShare("", b"", -1)
 """Reported for a share whose row cannot be read at all."""
-
-BATCH_SHARES: Final = 200
-"""Maximum number of shares changed per transaction of a longer operation, so that POST requests are not delayed."""
 
 ShareIdentity = tuple[int, bytes, bytes]
 """Identifies a share: its round's number, its mac and its nullifier."""

@@ -218,7 +218,7 @@ class ChainStore(PartialStore):
         self.conn = sqlite3.connect(":memory:", isolation_level=None)
         migrate_schema(self.conn)
         keys = DatabaseKeys(bytes(32), bytes(32))
-        self._tx = SqliteTransaction(keys, self.conn, 1)
+        self._tx = SqliteTransaction(keys, self.conn, 1, clock=clock)
         self._clock = clock
         self._writer = cast(Any, SimpleNamespace(keys=keys, run=self._commit))
         self._reader = self._operator_reader = cast(Any, SimpleNamespace(fetch=self._fetch))
@@ -256,11 +256,13 @@ class ChainStore(PartialStore):
         """Store a share of this queue with its message."""
         self.add_share(sent.share_id, sent.nullifier)
         (queued,) = claim_due(self._tx, now=self._clock.now(), limit=1, rounds=(ROUND_ID,))
-        messages.prepare(self._tx, queued.id, sent.prepared, 0)
+        messages.prepare(self._tx, queued.id, sent.prepared)
         for _ in range(sent.sends):
-            messages.mark_sending(self._tx, queued.id, 0, sent.last_sent_height or 0, sent.last_endpoint or "")
+            messages.mark_sending(
+                self._tx, queued.id, height=sent.last_sent_height or 0, endpoint=sent.last_endpoint or ""
+            )
             if sent.last_outcome is not None:
-                messages.record_outcome(self._tx, queued.id, 0, sent.last_outcome)
+                messages.record_outcome(self._tx, queued.id, outcome=sent.last_outcome)
         self._tx.flush_counts()
 
     @property

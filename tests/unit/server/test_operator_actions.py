@@ -30,6 +30,8 @@ from helper.server.operator_routes import (
     rounds_route,
     user_name,
 )
+from helper.store import blocks, shares
+from helper.store.rounds import mark_alerted
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -156,7 +158,7 @@ async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: h
 async def test_actions_long_import_refused_early_gets_response(
     harness: OperationsHarness, daemon: httpx.AsyncClient
 ) -> None:
-    await harness.store.set_meta("chain_id", "chain-1")
+    await harness.store.run(blocks.set_meta, "chain_id", "chain-1")
     line = encode_share_line(waiting_share(0))
 
     async def stream() -> AsyncIterator[bytes]:
@@ -182,7 +184,7 @@ async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, 
     assert (await daemon.post("/rounds/zz/purge", json={})).status_code == 400
 
     harness.authority.closed.add(ROUND_ID)
-    await harness.store.mark_alerted(ROUND_ID, NOW)
+    await harness.store.run(mark_alerted, ROUND_ID, NOW)
     dry_result = await daemon.post(path, json={"dry_run": True})
     assert (dry_result.json()["failed"], dry_result.json()["dry_run"]) == (1, True)
     assert (await daemon.post(path, json={})).json()["failed"] == 1
@@ -243,7 +245,7 @@ async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -
 
 async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
     posted = make_posted_share(1, round_id=ROUND_ID)
-    await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
+    await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
 
     body = (await daemon.get("/rounds")).json()
 
