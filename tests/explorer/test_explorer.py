@@ -11,7 +11,7 @@ import pytest
 from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts
 from helper.core.share import TRANSITIONS, ShareState
-from helper.reveal import send_policy
+from helper.reveal import round_closing, send_policy
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.store import ledger, messages, rounds, shares
@@ -187,7 +187,7 @@ PLANTED_IN_HOSTS: tuple[tuple[str, tuple[tuple[Any, str, Callable[..., Any]], ..
     ("hosts", ((Sender, "_may_send", yes),)),
     ("sends", ((agreement, "agreed", believe_last),)),
     ("refusals", ((shares, "requeue_failed", forget_sends),)),
-    ("close", ((rounds, "fail_unconfirmed", close_without_waiting),)),
+    ("close", ((round_closing, "fail_unconfirmed", close_without_waiting),)),
     ("hosts", ((HostTransaction, "has_claim", yes),)),
 )
 

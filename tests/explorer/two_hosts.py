@@ -32,7 +32,7 @@ from helper.reveal.revealer import AttemptBudget, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.send_policy import SendState
 from helper.reveal.sender import Sender
-from helper.store import blocks, ledger, messages, rounds, shares
+from helper.store import blocks, ledger, rounds, shares
 from helper.store.models import QueueFilter
 from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.transaction import SqliteTransaction
@@ -58,7 +58,6 @@ FALSE_BLOCKS: Final = 50
 FAILED_PROOF: Final = ProofFailed("failed")
 TERM: Final = "start_term"
 """In the log of a task: the host acquired the lease."""
-OPERATIONS: Final = {module.__name__: module for module in (blocks, messages, rounds, shares)}
 LIVE: Final = {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST}
 
 
@@ -745,7 +744,7 @@ class TwoHosts:
                         coroutine.close()
                         one = world.sent[task.share - 1]
                         if value and one.first is None:
-                            first = min(request.details[3], world.height)
+                            first = min(request.options["height"], world.height)
                             marked = one._replace(first=first)
                             world = world._replace(sent=_replace_at(world.sent, task.share - 1, marked))
                         waiting = task._replace(pending=f"result {self._number(value)}")
