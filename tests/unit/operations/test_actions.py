@@ -17,7 +17,6 @@ from helper.operations.operator_actions import BATCH_SHARES
 from helper.store import blocks, rounds, shares
 from helper.store.action_models import MOVED
 from helper.store.models import EnqueueResult, QueueFilter
-from helper.store.sqlite.store import SqliteStore
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import ANN, NOW, OperationsHarness, nullifier_of, recorded_share
@@ -146,10 +145,10 @@ async def test_action_foreign_error_records_only_its_type(
 ) -> None:
     await enqueue_failed(harness, 1)
 
-    async def broken(*_: object, **__: object) -> Counter[str]:
+    def broken(*_: object, **__: object) -> Counter[str]:
         raise RuntimeError("primary_blind is 0011")
 
-    monkeypatch.setattr(SqliteStore, "retry_failed", broken)
+    monkeypatch.setattr(operator_actions, "retry_failed", broken)
     with pytest.raises(RuntimeError):
         await harness.operations.retry(ANN, ANY_FILTER)
     assert [action.outcome for action in await harness.store.list_actions(limit=5)] == [{"error": "RuntimeError"}]
