@@ -47,7 +47,7 @@ DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile cont
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full campaign simulation explorer check format ui wheel release release-check package bench lock docs pictures clean
+.PHONY: help demo test test-python test-others test-full campaign simulation explorer check format ui wheel release release-check package bench lock docs pictures clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -59,13 +59,21 @@ demo: $(VENV)/.native ## run a vote on an embedded chain with real proofs (ARGS=
 test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run the tests that a change needs, warnings as errors (ARGS='-k name' is passed to pytest)
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(BOOT) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(LONG) $(ALONE) tests/browser tests/deploy)
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/browser
-	@sh scripts/page.sh
+	@$(MAKE) --no-print-directory -j2 test-python test-others; status=$$?; cat build/test-others.log; exit $$status
 else
 	$(BIN)/python -m pytest $(ARGS)
-endif
 	$(CARGO_TEST)
+endif
+
+# The two parts of `test` run side by side, because a browser mostly waits. They call make, so its variables are unset.
+test-python:
+	@unset MAKEFLAGS; $(BIN)/python -m pytest -n 3 --dist worksteal \
+	  $(addprefix --ignore=,$(LONG) $(ALONE) tests/browser tests/deploy)
+
+test-others:
+	@mkdir -p build
+	@unset MAKEFLAGS; { $(BIN)/python -m pytest tests/browser && sh scripts/page.sh && $(CARGO_TEST); } \
+	  >build/test-others.log 2>&1
 
 test-full: $(VENV)/.native ## run the long tests, which `make test` omits: campaigns, failover, proxies, 900 more seeds
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY)

@@ -168,7 +168,7 @@ class AdminStore:
 
         Args:
             request: the signed request.
-            network: network of the client, see `helper.server.client_limits.client_network`; stored as a keyed hash.
+            network: network of the client, see `admin.registration_limit.client_network`; stored as a keyed hash.
             now: Unix seconds.
 
         Returns:

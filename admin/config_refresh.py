@@ -20,10 +20,10 @@ from admin.admin_database import AdminStore, ConfigDocuments
 from admin.api_models import RoundAuthenticationResponse
 from admin.published_config import InvalidConfigError, PublishedConfig, StaticConfig, parse_config, parse_static
 from admin.url_policy import UrlNotAllowedError, check_url, is_public
+from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.config.value_types import PinnedUrl
 from helper.core.log_limits import LoggedProblem
-from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.observability.log_config import log_error
 from helper.runtime.network_clients import create_async_client

@@ -1,14 +1,16 @@
 """Validator onboarding: its composition, and its routes, which the service mounts under `/api`.
 
-Errors are `{"error": "…"}`; all origins are allowed (CORS).
+Errors are `{"error": "…"}`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -18,41 +20,30 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from admin import api_models
 from admin.admin_database import AdminStore, RegistryFullError
 from admin.api_models import ChainFacts, UiConfig
 from admin.config_refresh import ConfigFetcher, VotingConfig
 from admin.pending_registrations import ChainQueries, RegistrationRegistry
+from admin.published_config import AUTH_VERSION, InvalidConfigError, parse_entry
+from admin.registration_limit import RegistrationLimit, client_network
 from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, SignatureRefusedError
 from admin.round_totals import GetAudit, RoundsView
+from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
-from helper.core.round_authentication import RoundAuthentication
+from helper.core.text_forms import Network
 from helper.errors import ClientLeft, StoreError
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.asgi_adapter import AsgiBody
 from helper.server.body_reader import BodyReader
-from helper.server.client_limits import Network, TokenBuckets, identify_client
 from helper.server.edge import JsonResponse, http_error_text, log_refusal, request_id_of
 from helper.server.openapi import ApiMount, ApiRoute
 
 log = structlog.get_logger("helper.admin")
 
-_CORS_HEADERS: Final = (
-    (b"access-control-allow-origin", b"*"),
-    (b"access-control-expose-headers", b"Link, X-Total-Count"),
-)
-_PREFLIGHT_HEADERS: Final = {
-    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-    "Access-Control-Allow-Headers": "Content-Type, Authorization",
-    "Access-Control-Max-Age": "86400",
-}
-BURST_REGISTRATIONS: Final = 20
-"""Burst of registrations per client: each costs a signature verification, and a valid one is stored."""
-REGISTRATIONS_PER_SECOND: Final = 0.2
-"""Registrations per second and client after the burst."""
 _NO_CONFIG: Final = "no voting configuration has been fetched yet"
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _STATUS_TEXTS: Final = {404: "no such path", 405: "method not allowed"}
@@ -82,7 +73,7 @@ class AdminRoutes:
         clock: Clock,
         trusted_networks: Sequence[Network] = (),
     ) -> None:
-        self._buckets = TokenBuckets(BURST_REGISTRATIONS, REGISTRATIONS_PER_SECOND)
+        self._limit = RegistrationLimit()
         self._clock = clock
         self._trusted_networks = tuple(trusted_networks)
         self._registry = registry
@@ -103,13 +94,14 @@ class AdminRoutes:
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return _CorsMiddleware(app)
+        return app
 
     def routes(self) -> list[ApiRoute]:
         """Return the routes with their OpenAPI descriptions."""
         return [
             ApiRoute("/voting-config", self.voting_config, "GET", api_models.VOTING_CONFIG),
             ApiRoute("/round-authentication", self.round_authentication, "GET", api_models.ROUND_AUTHENTICATION),
+            ApiRoute("/sign-config-entry", self.sign_config_entry, "POST", api_models.SIGN_CONFIG_ENTRY),
             ApiRoute("/register-validator", self.register, "POST", api_models.REGISTER),
             ApiRoute("/pending-validators", self.pending, "GET", api_models.PENDING),
             ApiRoute("/ui-config", self.ui_config, "GET", api_models.UI_CONFIG),
@@ -129,18 +121,30 @@ class AdminRoutes:
             return _error_response(502, _NO_CONFIG, _NO_STORE)
         return Response(self._config.authentication_body, headers=_NO_STORE, media_type="application/json")
 
+    async def sign_config_entry(self, request: Request) -> Response:
+        """Return what a manager signs for an entry of the configuration. Nothing is stored."""
+        body = await self._body_reader.read(AsgiBody(request.scope, request.receive))
+        try:
+            message = parse_entry(body)
+        except InvalidConfigError as error:
+            return _error_response(400, str(error))
+        return JsonResponse(
+            {
+                "canonical_payload_b64": b64encode(message).decode(),
+                "signed_payload_hash": sha256(message).hexdigest(),
+                "auth_version": AUTH_VERSION,
+            }
+        )
+
     async def register(self, request: Request) -> Response:
         """Register a validator."""
         peer = None if request.client is None else request.client.host
-        client = identify_client(peer, request.scope["headers"], self._trusted_networks)
-        bucket = client or b""  # clients without an address, as on a unix socket, share one
-        now = self._clock.monotonic()
-        if (wait := self._buckets.wait_seconds(bucket, now)) > 0:
+        network = client_network(peer, request.scope["headers"], self._trusted_networks)
+        if (wait := self._limit.take(network, self._clock.monotonic())) > 0:
             return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
-        self._buckets.charge(bucket, now)
         body = await self._body_reader.read(AsgiBody(request.scope, request.receive))
         try:
-            result = await self._registry.register(body, production=self._ui.mode == "production", client=client)
+            result = await self._registry.register(body, production=self._ui.mode == "production", network=network)
         except (RegistrationError, SignatureRefusedError) as error:
             status = 400 if isinstance(error, RegistrationError) else 401
             log_refusal(request_id_of(request), status, str(error))
@@ -177,25 +181,6 @@ class AdminRoutes:
     async def ui_config(self, _request: Request) -> Response:
         """Return the page's configuration."""
         return JsonResponse(asdict(self._ui), headers=_NO_STORE)
-
-
-class _CorsMiddleware:
-    """Allows all origins. No credentials are involved, so this exposes nothing."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; answer preflight requests directly."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_CORS_HEADERS]
-            await send(message)
-
-        is_preflight = scope["method"] == "OPTIONS"
-        app = Response(status_code=204, headers=_PREFLIGHT_HEADERS) if is_preflight else self._app
-        await app(scope, receive, send_with_headers)
 
 
 def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -18,7 +18,6 @@ from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
 from helper.observability.log_config import log_error
-from helper.server.client_limits import client_network
 
 log = structlog.get_logger("helper.admin")
 
@@ -85,7 +84,7 @@ class RegistrationRegistry:
         self.published = PublishedList((b"[]",), 0)
         """The list as last prepared by `publish`."""
 
-    async def register(self, body: bytes, *, production: bool, client: bytes | None) -> Registration | None:
+    async def register(self, body: bytes, *, production: bool, network: bytes) -> Registration | None:
         """Store a registration. Return None if its validator already has a staking record.
 
         If no node responds, the registration is stored. A request that is not newer than the stored registration of its
@@ -94,7 +93,7 @@ class RegistrationRegistry:
         Args:
             body: the request and its signature, see `admin.registration_request.parse_registration`.
             production: whether its URL must be a public HTTPS URL.
-            client: its sender, see `helper.server.client_limits.identify_client`.
+            network: of its sender, see `admin.registration_limit.client_network`.
 
         Raises:
             RegistrationError: the request is invalid.
@@ -109,7 +108,6 @@ class RegistrationRegistry:
             if await self._store.delete_registrations([request.operator_address]):
                 self._changed.set()
             return None
-        network = client_network(client) if client is not None else b""
         registration = await self._store.register(request, network=network, now=self._clock.now())
         self._changed.set()
         log.debug("registration_stored", operator=request.operator_address)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from devnet.gojson import dumps
 from devnet.network import DevNet, Options
@@ -31,21 +30,35 @@ class Addresses:
     rpc_port: int = 36657
 
 
-class AbortableProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a function in each request's state that aborts the connection."""
-
-    def on_message_begin(self) -> None:
-        """Put `abort` into the request's state."""
-        super().on_message_begin()
-        self.scope["state"]["abort"] = self.transport.abort
-
-
 class _Server(uvicorn.Server):
     """A uvicorn server that shares the event loop with others and does not handle signals."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
         self.listening = asyncio.Event()
+        super().__init__(
+            uvicorn.Config(
+                self._serve_request,
+                interface="asgi3",
+                ws="none",
+                lifespan="off",
+                log_level="error",
+                access_log=False,
+                timeout_keep_alive=30,  # longer than the 5 s of httpx, whose POST would fail on a closing connection
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, whose state has a function that aborts the connection."""
+
+        def abort() -> None:
+            for connection in self.server_state.connections:
+                if connection.transport.get_extra_info("peername") == scope["client"]:
+                    connection.transport.abort()
+
+        scope["state"]["abort"] = abort
+        await self._app(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port and set `listening`."""
@@ -65,7 +78,7 @@ async def serve_devnet(options: Options, addresses: Addresses) -> AsyncIterator[
     devnet = DevNet(options)
     nodes = [Node(devnet, f"node{number}") for number in range(options.extra_nodes + 1)]
     apps = [app for node in nodes for app in (node.rest, node.rpc)]
-    servers = [_create_server(app) for app in apps]
+    servers = [_Server(app) for app in apps]
     running: list[asyncio.Task[None]] = []
     try:
         await devnet.start()
@@ -121,21 +134,6 @@ def _open_sockets(addresses: Addresses, nodes: int) -> list[socket.socket]:
             sock.close()
         raise SystemExit(f"cannot listen on {addresses.host}:{port}: {error.strerror}") from None
     return opened
-
-
-def _create_server(app: ASGIApp) -> _Server:
-    """Create the server of one port."""
-    config = uvicorn.Config(
-        app,
-        http=AbortableProtocol,
-        ws="none",
-        lifespan="off",
-        log_level="error",
-        access_log=False,
-        timeout_keep_alive=30,  # longer than the 5 s of httpx, whose POST would fail on a connection that is closing
-        timeout_graceful_shutdown=1,
-    )
-    return _Server(config)
 
 
 def _ready_line(devnet: DevNet, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:

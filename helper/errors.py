@@ -44,13 +44,10 @@
     ├── TemporaryRefusal        a request was refused that may pass later (in `helper.core.refusals`)
     └── ClientLeft              the client disconnected, so its share was not validated
 
-Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`). A `UsageError` is
-none of them.
+Each class defines what an operator can do (`advice`). A `UsageError` is none of them.
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 
 class UsageError(ValueError):
@@ -61,11 +58,9 @@ class HelperError(Exception):
     """Base class of all errors of the helper.
 
     Attributes:
-        retryable: whether the same operation can succeed later.
         advice: suggested action for an operator.
     """
 
-    retryable: ClassVar[bool] = False
     advice: str = "Check the previous log line."
 
     def __init__(self, message: str, *, advice: str | None = None) -> None:
@@ -89,7 +84,6 @@ class ReleaseError(HelperError):
 class StoreError(HelperError):
     """A database operation failed; none of its changes were stored."""
 
-    retryable = True
     advice = "Check the disk that holds the database; the helper continues automatically once it can write."
 
 
@@ -102,14 +96,12 @@ class StoreFull(StoreError):
 class StoreCorrupt(StoreError):
     """The database file is damaged."""
 
-    retryable = False
     advice = "Stop the helper, keep the file, and restore the newest backup: `svote-helper db restore FILE --force`."
 
 
 class StoreForeign(StoreError):
     """The file belongs to another program or to a newer version of this one."""
 
-    retryable = False
     advice = (
         "Set [helper] db_path to this helper's own database, or start the version that wrote it. "
         "If it is this helper's own, it is damaged: restore the newest backup."
@@ -119,14 +111,12 @@ class StoreForeign(StoreError):
 class StoreLocked(StoreError):
     """Another helper has this database open."""
 
-    retryable = False
     advice = "Stop the other helper first, or set another db_path for this one."
 
 
 class StoreDisplaced(StoreError):
     """The database or its write-ahead log is not at its path, or the database has a second name."""
 
-    retryable = False
     advice = (
         "Move the file back to its path; the helper then continues automatically. Do not delete the write-ahead log. "
         "If the file was deleted, do not stop the helper before it is restored."
@@ -136,14 +126,12 @@ class StoreDisplaced(StoreError):
 class StoreMoved(StoreError):
     """The queue was moved to another database, or its copy to this one is incomplete."""
 
-    retryable = False
     advice = "Start the helper with the database that holds the queue."
 
 
 class StoreKeyError(StoreError):
     """The database is encrypted, and there is no key file, or it lacks a key of the database."""
 
-    retryable = False
     advice = "Install the same key file on every host; remove an old key only once its rounds are purged."
 
 
@@ -162,7 +150,6 @@ class LeavesMissing(StoreError):
 class StoreCopyDiffers(StoreError):
     """A copy was compared with its source and differs."""
 
-    retryable = False
     advice = (
         "Nothing was moved; the queue remains in the source database. Run the command again. If the copy differs "
         "again, check the disk and the memory of the target machine."
@@ -196,14 +183,12 @@ class LeaseError(HelperError):
     The host sends until its current term ends, then waits.
     """
 
-    retryable = True
     advice = "Check whether the storage of the lease is reachable; sending resumes automatically."
 
 
 class LeaseHeld(LeaseError):
     """Another host holds the sender lease."""
 
-    retryable = False
     advice = (
         "Run one host with the role sender (or all) and the others as api or prover; set [sender] standby = true on a "
         "host that should take over when the sender fails. If each host has its own database file, one is a copy of "
@@ -256,14 +241,12 @@ class NotFound(ActionRefused):
 class BucketError(HelperError):
     """An object store operation failed, or its result is unknown."""
 
-    retryable = True
     advice = "Check whether the object store is reachable; the operation is retried automatically."
 
 
 class BucketRefused(BucketError):
     """The object store denies access to this host, or has no such bucket."""
 
-    retryable = False
     advice = "Check the bucket's name, [s3] endpoint and region, the credentials and their permissions."
 
 
@@ -289,7 +272,6 @@ class DaemonUnreachableError(DaemonError):
 class ChainError(HelperError):
     """A request to a node of the vote chain failed."""
 
-    retryable = True
     advice = "Check whether the node is running and in sync."
 
 
@@ -312,14 +294,12 @@ class InvalidResponse(ChainResponseError):
 class WrongChain(ChainError):
     """A node is on a different chain than the configured one."""
 
-    retryable = False
     advice = "Remove the node from [chain] endpoints, or correct [chain] chain_id."
 
 
 class ProverError(HelperError):
     """A proof could not be created."""
 
-    retryable = True
     advice = "The share is retried automatically. If this happens often, check the machine's memory and CPU."
 
 

@@ -1,6 +1,6 @@
-"""Generate docs/cli.md from the `--help` output of every command.
+"""Generate docs/cli.md from the `--help` output of every command, and helper.toml.example from the settings.
 
-`python -m scripts.cli_docs` writes the file. A test compares it with the commands, so the two cannot diverge.
+`python -m scripts.cli_docs` writes the files. Tests compare them, so they cannot diverge.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 import typer
 
 from helper.cli.main import COMMANDS, create_cli
+from helper.config.settings_text import render_example
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "cli.md"
+EXAMPLE_FILE = ROOT / "helper.toml.example"
 SCHEMAS = ROOT / "docs" / "schemas"
 PROGRAM = "svote-helper"
 WIDTH = 78
@@ -113,3 +115,4 @@ def render_document() -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(render_document())
+    EXAMPLE_FILE.write_text(render_example())

@@ -1,7 +1,8 @@
 """Generate docs/conformance.md: the tests that cover each rule of the protocol.
 
 Tests declare their rules with `@pytest.mark.rule("R4", "R6")`. The markers are read from the source of the tests, so
-the document cannot list tests that do not exist. `python -m scripts.conformance` writes it; a test compares it.
+the document cannot list tests that do not exist. The tables of clients come from simulations of them.
+`python -m scripts.conformance` writes it; a test compares it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.wallets import outcomes
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "conformance.md"
+MARK = "pytest.mark.rule"
 
 RULES = {
     "R1": "`submit_at` is stored with the payload and schedules the share for that Unix second.",
@@ -138,7 +142,8 @@ def collect_marked_tests() -> dict[str, list[str]]:
     """Collect the tests of each rule as `path::name`, sorted by path."""
     tests: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for rule, name in _rule_marks(ast.parse(path.read_text())):
+        text = path.read_text()
+        for rule, name in _rule_marks(ast.parse(text)) if MARK in text else ():
             tests[rule].append(f"{path.relative_to(ROOT)}::{name}")
     return tests
 
@@ -148,7 +153,7 @@ def _rule_marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.rule":
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == MARK:
                 for argument in decorator.args:
                     yield str(ast.literal_eval(argument)), node.name
 
@@ -167,7 +172,21 @@ def render_document() -> str:
         for rule, text in RULES.items():
             if rule.startswith(section):
                 lines += [f"### {rule}", "", text, "", *(f"- `{name}`" for name in tests[rule]), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_render_clients()])
+
+
+def _render_clients() -> list[str]:
+    answers = (
+        "What an answer of any helper does to the votes of each client that is known, while the other helpers accept "
+        f"them. {outcomes.LEGEND}"
+    )
+    situations = (
+        "What this helper answers, with the HTTP statuses (– for none) that the client gets until it has another "
+        "helper. ▲ is best where every answer but 200 gives it, and where the client's own connection stalls. "
+        "[Decision 39](decisions/0039-answers-for-every-wallet.md) has the reasons."
+    )
+    tables = outcomes.render_answers(), outcomes.render_situations()
+    return ["## Clients", "", answers, "", *tables[0], "", situations, "", *tables[1], ""]
 
 
 if __name__ == "__main__":

@@ -9,75 +9,31 @@ import dataclasses
 import inspect
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from audit.check_results import AuditDocument
-from conformance.runner import Report
-from devnet.demo.report import DemoOutcome
-from helper.cli.admin import PendingList, RegisteredValidator
-from helper.cli.chain import PublicTransaction
-from helper.cli.config import CheckedSettings, CreatedSettings, ShownSettings
-from helper.cli.db import BackupResult, CheckedFile, MovedQueue, RestoreResult, RewrittenFile, UpgradeResult
-from helper.cli.demo import VoteOutcome
-from helper.cli.doctor import DoctorReport
-from helper.cli.healthcheck import HealthReport
-from helper.cli.plan import PlannedRound
-from helper.cli.proof import BundleFields, ExportedBundle, VerifiedBundle
-from helper.cli.queue_transfer import ExportResult
-from helper.cli.version import Versions
-from helper.observability.queue_snapshot import Overview, QueueStats
+import audit.check_results
+import conformance.runner
+import devnet.demo.report
+from helper.cli import admin, chain, config, db, demo, doctor, healthcheck, plan, proof, queue_transfer, version
+from helper.cli.main import COMMANDS
+from helper.observability import queue_snapshot
+from helper.observability.queue_snapshot import Overview
 from helper.observability.service_state import ServiceState
-from helper.server.operator_json import (
-    ActionList,
-    ImportSummary,
-    PurgeResult,
-    RescanState,
-    RetryResult,
-    RoundList,
-    ShareList,
-    ShareStory,
-)
+from helper.server import operator_json, operator_routes
 from scripts.cli_docs import SCHEMAS
 
 Schema = dict[str, Any]
 
-CLOSED = {
-    "admin pending": PendingList,
-    "admin register": RegisteredValidator,
-    "audit": AuditDocument,
-    "chain rescan": RescanState,
-    "config init": CreatedSettings,
-    "config show": ShownSettings,
-    "config validate": CheckedSettings,
-    "conformance": Report,
-    "db backup": BackupResult,
-    "db check": CheckedFile,
-    "db decrypt": RewrittenFile,
-    "db encrypt": RewrittenFile,
-    "db migrate": UpgradeResult,
-    "db restore": RestoreResult,
-    "doctor": DoctorReport,
-    "healthcheck": HealthReport,
-    "plan": PlannedRound,
-    "proof export": ExportedBundle,
-    "proof verify": VerifiedBundle,
-    "queue audit": ActionList,
-    "queue export": ExportResult,
-    "queue import": ImportSummary,
-    "queue list": ShareList,
-    "queue purge": PurgeResult,
-    "queue retry": RetryResult,
-    "queue show": ShareStory,
-    "queue stats": QueueStats,
-    "rounds": RoundList,
-    "tx lookup": PublicTransaction,
-    "version": Versions,
-    "wallet vote": VoteOutcome,
-}
-"""The documents to which no properties are added, by command. Their integers are not negative."""
+MODULES = (
+    *(audit.check_results, conformance.runner, devnet.demo.report, queue_snapshot, operator_json, operator_routes),
+    *(admin, chain, config, db, demo, doctor, healthcheck, plan, proof, queue_transfer, version),
+)
+"""Modules with classes of `--json` output. The docstring of such a class begins with the commands that write it."""
+_COMMAND = re.compile(r"`([a-z ]+)(?: --json)?`")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 _ROUND_ID = {"pattern": "^[0-9a-f]{64}$"}
@@ -153,14 +109,28 @@ class _ClosedTotals(_Totals, _ClosedJson):
     """Describes documents with both."""
 
 
+_GENERATORS: dict[str, type[GenerateJsonSchema]] = {"db copy": _ClosedJson, "demo": _Totals}
+"""Commands whose output has negative integers, or gets more properties."""
+
+
+def _list_documents() -> Iterator[tuple[str, type]]:
+    """Yield each command and the class of its output."""
+    for module in MODULES:
+        for kind in vars(module).values():
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.__name__:
+                sentence = _first_paragraph(kind).partition(":")[0]
+                yield from ((name, kind) for name in _COMMAND.findall(sentence) if name in COMMANDS)
+
+
 def render_schemas() -> dict[str, str]:
     """Return the text of each schema by its name."""
-    schemas = {command: _describe(kind, _ClosedTotals) for command, kind in CLOSED.items()}
+    documents = dict(_list_documents())
+    schemas = {command: _describe(kind, _GENERATORS.get(command, _ClosedTotals)) for command, kind in documents.items()}
     stats, service = schemas["queue stats"], _describe(ServiceState, _WrittenJson)
     stats["properties"] |= {"service": service}
     stats["properties"]["rounds"]["propertyNames"] = _ROUND_ID
     stats["$defs"] |= service.pop("$defs")
-    schemas["proof verify"]["properties"] |= _describe(BundleFields, _ClosedTotals)["properties"]
+    schemas["proof verify"]["properties"] |= _describe(proof.BundleFields, _ClosedTotals)["properties"]
     state = _describe(Overview, _Totals)
     definitions = state.pop("$defs")
     gone = {"type": "string", "description": "Why no state is available."}
@@ -169,8 +139,6 @@ def render_schemas() -> dict[str, str]:
         _describe_record(event={"const": "gone"}, reason=gone),
     ]
     schemas |= {
-        "db copy": _describe(MovedQueue, _ClosedJson),
-        "demo": _describe(DemoOutcome, _Totals),
         "queue watch": {"description": "Each line.", "oneOf": events, "$defs": definitions},
     }
     return {command.replace(" ", "-"): _render(command, schema) for command, schema in schemas.items()}

@@ -5,6 +5,8 @@ Depends on the state of the chain, the clock, the store and the cluster.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
@@ -23,48 +25,31 @@ PAUSE_GRACE_SECONDS = 30.0
 """Seconds for which dispatch may be paused before the service is not ready; longer than the restart of a node takes."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Gates:
     """Decides whether shares may be admitted, dispatched and sent now.
 
-    Args:
+    Attributes:
         stale_after: age in seconds from which the newest block is too old to admit shares.
         max_ahead: seconds a due time may be ahead of the newest block time.
         cluster: membership in the cluster; None if there is only one host.
-
-    Attributes:
         is_dispatching: whether dispatch has started: provers ready, chain known, circuit selected. Set by the service.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        node_pool: NodePool,
-        round_registry: RoundRegistry,
-        tree_sync: CommitmentTreeSync,
-        chain_sync: ChainSync,
-        block_follower: BlockFollower,
-        circuit_choice: CircuitChoice,
-        proof_times: ProofTimes,
-        clock: Clock,
-        stale_after: float,
-        max_ahead: float,
-        cluster: ClusterMember | None = None,
-    ) -> None:
-        self._store = store
-        self._node_pool = node_pool
-        self._round_registry = round_registry
-        self._tree_sync = tree_sync
-        self._chain_sync = chain_sync
-        self._block_follower = block_follower
-        self._circuit_choice = circuit_choice
-        self._proof_times = proof_times
-        self._clock = clock
-        self._stale_after = stale_after
-        self._max_ahead = max_ahead
-        self._cluster = cluster
-        self.is_dispatching = False
-        self._paused_since: float | None = None  # monotonic
+    store: Store
+    node_pool: NodePool
+    round_registry: RoundRegistry
+    tree_sync: CommitmentTreeSync
+    chain_sync: ChainSync
+    block_follower: BlockFollower
+    circuit_choice: CircuitChoice
+    proof_times: ProofTimes
+    clock: Clock
+    stale_after: float
+    max_ahead: float
+    cluster: ClusterMember | None = None
+    is_dispatching: bool = False
+    _paused_since: float | None = None  # monotonic
 
     @property
     def can_send(self) -> bool:
@@ -90,9 +75,9 @@ class Gates:
 
         The reason is that no node's report of the round or its tree is consistent with the verified state.
         """
-        frozen = self._round_registry.frozen_reason(round_id)
+        frozen = self.round_registry.frozen_reason(round_id)
         return (
-            self._tree_sync.contradiction_reason(round_id) if frozen is None else PauseCause.ROUND_FROZEN.reason(frozen)
+            self.tree_sync.contradiction_reason(round_id) if frozen is None else PauseCause.ROUND_FROZEN.reason(frozen)
         )
 
     def get_dispatch_gate(self) -> DispatchGate:
@@ -101,17 +86,17 @@ class Gates:
         if gate.pause_reason is None:
             self._paused_since = None
         elif self._paused_since is None:
-            self._paused_since = self._clock.monotonic()
+            self._paused_since = self.clock.monotonic()
         return gate
 
     def long_pause_reason(self) -> PauseReason | None:
         """Why dispatch has been paused for longer than `PAUSE_GRACE_SECONDS`, or None."""
         reason = self.get_dispatch_gate().pause_reason
-        since = self._clock.monotonic() if self._paused_since is None else self._paused_since
-        return reason if self._clock.monotonic() - since >= PAUSE_GRACE_SECONDS else None
+        since = self.clock.monotonic() if self._paused_since is None else self._paused_since
+        return reason if self.clock.monotonic() - since >= PAUSE_GRACE_SECONDS else None
 
     def _create_gate(self) -> DispatchGate:
-        head = self._node_pool.head
+        head = self.node_pool.head
         reason = (
             self.store_fault()  # a proof could not be stored
             or self.clock_suspect()
@@ -123,28 +108,28 @@ class Gates:
         if reason is not None or head is None:
             return DispatchGate(frozenset(), 0.0, reason)
         ends = {
-            known.round_id: float(self._round_registry.view(known.round_id).latest_end)
-            for known in self._round_registry.active_rounds()
-            if self._tree_sync.anchor(known.round_id) is not None
-            if self._tree_sync.contradiction_reason(known.round_id) is None
+            known.round_id: float(self.round_registry.view(known.round_id).latest_end)
+            for known in self.round_registry.active_rounds()
+            if self.tree_sync.anchor(known.round_id) is not None
+            if self.tree_sync.contradiction_reason(known.round_id) is None
         }
-        ends = {round_id: end for round_id, end in ends.items() if self._proof_times.can_finish_proof(end, head.time)}
+        ends = {round_id: end for round_id, end in ends.items() if self.proof_times.can_finish_proof(end, head.time)}
         return DispatchGate(
             frozenset(ends),
-            head.time + self._max_ahead,
-            self._circuit_choice.blocked_reason or self.all_rounds_pause_reason(),
-            is_one_at_a_time=self._circuit_choice.is_current_unproven or self._circuit_choice.pause_reason is not None,
+            head.time + self.max_ahead,
+            self.circuit_choice.blocked_reason or self.all_rounds_pause_reason(),
+            is_one_at_a_time=self.circuit_choice.is_current_unproven or self.circuit_choice.pause_reason is not None,
             ends=ends,
             chain_time=head.time,
         )
 
     def store_damage(self) -> str | None:
         """What operators must know about a database that is still used, or None. The text is public."""
-        return "the database was damaged: see the log" if self._store.has_found_damage else None
+        return "the database was damaged: see the log" if self.store.has_found_damage else None
 
     def store_fault(self) -> PauseReason | None:
         """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
-        reason = self._store.write_error
+        reason = self.store.write_error
         if reason is None:
             return None
         if reason in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
@@ -152,33 +137,33 @@ class Gates:
         return PauseCause.QUEUE_UNWRITABLE.reason()
 
     def _clock_fault(self) -> PauseReason | None:
-        return None if self._cluster is None else self._cluster.clock_fault
+        return None if self.cluster is None else self.cluster.clock_fault
 
     def clock_suspect(self) -> PauseReason | None:
         """Why this host's clock must not be used for dispatch, or None."""
         fault = self._clock_fault()
-        return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self._node_pool.is_clock_suspect else fault
+        return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self.node_pool.is_clock_suspect else fault
 
     def _intake_blocked(self) -> PauseReason | None:
-        return None if self._cluster is None else self._cluster.intake_blocked
+        return None if self.cluster is None else self.cluster.intake_blocked
 
     def _work_blocked(self) -> PauseReason | None:
-        return None if self._cluster is None else self._cluster.work_blocked
+        return None if self.cluster is None else self.cluster.work_blocked
 
     def sync_fault(self) -> PauseReason | None:
         """Why the chain's state is not known well enough to admit shares, or None."""
-        if not self._chain_sync.is_ready:
+        if not self.chain_sync.is_ready:
             return PauseCause.CHAIN_NOT_READ.reason()
-        head = self._node_pool.last_head
-        is_current = head is not None and -self._max_ahead <= self._clock.now() - head.time <= self._stale_after
-        return None if is_current and not self._node_pool.is_out_of_sync else PauseCause.NO_NODE_IN_SYNC.reason()
+        head = self.node_pool.last_head
+        is_current = head is not None and -self.max_ahead <= self.clock.now() - head.time <= self.stale_after
+        return None if is_current and not self.node_pool.is_out_of_sync else PauseCause.NO_NODE_IN_SYNC.reason()
 
     def unread_since_stop(self) -> PauseReason | None:
         """Why shares without a proof may be confirmed already, or None."""
-        return None if self._block_follower.is_ready else PauseCause.BLOCKS_UNREAD.reason()
+        return None if self.block_follower.is_ready else PauseCause.BLOCKS_UNREAD.reason()
 
     def all_rounds_pause_reason(self) -> PauseReason | None:
         """Why all active rounds are paused, or None if at least one is not."""
-        active = self._round_registry.active_rounds(with_frozen=True)
+        active = self.round_registry.active_rounds(with_frozen=True)
         reasons = [self.round_pause_reason(known.round_id) for known in active]
         return reasons[0] if reasons and all(reasons) else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,13 +24,13 @@ from admin.api_models import AuditCheckResponse, AuditResponse, ChainFacts, UiCo
 from admin.onboarding import AdminService
 from admin.round_totals import GetAudit
 from admin.url_policy import first_publishable
+from helper.chain.chain_data import RoundAuthentication
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.refusals import PauseCause
-from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver
 from helper.observability.readiness_text import Check
@@ -43,13 +42,12 @@ from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.edge import Edge
 from helper.server.gateway_routes import Gateway, GatewayLimits
-from helper.server.health_routes import CheckRunner, health_routes
+from helper.server.health_routes import CheckRunner, create_metrics_server, health_routes
 from helper.server.listening import (
     GROUP_MODE,
     Server,
     base_url,
     bind_tcp,
-    control_limits,
     create_server,
     listen_unix,
 )
@@ -118,7 +116,7 @@ class Listeners:
         self._run_checks = run_checks
         observer = QueueObserver(store, round_registry, read_status, clock=self._clock)
         self._read_for_scrape, self._stats = observer.read_for_scrape, stats
-        self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
+        self._feed = StatusFeed(observer.read_overview, clock=self._clock)
         operator_token = self._config.operator.token
         self._wallet_edge = create_wallet_edge(
             view,
@@ -176,7 +174,7 @@ class Listeners:
             servers = [(server, wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
-                servers.append((create_server(Edge(self._operator_app), control_limits(), evicts=False), control))
+                servers.append((create_server(Edge(self._operator_app), evicts=False), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._bind_metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
@@ -225,7 +223,6 @@ class Listeners:
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
-        from helper.server.metrics_routes import create_metrics_server  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_for_scrape, refusals=self._refusals, clock=self._clock)
         return create_metrics_server(metrics, self._run_checks)

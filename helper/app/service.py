@@ -119,19 +119,7 @@ class Service:
             max_ahead=config.chain.clock_skew_seconds,
             cluster=self.cluster,
         )
-        self.health = ServiceHealth(
-            gates=self.gates,
-            node_pool=self.node_pool,
-            round_registry=self.round_registry,
-            chain_sync=self.chain_sync,
-            block_follower=self.block_follower,
-            circuit_choice=self.circuit_choice,
-            prover_pool=self.prover_pool,
-            stats=self.stats,
-            clock=self.clock,
-            role=self.role,
-            cluster=self.cluster,
-        )
+        self.health = ServiceHealth(self.gates, prover_pool=self.prover_pool, stats=self.stats, role=self.role)
         pipeline = build_pipeline(host, chain, provers, self.gates)
         self.sender, self.dispatcher, self.send_loop, self.round_closing = pipeline
         self.sender.subscribe(self._new_block.set)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import partial
 from typing import TypeVar
 
@@ -37,6 +37,26 @@ _STATUSES = frozenset(status.value for status in RoundStatus)
 
 ENDED_STATUSES = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
 """The statuses of a round that accepts no more votes."""
+
+
+class RoundAuthentication(StrEnum):
+    """Result of checking the signatures of a round in the published voting configuration.
+
+    Information for people; it never affects shares. Wallets vote only in rounds that are authenticated.
+    """
+
+    AUTHENTICATED = "authenticated"
+    """A signature by a trusted key is valid."""
+    KEY_MISMATCH = "key_mismatch"
+    """A signature is valid, but for another public key of the election authority than the chain's."""
+    NO_VALID_SIGNATURE = "no_valid_signature"
+    """No signature by a trusted key is valid."""
+    UNSUPPORTED_VERSION = "unsupported_version"
+    """The entry has an `auth_version` other than 2."""
+    NOT_LISTED = "not_listed"
+    """The configuration has no entry for the round."""
+    UNKNOWN = "unknown"
+    """There is no configuration yet, or its trusted keys are not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class NodePool:
     def usable_rpc_nodes(self) -> list[Node]:
         """The nodes whose consensus RPC may be called now."""
         has_rpc = [node for node in self.nodes if node.rpc is not None]
-        usable = [node for node in has_rpc if self._unusable_reason(node.rpc_health) is None]
+        usable = [node for node in has_rpc if self.unusable_reason(node.rpc_health) is None]
         if len(usable) > 1:
             usable.sort(key=lambda node: node.rpc is not None and node.rpc.is_slow)
         return usable
@@ -284,7 +284,7 @@ class NodePool:
 
     def unusable_reasons(self) -> dict[str, str | None]:
         """Why each node is not usable, by name; None for usable nodes."""
-        return {node.name: self._unusable_reason(node.health) for node in self.nodes}
+        return {node.name: self.unusable_reason(node.health) for node in self.nodes}
 
     def wall_time(self) -> float:
         """The local time in Unix seconds, or the newest block time if the two are far apart.
@@ -378,7 +378,7 @@ class NodePool:
         first = turn // 2 % len(usable) if usable else 0
         ordered = sorted(usable[first:] + usable[:first], key=lambda e: (e.height < min_height, e.client.is_slow))
         for node in ordered:
-            if self._unusable_reason(node.health) is not None:
+            if self.unusable_reason(node.health) is not None:
                 continue  # Another call has put it into backoff since.
             try:
                 result = await fn(node)
@@ -496,7 +496,7 @@ class NodePool:
         head = health.head
         if head is not None and head.chain_id == self.chain_id and health.error is None:
             health.max_height = max(health.max_height, min(health.steady_height, height))
-        reason = self._unusable_reason(health)
+        reason = self.unusable_reason(health)
         # Reasons contain ages that grow with every probe; compare them without digits to log only changes of state.
         previous = health.logged_reason
         if reason == previous or (reason and previous and _strip_digits(reason) == _strip_digits(previous)):
@@ -508,7 +508,7 @@ class NodePool:
             self._log.warning(f"{service}_not_fresh", endpoint=name, reason=reason)
         return True
 
-    def _unusable_reason(self, health: Health) -> str | None:
+    def unusable_reason(self, health: Health) -> str | None:
         """Why a service is not usable now, None if it is."""
         age = 0.0 if health.head is None else self.clock.now() - health.head.time
         backoff = health.backoff_reason if self.clock.monotonic() < health.backoff_until else None

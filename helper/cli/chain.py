@@ -24,7 +24,6 @@ from helper.cli.conventions import (
     JsonOption,
     emit,
     fail,
-    map_errors_to_exit_codes,
     print_message,
 )
 from helper.cli.operator_api import OperatorApi
@@ -60,7 +59,6 @@ POLL_SECONDS: Final = 1.0
 """Interval of queries for the progress."""
 
 
-@map_errors_to_exit_codes()
 def rescan(
     *,
     first: Annotated[
@@ -164,7 +162,6 @@ class PublicTransaction:
     reveal: PublicReveal | None = fact("Fields of the reveal; null for other transactions.")
 
 
-@map_errors_to_exit_codes()
 def lookup(
     tx_hash: Annotated[str, typer.Argument(metavar="HASH", help="Transaction hash (64 hex characters).")],
     config: ConfigOption = None,

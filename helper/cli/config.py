@@ -21,9 +21,9 @@ from helper.config.sections import Config
 from helper.config.settings_file import DEFAULT_DATABASE
 from helper.config.settings_text import SECTIONS, render_example, to_display_value, to_toml
 from helper.core.json_records import fact
-from helper.doctor import chain
-from helper.doctor.result import CheckResult, all_ok
+from helper.doctor import CheckResult, all_ok, chain
 from helper.errors import ConfigError
+from helper.observability import log_config
 from helper.runtime.process_security import acting_as_owner
 
 TOKEN_BYTES: Final = 32
@@ -163,6 +163,7 @@ def validate(
             source, code = str(path or "default settings"), ExitCode.FAILURE
             problems = (Problem(source, None, "chain.endpoints", f"{error}. {error.advice}"),)
         if online and not problems:
+            log_config.configure("error", "auto")
             findings, code = asyncio.run(_query_nodes(loaded.config))
     for problem in problems:
         print_message(str(problem))

@@ -19,7 +19,7 @@ from conformance.http_requests import HelperClient, parse_address
 from conformance.runner import create_report, is_conformant, run_checks, select_checks, to_junit
 from conformance.session import Session
 from conformance.status_checks import STATUS_PATH
-from helper.cli.conventions import ExitCode, JsonOption, emit, fail, map_errors_to_exit_codes, print_message
+from helper.cli.conventions import ExitCode, JsonOption, emit, fail, print_message
 from helper.cli.terminal import emit_table, progress_bar
 from helper.clock import SystemClock
 from helper.errors import UsageError
@@ -38,7 +38,6 @@ class _Request:
     only: list[str]
 
 
-@map_errors_to_exit_codes()
 def conformance(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="Base URL of the helper, as wallets use it.", show_default=False)

@@ -29,7 +29,6 @@ from helper.cli.conventions import (
     confirm_or_exit,
     emit,
     fail,
-    map_errors_to_exit_codes,
     print_message,
     require_confirmation,
 )
@@ -44,7 +43,7 @@ from helper.store.backup import (
     decrypt_backup,
     encrypt_backup,
     needs_passphrase,
-    require_backup_header,
+    read_backup,
     restore_database,
     write_backup,
 )
@@ -61,6 +60,10 @@ from helper.store.sqlite.snapshot import Contents, check_image, take_snapshot
 
 _IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
 
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--key-file", readable=False, help="Key file (default: [store] key_file).", show_default=False),
+]
 IdentityOption = Annotated[
     Path | None,
     typer.Option("--identity", readable=False, help="File with the age identity of the backup's recipient."),
@@ -147,7 +150,6 @@ class MovedQueue:
     held_seconds: float = fact("Time in seconds during which no helper could use the source.")
 
 
-@map_errors_to_exit_codes()
 def backup(
     *,
     output: Annotated[Path, typer.Option(help="File to write; must not exist, unless --force is used.")],
@@ -190,7 +192,6 @@ def backup(
     emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {len(sealed)} bytes", json=json)
 
 
-@map_errors_to_exit_codes()
 def restore(
     *,
     file: Annotated[Path, typer.Argument(readable=False, help="Backup file.")],
@@ -225,7 +226,6 @@ def restore(
         )
 
 
-@map_errors_to_exit_codes()
 def check(
     *,
     backup_file: Annotated[
@@ -255,7 +255,6 @@ def check(
         raise typer.Exit(ExitCode.DEGRADED)
 
 
-@map_errors_to_exit_codes()
 def migrate(
     *,
     backup: Annotated[
@@ -317,8 +316,8 @@ def _summarize_contents(contents: Contents) -> str:
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
-    sealed = file.read_bytes()
-    require_backup_header(sealed, str(file))
+    with file.open("rb") as opened:
+        sealed = read_backup(opened, file)
     if needs_passphrase(sealed):
         image = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     else:
@@ -355,13 +354,6 @@ def read_new_passphrase(file: Path | None) -> str:
     return passphrase
 
 
-KeyFileOption = Annotated[
-    Path | None,
-    typer.Option("--key-file", readable=False, help="Key file (default: [store] key_file).", show_default=False),
-]
-
-
-@map_errors_to_exit_codes()
 def encrypt(
     *,
     key_file: KeyFileOption = None,
@@ -380,7 +372,6 @@ def encrypt(
     _rewrite(key_file, config, db, encrypt=True, dry_run=dry_run, yes=yes, json=json)
 
 
-@map_errors_to_exit_codes()
 def decrypt(
     *,
     key_file: KeyFileOption = None,
@@ -450,7 +441,6 @@ MAX_DAMAGED_LISTED: Final = 20
 """Maximum number of damaged rows listed."""
 
 
-@map_errors_to_exit_codes()
 def copy(
     *,
     to: Annotated[
@@ -472,15 +462,7 @@ def copy(
             show_default=False,
         ),
     ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--key-file",
-            readable=False,
-            help="Key file that encrypts witnesses (default: [store] key_file).",
-            show_default=False,
-        ),
-    ] = None,
+    key_file: KeyFileOption = None,
     undo: Annotated[
         bool, typer.Option("--undo", help="Use the source again; changes made since the move are lost.")
     ] = False,

@@ -16,7 +16,7 @@ import typer
 from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, format_one_line, print_message
 from helper.cli.terminal import supports_colours, terminal_width
 from helper.clock import SystemClock
-from helper.doctor.result import CheckResult, Level, all_ok
+from helper.doctor import CheckResult, Level, all_ok
 from helper.doctor.run import run_doctor
 from helper.observability import log_config
 

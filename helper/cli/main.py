@@ -17,7 +17,14 @@ from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
 
-from helper.cli.conventions import UNWRITABLE, ExitCode, discard_output, print_message
+from helper.cli.conventions import (
+    UNWRITABLE,
+    ExitCode,
+    discard_output,
+    is_output_error,
+    map_errors_to_exit_codes,
+    print_message,
+)
 from helper.errors import HelperError
 
 PROGRAM: Final = "svote-helper"
@@ -82,6 +89,8 @@ COMMANDS: Final = {
     "config validate": Command("helper.cli.config", "validate", "Validate the settings and list all problems"),
 }
 """All commands, in the order of the help. The first of two words is a group."""
+SERVICES: Final = frozenset({"serve", "devnet", "demo"})
+"""Functions of commands that run services. Their unexpected errors of files keep their tracebacks."""
 GROUPS: Final = {
     "wallet": "Act as a wallet on a dev chain.",
     "queue": "Inspect and manage queued shares.",
@@ -110,8 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
+        is_of_output = is_output_error(error)
         discard_output()
-        if error.filename is not None:
+        if not is_of_output:
             print_message(f"cannot use file: {error}")
         elif not isinstance(error, BrokenPipeError):
             print_message(f"the output cannot be written: {error.strerror}")
@@ -142,9 +152,9 @@ def create_cli(arguments: Sequence[str]) -> typer.Typer:
 
 
 def load_function(command: Command) -> Callable[..., Any]:
-    """Import the function of a command."""
+    """Import the function of a command, whose errors become exit codes."""
     function: Callable[..., Any] = getattr(importlib.import_module(command.module), command.function)
-    return function
+    return function if command.function in SERVICES else map_errors_to_exit_codes()(function)
 
 
 def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:

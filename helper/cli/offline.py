@@ -16,9 +16,9 @@ import httpx
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from helper.chain.chain_data import RoundAuthentication
 from helper.circuits import known_circuits
 from helper.clock import SystemClock
-from helper.core.round_authentication import RoundAuthentication
 from helper.observability import log_config
 from helper.operations.operator_actions import OperatorActions
 from helper.runtime.network_clients import create_async_client

@@ -21,7 +21,6 @@ from helper.cli.conventions import (
     JsonOption,
     emit,
     fail,
-    map_errors_to_exit_codes,
     print_message,
 )
 from helper.cli.operator_api import OperatorApi, resolve_round
@@ -108,7 +107,6 @@ class VerifiedBundle:
     )
 
 
-@map_errors_to_exit_codes()
 def export(
     *,
     nullifier: Annotated[str, typer.Argument(help="Public nullifier of a confirmed reveal (64 hex characters).")],
@@ -156,7 +154,6 @@ def export(
     emit(result, emit_fields, json=json)
 
 
-@map_errors_to_exit_codes()
 def verify(
     bundle: Annotated[Path, typer.Argument(readable=False, help="Bundle written by `proof export`.")],
     online: Annotated[

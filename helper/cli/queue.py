@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from helper.chain.chain_data import RoundAuthentication
 from helper.cli.conventions import (
     ConfigOption,
     DbOption,
@@ -16,7 +17,6 @@ from helper.cli.conventions import (
     YesOption,
     confirm_or_exit,
     emit,
-    map_errors_to_exit_codes,
     print_message,
     require_confirmation,
 )
@@ -31,7 +31,6 @@ from helper.cli.operator_api import (
     resolve_round,
 )
 from helper.cli.terminal import emit_table
-from helper.core.round_authentication import RoundAuthentication
 from helper.core.text_forms import format_duration, format_time
 from helper.runtime.process_security import harden_process
 from helper.server import operator_parameters
@@ -40,7 +39,6 @@ from helper.server import operator_parameters
 LimitOption = Annotated[str, typer.Option(metavar="<int>", help="Maximum number of rows.")]
 
 
-@map_errors_to_exit_codes()
 def list_shares(
     *,
     round_id: RoundOption = "",
@@ -59,7 +57,6 @@ def list_shares(
     emit(response, print_list, json=json)
 
 
-@map_errors_to_exit_codes()
 def show(
     ref: Annotated[
         str, typer.Argument(help="Share reference as shown by `queue list`, or a prefix of at least 6 characters.")
@@ -75,14 +72,12 @@ def show(
     emit(response, print_story, json=json)
 
 
-@map_errors_to_exit_codes()
 def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Show shares by round and state, failures, and the state of the helper if it is running."""
     response = OperatorApi.of(config, db).get("/stats")
     emit(response, print_stats, json=json)
 
 
-@map_errors_to_exit_codes()
 def retry(
     *,
     shares: RefsArgument = None,
@@ -117,7 +112,6 @@ def retry(
         raise typer.Exit(ExitCode.FAILURE)
 
 
-@map_errors_to_exit_codes()
 def purge(
     *,
     round_id: Annotated[
@@ -147,7 +141,6 @@ def purge(
     emit(response, print_purged, json=json)
 
 
-@map_errors_to_exit_codes()
 def audit(
     limit: LimitOption = "50",
     config: ConfigOption = None,
@@ -169,7 +162,6 @@ _AUTHENTICATION_TEXTS: Final = {
 }
 
 
-@map_errors_to_exit_codes()
 def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """List known rounds: status, end, time left, shares by state, tree size.
 

@@ -28,7 +28,6 @@ from helper.cli.conventions import (
     confirm_or_exit,
     emit,
     fail,
-    map_errors_to_exit_codes,
     print_message,
     require_confirmation,
 )
@@ -50,15 +49,14 @@ from helper.operations.export_format import ExportHeader, encode_header, encode_
 from helper.operations.svoted_format import MAX_FILE_BYTES, SvotedExport, encode_svoted_export, read_svoted_export
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.server import operator_parameters
-from helper.server.operator_json import ExportRecord
-from helper.server.operator_routes import MARK_STRUCT
+from helper.server.operator_routes import MARK_STRUCT, ExportRecord
 from helper.store.backup import (
     DATABASE_HEADER,
     create_file,
     decrypt_backup,
     encrypt_backup,
     needs_passphrase,
-    require_backup_header,
+    read_backup,
 )
 from helper.store.row_encryption import RowEncryption
 from helper.store.sqlite.export import ExportSelection, select_for_export
@@ -185,7 +183,6 @@ _NOT_IMPORTED_REASONS = {
 _MAX_SKIPPED_LISTED = 20
 
 
-@map_errors_to_exit_codes()
 def export(
     *,
     shares: RefsArgument = None,
@@ -294,7 +291,6 @@ def _marks(selection: ExportSelection) -> dict[str, str]:
     return {"marks": b64encode(marks).decode()}
 
 
-@map_errors_to_exit_codes()
 def import_(
     *,
     file: Annotated[Path | None, typer.Argument(readable=False, help="File written by `queue export`.")] = None,
@@ -350,8 +346,8 @@ def import_(
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
     """Decrypt an export; returns its lines, with their line ends."""
-    sealed = file.read_bytes()
-    require_backup_header(sealed, str(file))
+    with file.open("rb") as opened:
+        sealed = read_backup(opened, file)
     if not needs_passphrase(sealed):
         fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
     content = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json as jsonlib
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,9 +44,6 @@ _COUNT_HEADINGS: Final = ("waiting", "proving", "sent", "conf.", "failed")
 _BLOCK_SYMBOLS: Final = " ▁▂▃▄▅▆▇█"
 _ASCII_SYMBOLS: Final = " .:-=+*#@"
 _LABEL_WIDTH: Final = 10
-UNLIMITED_LINES: Final = 1 << 30
-MIN_SPACED_LINES: Final = 20
-"""Minimum terminal height for empty lines."""
 _ENDING_SOON_SECONDS: Final = 600
 """Seconds before its end from which a round is highlighted."""
 
@@ -70,93 +66,81 @@ class Screen:
     lost_reason: str | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the lines that fit on the terminal."""
+        """Yield the lines that fit on the terminal. Rounds are last, those without open shares after the others."""
         ascii_only = not (console.encoding or "").lower().startswith("utf")
-        room = (options.height or console.height) - 1
-        lines = [*self.lines(options.max_width, ascii_only=ascii_only, max_lines=room)]
+        width, room = options.max_width, (options.height or console.height) - 1
+        lines = [part for line in self.lines(width, ascii_only=ascii_only) for part in line.wrap(console, width)]
         if len(lines) > room > 1:
-            lines = [*lines[: room - 1], Text(f"({len(lines) - room + 1} more lines: make the window taller)", "dim")]
-        for line in lines:
-            line.truncate(options.max_width, overflow="crop" if ascii_only else "ellipsis")
-            line.no_wrap = True
-            yield line
+            more = Text(f"({len(lines) - room + 1} more lines: make the window taller)", "dim")
+            more.truncate(width)
+            lines = [*lines[: room - 1], more]
+        yield from lines
 
-    def lines(self, width: int, *, ascii_only: bool = False, max_lines: int = UNLIMITED_LINES) -> Iterator[Text]:
-        """Yield the lines for this width. The terminal crops lines that are still too long.
-
-        If there are too few lines, rounds are omitted (`_fit_rounds`), so that nodes and failures stay visible.
-        """
+    def lines(self, width: int, *, ascii_only: bool = False) -> Iterator[Text]:
+        """Yield the lines. The terminal wraps those that are longer than this width."""
         if self.lost_reason is not None:
             yield Text("helper not reachable; retrying", "bold red")
             yield Text(format_one_line(self.lost_reason), "red")
-        if self.state is None:
-            return
-        state = self.state
-        head = [*_header_lines(state, width, stale=self.lost_reason is not None)]
-        rest = [*_service_lines(state, width), *_failure_lines(state, width)]
-        gap = [Text("")] if max_lines >= MIN_SPACED_LINES else []
-        yield from (*head, *gap)
-        taken = len(head) + 2 * len(gap) + len(rest) + (0 if self.lost_reason is None else 2)
-        yield from _round_lines(state, width, ascii_only=ascii_only, max_lines=max_lines - taken)
-        yield from (*gap, *rest)
+        if self.state is not None:
+            yield from _header_lines(self.state, stale=self.lost_reason is not None)
+            yield from _service_lines(self.state)
+            yield from _failure_lines(self.state)
+            yield from _round_lines(self.state, width, ascii_only=ascii_only)
 
 
-def _header_lines(state: Overview, width: int, *, stale: bool) -> Iterator[Text]:
+def _header_lines(state: Overview, *, stale: bool) -> Iterator[Text]:
     paused = state.paused
     status, style = ("paused", "bold red") if paused else ("ready", "bold green")
     if not state.ready and not paused:
         status, style = "starting", "bold yellow"
-    when = format_time(int(state.at))
-    height = format_one_line(state.height)
-    rest = (
-        f"  height {height}  circuit {state.circuit}  {when} UTC"
-        if width >= MIN_WIDE_COLUMNS
-        else f"  {height}  {when[11:]}"
-    )
+    rest = f"  height {format_one_line(state.height)}  circuit {state.circuit}  {format_time(int(state.at))} UTC"
     yield Text.assemble((f"{'was ' if stale else ''}{status}", "dim" if stale else style), rest)
     if paused:
         yield Text(format_one_line(paused), "red")
 
 
+# ---------------------------------------------------------------- the service
+
+
+def _service_lines(state: Overview) -> Iterator[Text]:
+    provers, late = state.provers, state.lateness_ms
+    each = provers.seconds_per_proof
+    speed = "" if each is None else f", {each:.2f} s per proof"
+    yield _labelled_line("provers", f"{provers.busy} in progress, {provers.slots} concurrent{speed}")
+    for label, times, text in (("lateness", late.start, "start"), ("", late.broadcast, "sent")):
+        p50, p99 = _milliseconds(times.p50), _milliseconds(times.p99)
+        yield _labelled_line(label, f"proof {text:<6} median {p50}, p99 {p99}")
+    for number, node in enumerate(state.endpoints):
+        label = "nodes" if number == 0 else ""
+        yield _labelled_line(label, f"{node.name} {'ok' if node.fresh else node.reason}", "" if node.fresh else "red")
+
+
+def _failure_lines(state: Overview) -> Iterator[Text]:
+    for number, failure in enumerate(state.failures):
+        when = format_time(int(failure.at))[11:]
+        text = f"{when} {failure.stage} {failure.reason} ({failure.count})"
+        yield _labelled_line("failed" if number == 0 else "", text, "red")
+
+
+def _labelled_line(label: str, text: str, style: str = "") -> Text:
+    return Text.assemble((f"{label:<{_LABEL_WIDTH}}", "dim"), (format_one_line(text), style))
+
+
 # ---------------------------------------------------------------- rounds
 
 
-@dataclass(slots=True)
-class _RoundLines:
-    """Lines of a round: its numbers, and the due times of waiting shares."""
-
-    round: RoundOverview
-    numbers: list[Text]
-    due_chart: list[Text]
-
-    @property
-    def is_idle(self) -> bool:
-        """Report whether the round has no open shares."""
-        return not (self.round.waiting or self.round.proving or self.round.broadcast)
-
-    @property
-    def sort_key(self) -> tuple[bool, bool, int]:
-        """Sort key: rounds with open shares by end, then rounds with failures, then the others, latest first."""
-        end = int(self.round.vote_end_time)
-        return (self.is_idle, self.is_idle and not self.round.failed, -end if self.is_idle else end)
-
-
-def _round_lines(state: Overview, width: int, *, ascii_only: bool, max_lines: int) -> Iterator[Text]:
+def _round_lines(state: Overview, width: int, *, ascii_only: bool) -> Iterator[Text]:
+    yield Text("")
     rounds = [row for row in state.rounds if row.status in (1, 4) or any(_counts(row))]
     if not rounds:
         yield Text("no open rounds, no shares", "dim")
         return
-    head = (
-        [Text(_format_row("round", "status", "ends in", _COUNT_HEADINGS, "needed"), "bold")]
-        if width >= MIN_WIDE_COLUMNS
-        else []
-    )
-    yield from head
-    shown = [
-        _RoundLines(row, [*_number_lines(row, state.at, width)], [*_due_chart_lines(row, width, ascii_only=ascii_only)])
-        for row in rounds
-    ]
-    yield from _fit_rounds(sorted(shown, key=lambda lines: lines.sort_key), max_lines - len(head))
+    is_wide = width >= MIN_WIDE_COLUMNS
+    if is_wide:
+        yield Text(_format_row("round", "status", "ends in", _COUNT_HEADINGS, "needed"), "bold")
+    for row in sorted(rounds, key=_sort_key):
+        yield _number_line(row, state.at, is_wide=is_wide)
+        yield from _due_chart_lines(row, width, ascii_only=ascii_only)
 
 
 def _counts(row: RoundOverview) -> tuple[int, ...]:
@@ -164,65 +148,37 @@ def _counts(row: RoundOverview) -> tuple[int, ...]:
     return tuple(getattr(row, name) for name in COUNT_KEYS)
 
 
-def _number_lines(row: RoundOverview, now: float, width: int) -> Iterator[Text]:
+def _is_open(row: RoundOverview) -> bool:
+    return bool(row.waiting or row.proving or row.broadcast)
+
+
+def _sort_key(row: RoundOverview) -> tuple[bool, bool, int]:
+    """Sort key: rounds with open shares by end, then rounds with failures, then the others, latest first."""
+    end, is_idle = int(row.vote_end_time), not _is_open(row)
+    return (is_idle, is_idle and not row.failed, -end if is_idle else end)
+
+
+def _number_line(row: RoundOverview, now: float, *, is_wide: bool) -> Text:
     left = row.vote_end_time - now
     needed = row.seconds_needed if row.waiting or row.proving else None
-    style = _urgency_style(row, left, needed)
-    if width < MIN_WIDE_COLUMNS:
-        yield from _narrow_lines(row, left, needed, style)
-        return
     numbers = [str(number) for number in _counts(row)]
-    status = enum_name(RoundStatus, row.status)
-    yield Text(_format_row(row.round_id[:8], status, format_duration(left), numbers, format_duration(needed)), style)
-
-
-def _fit_rounds(shown: list[_RoundLines], max_lines: int) -> Iterator[Text]:
-    """Yield rounds in at most `max_lines` lines.
-
-    Omits rounds without open shares first, the oldest first; then the bars of the rounds that end last; then these
-    rounds. At least one round is shown. A line states how many are omitted.
-    """
-    omitted: list[_RoundLines] = []
-
-    def is_too_long() -> bool:
-        return sum(len(lines.numbers) + len(lines.due_chart) for lines in shown) + bool(omitted) > max_lines
-
-    while is_too_long() and len(shown) > 1 and shown[-1].is_idle:
-        omitted.append(shown.pop())
-    for lines in reversed(shown):
-        if is_too_long():
-            lines.due_chart = []
-    while is_too_long() and len(shown) > 1:
-        omitted.append(shown.pop())
-    for lines in shown:
-        yield from (*lines.numbers, *lines.due_chart)
-    if omitted:
-        waiting = sum(lines.round.waiting for lines in omitted)
-        failed = sum(lines.round.failed for lines in omitted)
-        rounds = f"and {len(omitted)} more round{'s' if len(omitted) > 1 else ''}"
-        yield Text(f"{rounds}: {waiting} waiting, {failed} failed", "red" if failed else "dim")
+    status, ends = enum_name(RoundStatus, row.status), format_duration(left)
+    if is_wide:
+        text = _format_row(row.round_id[:8], status, ends, numbers, format_duration(needed))
+    else:
+        counts = ", ".join(f"{number} {name}" for name, number in zip(_COUNT_HEADINGS, numbers, strict=True))
+        text = f"{row.round_id[:8]} {status}, {ends}: {counts}, {format_duration(needed)} needed"
+    return Text(text, _urgency_style(row, left, needed))
 
 
 def _format_row(name: str, status: str, ends: str, numbers: Sequence[str], needed: str) -> str:
     return f"{name:<9} {status:<9} {ends:>8} " + "".join(f"{number:>8}" for number in numbers) + f" {needed:>8}"
 
 
-def _narrow_lines(row: RoundOverview, left: float, needed: float | None, style: str) -> Iterator[Text]:
-    status = enum_name(RoundStatus, row.status)
-    time_left = "ended" if left < 0 else f"{format_duration(left)} left"
-    yield Text(f"{row.round_id[:8]} {status}, {time_left}", style)
-    waiting = f"{row.waiting} waiting" + ("" if needed is None else f", {format_duration(needed)} needed")
-    yield Text(f" {waiting}")
-    yield Text(f" {row.proving} proving, {row.broadcast} sent, {row.confirmed} confirmed")
-    if row.failed:
-        yield Text(f" {row.failed} failed", "red")
-
-
 def _urgency_style(row: RoundOverview, left: float, needed: float | None) -> str:
     if row.failed or (needed is not None and needed > left):
         return "red"
-    open_shares = row.waiting or row.proving or row.broadcast
-    return "yellow" if open_shares and left < _ENDING_SOON_SECONDS else ""
+    return "yellow" if _is_open(row) and left < _ENDING_SOON_SECONDS else ""
 
 
 def _due_chart_lines(row: RoundOverview, width: int, *, ascii_only: bool) -> Iterator[Text]:
@@ -234,8 +190,7 @@ def _due_chart_lines(row: RoundOverview, width: int, *, ascii_only: bool) -> Ite
     step = -(-len(minutes) // room)
     sums = [sum(minutes[at : at + step]) for at in range(0, len(minutes), step)]
     yield Text.assemble((f"{'  due':<{_LABEL_WIDTH}}", "dim"), (bar_chart(sums, ascii_only=ascii_only), "cyan"))
-    until = "now to " if width >= MIN_WIDE_COLUMNS else ""
-    text = f"{until}{len(minutes)} min, at most {max(sums)} in {'1 min' if step == 1 else f'{step} min'}"
+    text = f"now to {len(minutes)} min, at most {max(sums)} in {'1 min' if step == 1 else f'{step} min'}"
     yield Text(f"{'':<{_LABEL_WIDTH}}{text}" + (f"; {later} later" if later else ""), "dim")
 
 
@@ -244,48 +199,6 @@ def bar_chart(values: Sequence[int], *, ascii_only: bool = False) -> str:
     symbols = _ASCII_SYMBOLS if ascii_only else _BLOCK_SYMBOLS
     most = max(values, default=0)
     return "".join(symbols[-(-value * (len(symbols) - 1) // most)] if most else symbols[0] for value in values)
-
-
-# ---------------------------------------------------------------- the service
-
-
-def _service_lines(state: Overview, width: int) -> Iterator[Text]:
-    provers, late = state.provers, state.lateness_ms
-    each = provers.seconds_per_proof
-    speed = "" if each is None else f", {each:.2f} s per proof"
-    wide = width >= MIN_WIDE_COLUMNS
-    slots = f"{provers.busy} in progress, {provers.slots} concurrent" if wide else f"{provers.busy} of {provers.slots}"
-    yield _labelled_line("provers", f"{slots}{speed}")
-    for label, times, text in (("lateness", late.start, "start"), ("", late.broadcast, "sent")):
-        p50, p99 = _milliseconds(times.p50), _milliseconds(times.p99)
-        shown = f"proof {text:<6} median {p50}, p99 {p99}" if wide else f"{text:<5} {p50}, p99 {p99}"
-        yield _labelled_line(label, shown)
-    for number, node in enumerate(state.endpoints):
-        label = "nodes" if number == 0 else ""
-        if node.fresh:
-            yield _labelled_line(label, f"{node.name} ok")
-        else:
-            yield from _problem_lines(label, node.name, str(node.reason), width)
-
-
-def _failure_lines(state: Overview, width: int) -> Iterator[Text]:
-    for number, failure in enumerate(state.failures):
-        when = f"{format_time(int(failure.at))[11:]} {failure.stage}"
-        yield from _problem_lines("failed" if number == 0 else "", when, f"{failure.reason} ({failure.count})", width)
-
-
-def _problem_lines(label: str, subject: str, reason: str, width: int) -> Iterator[Text]:
-    """Yield a problem and its reason, on one line or wrapped on a narrow terminal."""
-    if width >= MIN_WIDE_COLUMNS:
-        yield _labelled_line(label, f"{subject} {reason}", "red")
-        return
-    yield _labelled_line(label, subject, "red")
-    for line in textwrap.wrap(format_one_line(reason), max(10, width - _LABEL_WIDTH)):
-        yield _labelled_line("", line, "red")
-
-
-def _labelled_line(label: str, text: str, style: str = "") -> Text:
-    return Text.assemble((f"{label:<{_LABEL_WIDTH}}", "dim"), (format_one_line(text), style))
 
 
 # ---------------------------------------------------------------- output in pipes

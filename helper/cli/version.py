@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,7 +14,7 @@ import typer
 
 from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail
 from helper.core.json_records import HEX_32, fact, to_json
-from helper.runtime.release_files import compare_installed, packages_directory, read_release
+from helper.runtime.release_files import InstalledFiles, compare_installed, packages_directory, read_release
 
 SHOWN_FILES: Final = 10
 """Maximum number of files of each kind that the text output lists."""
@@ -31,16 +31,12 @@ class CircuitVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstalledRelease:
+class InstalledRelease(InstalledFiles):
     """Comparison of the installed files with a release. Paths are relative to the directory of the packages."""
 
     version: str = fact("Version of the release.")
     commit: str = fact("Git commit from which the release was built.", pattern="^[0-9a-f]{40,64}$")
     signer: str | None = fact("Principal whose key signed the release; null if the signature was not checked.")
-    matching: int = fact("Number of installed files that match.")
-    changed: Sequence[str] = fact("Installed files with different content.")
-    missing: Sequence[str] = fact("Files of the release that are not installed.")
-    unlisted: Sequence[str] = fact("Installed files that are not part of the release.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +86,7 @@ def version(
     the signature was not checked. Native code is loaded only if the files match.
     """
     release = _verify(manifest, allowed_signers, config) if verify else None
-    is_equal = release is None or not (release.changed or release.missing or release.unlisted)
+    is_equal = release is None or release.is_equal
     versions = collect_versions(with_native_code=is_equal, release=release)
     if json:
         emit_json(versions)
@@ -151,15 +147,7 @@ def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | 
         fail("--verify requires --manifest or [prover] release_manifest", ExitCode.USAGE)
     release = read_release(manifest, allowed_signers)
     files = compare_installed(release, packages_directory())
-    return InstalledRelease(
-        version=release.version,
-        commit=release.commit,
-        signer=release.signer,
-        matching=files.matching,
-        changed=files.changed,
-        missing=files.missing,
-        unlisted=files.unlisted,
-    )
+    return InstalledRelease(version=release.version, commit=release.commit, signer=release.signer, **asdict(files))
 
 
 def _print_versions(versions: Mapping[str, Any]) -> None:

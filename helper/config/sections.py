@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Literal
@@ -39,6 +39,7 @@ from helper.config.value_types import (
     Token,
     Url,
 )
+from helper.core.text_forms import Network
 from helper.errors import ConfigError
 from helper.object_store.bucket import BucketLocation, S3Settings
 
@@ -116,8 +117,8 @@ class HelperSection(Section):
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
         description="Addresses or networks of your reverse proxies. Their idle connections are not closed when the "
-        "connection limit is reached. Only requests from these proxies can set the client address by X-Forwarded-For "
-        "or Forwarded. It is used only for registrations of validators, and is kept only in memory.",
+        "connection limit is reached. Registrations of validators through them are limited by the network of the "
+        "address that the proxy adds to X-Forwarded-For. No other request uses it, and no address is stored.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,
@@ -497,8 +498,8 @@ class Config(Section):
         if not self.chain_nodes:
             raise ConfigError(
                 "no node is configured: [chain] endpoints is empty",
-                advice="Set it to the REST URLs of at least two nodes of the vote chain, for example "
-                '`endpoints = ["http://127.0.0.1:1317", "https://node.example.org"]`.',
+                advice="Set it to the REST URLs of at least two nodes of the vote chain. A new file with them: "
+                "`svote-helper config init --endpoint http://127.0.0.1:1317 --endpoint https://node.example.org`.",
             )
 
     @property
@@ -512,7 +513,7 @@ class Config(Section):
         return tuple(rpc for _, rpc in self.chain_nodes)
 
     @property
-    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+    def trusted_networks(self) -> tuple[Network, ...]:
         """Networks of the operator's reverse proxies."""
         return tuple(map(ip_network, self.helper.trusted_proxies))
 

@@ -2,9 +2,8 @@
 
 `healthcheck` runs every few seconds and needs no validated settings, whose import takes 0.3 s.
 
-The standard parser does not report the lines of keys. Their search is not a second parser: it scans files that the
-standard parser has accepted, and finds only `[section]` headers and `key =` at the start of lines, outside brackets and
-multi-line strings.
+The standard parser does not report the lines of keys. Their search is not a second parser: it only tells where a name
+of an accepted file is probably written, for the operator who has to change it.
 """
 
 from __future__ import annotations
@@ -61,40 +60,25 @@ def variable_name(section: str, key: str) -> str:
     return f"{ENV_PREFIX}{section}_{key}".upper()
 
 
-_BARE: Final = r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'"
-_DOTTED: Final = rf"(?:{_BARE})(?:\s*\.\s*(?:{_BARE}))*"
-_HEADER: Final = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
-_KEY: Final = re.compile(rf"\s*({_DOTTED})\s*=(.*)")
-_PART: Final = re.compile(_BARE)
-_STRING: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
+_HEADER: Final = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]")
+_KEY: Final = re.compile(r"\s*([\"']?)([\w.-]+)\1\s*=")
 _SYNTAX: Final = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 
 KeyPath = tuple[str, ...]
 
 
 def find_key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line (from 1) of each section and key, by its path: `("helper",)`, `("helper", "port")`."""
+    """Return the first line (from 1) of each section and key, by its path: `("helper",)`, `("helper", "port")`."""
     lines: dict[KeyPath, int] = {}
     section: KeyPath = ()
-    depth = 0
-    quote = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        if quote:
-            quote = "" if quote in line else quote
-            continue
-        if depth:
-            depth += _nesting_change(line)
-            continue
+        path: KeyPath = ()
         if header := _HEADER.match(line):
-            section = _split_key(header[1])
-            lines.setdefault(section, number)
-            continue
-        if entry := _KEY.match(line):
-            path = section + _split_key(entry[1])
-            for length in range(1, len(path) + 1):
-                lines.setdefault(path[:length], number)
-            quote = _find_open_quote(entry[2])
-            depth = 0 if quote else _nesting_change(entry[2])
+            path = section = tuple(header[1].split("."))
+        elif entry := _KEY.match(line):
+            path = (*section, *entry[2].split("."))
+        for length in range(1, len(path) + 1):
+            lines.setdefault(path[:length], number)
     return lines
 
 
@@ -111,21 +95,3 @@ def parse_syntax_error(message: str, text: str) -> tuple[int, str]:
     match = _SYNTAX.search(message)
     line = int(match[1]) if match and match[1] else max(1, len(text.splitlines()))
     return line, _SYNTAX.sub("", message).strip()
-
-
-def _split_key(dotted: str) -> KeyPath:
-    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
-
-
-def _find_open_quote(value: str) -> str:
-    """Return the multi-line quote that a value opens and does not close, or ""."""
-    for quote in ('"""', "'''"):
-        if value.count(quote) % 2:
-            return quote
-    return ""
-
-
-def _nesting_change(line: str) -> int:
-    """Return opening minus closing brackets of a line, outside strings and comments."""
-    bare = _STRING.sub("", line).split("#", 1)[0]
-    return sum(bare.count(bracket) for bracket in "[{") - sum(bare.count(bracket) for bracket in "]}")

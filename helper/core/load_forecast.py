@@ -1,8 +1,7 @@
 """How wallets spread shares, when a helper has revealed them, and what a round therefore takes. Pure.
 
 The rules of wallets are those of the wallet library `zcash_voting` 5.3.0: the values of `config` and of the share
-delivery. The functions with a `random` argument draw one wallet's choices; `fraction_due` is the expected value over
-many voters.
+delivery. `fraction_due` is the expected value over many voters.
 
 Two limits apply to reveals: the rate of the provers, and the number of reveals that the chain includes in a block. Due
 shares of the round that ends first are revealed first, and the shares left at the end of a round are not revealed any
@@ -20,14 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from random import Random
 from typing import Final
 
 from helper.core.share import SHARE_COUNT
 
 MAX_HELPERS_PER_SHARE: Final = 10
-MAX_SHARES_OF_VOTE: Final = 12
-"""Maximum shares of a vote that a wallet first gives to one helper, if there are enough helpers."""
 MAX_WAIT_SECONDS: Final = 100 * 3600
 """Maximum seconds between a vote and the due time of its shares."""
 MAX_WINDOW_SECONDS: Final = 6 * 3600
@@ -63,23 +59,6 @@ def helpers_per_share(helpers: int) -> int:
     return min(-(-helpers // 2), MAX_HELPERS_PER_SHARE)
 
 
-def choose_helpers(helpers: int, random: Random, *, per_share: int | None = None) -> list[tuple[int, ...]]:
-    """Choose the helpers (0 to `helpers` - 1) of each of a vote's 16 shares, at random.
-
-    Each share gets `per_share` helpers, by default `helpers_per_share`. A helper with `MAX_SHARES_OF_VOTE` shares is
-    chosen only if too few others are left.
-    """
-    count, held = per_share or helpers_per_share(helpers), [0] * helpers
-    chosen = []
-    for _ in range(SHARE_COUNT):
-        order = random.sample(range(helpers), helpers)
-        order.sort(key=lambda helper: held[helper] >= MAX_SHARES_OF_VOTE)  # stable, so the order remains random
-        chosen.append(tuple(order[:count]))
-        for helper in order[:count]:
-            held[helper] += 1
-    return chosen
-
-
 def last_moment_start(start: int, end: int) -> int:
     """Return the beginning of the last-moment window of a round. Times are in Unix seconds.
 
@@ -88,24 +67,9 @@ def last_moment_start(start: int, end: int) -> int:
     return end - min(-(-(end - start) * 2 // 5), MAX_WINDOW_SECONDS)
 
 
-def choose_submit_at(voted_at: int, start: int, end: int, random: Random) -> int:
-    """Choose a share's `submit_at`, as the wallet of a vote that was cast at `voted_at`. Times are in Unix seconds.
-
-    Returns 0 (due on arrival) in the last-moment window, else a time before it, at most 100 h after the vote.
-    """
-    latest = min(last_moment_start(start, end), voted_at + MAX_WAIT_SECONDS)
-    return random.randrange(voted_at, latest) if voted_at < latest else 0
-
-
 def last_vote_time(start: int, end: int) -> float:
     """Return the Unix time of the last vote that is assumed for a round."""
     return end - min(CLOSING_SECONDS, (end - start) / 10)
-
-
-def choose_vote_time(distribution: Distribution, start: int, end: int, random: Random) -> float:
-    """Choose the Unix time at which a voter votes."""
-    first = last_moment_start(start, end) if distribution is Distribution.DEADLINE else start
-    return random.uniform(first, last_vote_time(start, end))
 
 
 def fraction_due(distribution: Distribution, time: float, start: int, end: int, *, at_once: float = 0.0) -> float:

@@ -87,7 +87,6 @@ class TemporaryRefusal(HelperError):
         headers: additional headers of the response.
     """
 
-    retryable = True
     advice = "No action is needed; the client retries, or takes another helper."
 
     def __init__(self, situation: Situation, *details: object, headers: Mapping[str, str] | None = None) -> None:

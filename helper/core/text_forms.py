@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
 _UNSAFE: Final = re.compile(
@@ -61,6 +62,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
 
 
 def parse_address(text: str) -> Address:
@@ -73,6 +75,11 @@ def parse_address(text: str) -> Address:
     """
     address = ip_address(text)
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+def is_in_networks(address: Address, networks: Iterable[Network]) -> bool:
+    """Return whether an address belongs to one of these networks."""
+    return any(address in network for network in networks)
 
 
 def is_loopback(text: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Final
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.text_forms import format_time
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, fail, ok, warn
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import QueueSnapshot, read_snapshot
 from helper.store.factory import check_shared_database as connect_shared_database

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.core.load_forecast import PROVER_BYTES
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.process_security import ProcessLimits
 
 DATABASE_SUFFIXES: Final = ("", "-wal", "-shm", ".lock")

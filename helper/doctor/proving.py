@@ -10,7 +10,7 @@ from typing import Any, Final
 from helper.circuits.generation import LATEST_KNOWN_VERSION, format_version, is_newer_than_known
 from helper.circuits.known_circuits import circuit_for_version, default_circuit
 from helper.clock import Clock
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
 from helper.observability.service_state import ServiceState
 from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerProcess, WorkerSpawner

@@ -18,15 +18,15 @@ from urllib.parse import urlsplit
 from admin.config_refresh import ConfigFetcher
 from admin.published_config import InvalidConfigError, PublishedConfig
 from helper.app.listeners import published_addresses
+from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.config.loader import Problem, load_valid_settings
 from helper.config.sections import Config
 from helper.config.settings_file import find_file
 from helper.config.settings_text import SECRET_SETTINGS
-from helper.core.round_authentication import RoundAuthentication
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.network_clients import SocksError, open_socks_stream
-from helper.runtime.release_files import hash_file, read_sums
+from helper.server.page_routes import INDEX
 
 MIN_ENTROPY_BITS: Final = 64.0
 """Sufficient against guesses over the network, which are slow and rate-limited."""
@@ -137,42 +137,15 @@ def _may_hold_secret(url: str) -> bool:
     return "@" in parts.netloc or bool(parts.query)
 
 
-SUMS_FILE: Final = "SHA256SUMS"
-"""File of hashes that the build writes, in the format of `sha256sum -c`."""
-_SHOWN_FILES: Final = 3
-
-
 def check_page(directory: Path, *, enabled: bool) -> CheckResult:
-    """Check the page in this directory."""
+    """Check that there is a page in this directory."""
     if not enabled:
         return ok("page", "not served: [ui] enable is false")
-    try:
-        sums = read_sums((directory / SUMS_FILE).read_text("utf-8"))
-    except FileNotFoundError:
-        if not (directory / "index.html").is_file():
-            advice = "Set [ui] dist_path to the directory of the build, or leave it empty."
-            return fail("page", f"no page in {directory}", advice)
-        return warn(
-            "page", f"{directory} has no {SUMS_FILE} to compare with", "Build it with `make ui`, which writes it."
+    if not (directory / INDEX).is_file():
+        return fail(
+            "page", f"no page in {directory}", "Set [ui] dist_path to the directory of the build, or leave it empty."
         )
-    except (OSError, ValueError) as error:
-        return fail("page", f"{directory / SUMS_FILE} cannot be read: {error}", "Reinstall the helper.")
-    changed = [name for name, expected in sums.items() if hash_file(directory / name) != expected]
-    extra = _extra_files(directory, set(sums))
-    if changed or extra:
-        text = "; ".join(
-            f"{what}: {', '.join(names[:_SHOWN_FILES])}{' …' if len(names) > _SHOWN_FILES else ''}"
-            for what, names in (("changed since the build", changed), ("not part of the build", extra))
-            if names
-        )
-        advice = "Reinstall the helper, or rebuild the page with `make ui`. Find out what changed the files."
-        return fail("page", text, advice, changed=changed, strange=extra)
-    return ok("page", f"{len(sums)} files match the build", files=len(sums))
-
-
-def _extra_files(directory: Path, listed_files: set[str]) -> list[str]:
-    files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
-    return sorted(files - listed_files - {SUMS_FILE})
+    return ok("page", f"served from {directory}")
 
 
 ONION_SECONDS: Final = 12.0

@@ -23,8 +23,7 @@ from helper.clock import Clock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing
 from helper.core.load_forecast import ProofRate
-from helper.doctor import chain, database, machine, proving, publication, running_helper
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, chain, database, fail, machine, ok, proving, publication, running_helper, warn
 from helper.doctor.running_helper import DaemonReport
 from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot
@@ -216,7 +215,7 @@ class _Doctor:
         return machine.check_modes(databases, secrets)
 
     def _check_disk(self) -> list[CheckResult]:
-        directory = self.config.db_path.resolve().parent
+        directory = Path(os.path.realpath(self.config.db_path)).parent
         try:
             measured = database.measure_disk(directory, self.clock)
         except OSError as error:
@@ -316,7 +315,7 @@ class _Doctor:
     def _check_circuit(self) -> list[CheckResult]:
         if not self.node_results.usable:
             return []
-        versions = [node.version for node in self.node_results.usable]
+        versions = [node.info.version for node in self.node_results.usable]
         return [proving.evaluate_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
 
     def _check_backlog(self) -> list[CheckResult]:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from helper.core.load_forecast import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
 from helper.core.text_forms import format_duration
-from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor import CheckResult, fail, ok, warn
 from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, RetryingShares, RoundSnapshot
 from helper.observability.service_state import ServiceState
 from helper.server.control_client import (

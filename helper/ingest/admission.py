@@ -45,10 +45,9 @@ log = structlog.get_logger("helper.ingest")
 MAX_WAIT_SECONDS: Final = 3.5
 """Maximum seconds that a request waits for the next scheduled syncs.
 
-Three wallets give a request up 5 s after they began to connect, which takes up to 1.5 s on a mobile network.
+Three wallets give a request up 5 s after they began to connect, which takes up to 1.5 s on a mobile network. Those that
+name their attempt repeat it twice after the refusal, so that they wait 11 s, before they take another helper.
 """
-MAX_ATTEMPT_WAIT_SECONDS: Final = 15.0
-"""The same for a request that names its attempt: its wallet waits 30 s, and needs time for other helpers."""
 MAX_IN_FLIGHT: Final = 2_000
 """Maximum number of concurrent requests."""
 MAX_WAITING: Final = 1_500
@@ -177,7 +176,7 @@ class AdmissionController:
 
         Args:
             body: the request's JSON body.
-            names_attempt: whether the request has an attempt token (`helper.core.refusals`): it may wait longer.
+            names_attempt: whether the request has an attempt token (`helper.core.refusals`).
             has_left: whether the client has disconnected; its body is then not validated.
 
         Returns:
@@ -285,7 +284,7 @@ class AdmissionController:
         result: ShareRefused | TemporaryRefusal | None = refusal
         if self._is_paused(checked.share):
             return result
-        deadline = self._clock.monotonic() + (MAX_ATTEMPT_WAIT_SECONDS if names_attempt else MAX_WAIT_SECONDS)
+        deadline = self._clock.monotonic() + MAX_WAIT_SECONDS
         with self._waiting.hold(names_attempt=names_attempt):
             while isinstance(result, TemporaryRefusal) and not self._is_paused(checked.share):
                 seconds_left = deadline - self._clock.monotonic()

@@ -11,7 +11,7 @@ files, because that user can also replace this module.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Final
 
 import orjson
 
+from helper.core.json_records import fact
 from helper.errors import ReleaseError
 
 MANIFEST_NAME: Final = "release.json"
@@ -49,21 +50,14 @@ class Release:
     signer: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledFiles:
-    """Comparison of the installed files with a release. All paths are relative to the directory of the packages.
+    """Comparison of the installed files with a release. All paths are relative to the directory of the packages."""
 
-    Attributes:
-        matching: number of files that match.
-        changed: files with another content.
-        missing: files that are not installed.
-        unlisted: other files in the directories of the packages. Python might import them.
-    """
-
-    matching: int
-    changed: tuple[str, ...]
-    missing: tuple[str, ...]
-    unlisted: tuple[str, ...]
+    matching: int = fact("Number of installed files that match.")
+    changed: Sequence[str] = fact("Installed files with different content.")
+    missing: Sequence[str] = fact("Files of the release that are not installed.")
+    unlisted: Sequence[str] = fact("Installed files that are not part of the release. Python might import them.")
 
     @property
     def is_equal(self) -> bool:

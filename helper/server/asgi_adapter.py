@@ -28,7 +28,7 @@ class AsgiAdapter:
         complete_head: called once for each response.
     """
 
-    def __init__(self, app: ASGIApp, complete_head: CompleteHead | None = None) -> None:
+    def __init__(self, app: ASGIApp, complete_head: CompleteHead) -> None:
         self._app = app
         self._complete_head = complete_head
 
@@ -49,9 +49,7 @@ class AsgiAdapter:
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers: Headers = [(name.lower(), value) for name, value in message.get("headers", [])]
-                if self._complete_head is not None:
-                    headers = self._complete_head(request, message["status"], headers)
-                request.begin_response(message["status"], headers)
+                request.begin_response(message["status"], self._complete_head(request, message["status"], headers))
             else:
                 await request.send(message.get("body", b""), more=message.get("more_body", False))
 

@@ -1,4 +1,4 @@
-"""Limits of a listener's connections, which of them are closed above the limits, and turns of their requests.
+"""Limits of a listener's connections, and which of them are closed above the limits.
 
 A connection is judged by what its client does, never by its address: many wallets share the address of a Tor exit or of
 a mobile network. The slowest connection is the one that has received the fewest bytes of its request per second since
@@ -9,12 +9,10 @@ at 20 kB/s or more, so no connection is closed in its first seconds.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
-
-import structlog
 
 MAX_BODY_PIECES: Final = 256
 """Pieces of one body: its chunks, and the parts into which it is split because they look like the end of a head.
@@ -53,8 +51,6 @@ class ConnectionLimits:
 
     Attributes:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
-        body_seconds: from the end of the headers to the end of the body. Longer than the time limits of `BodyReader`,
-            which responds to a slow body; this one closes the connection if the application does not read the body.
         half_closed_seconds: for the response to a client that has closed its sending side. A disconnected client cannot
             be distinguished from such a client, so this also limits how long its requests run.
         stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
@@ -66,7 +62,6 @@ class ConnectionLimits:
     """
 
     head_seconds: float = 8.5
-    body_seconds: float = 65.0
     half_closed_seconds: float = 10.0
     stalled_seconds: float = 10.0
     max_head_bytes: int = 64 << 10
@@ -86,10 +81,10 @@ Less than `BodyReader` permits, so that slow bodies do not exhaust that.
 """
 UNCOUNTED_BYTES: Final = 16 << 10
 """Bytes of each request that do not count, so that no share is closed to free memory. Connections limit their sum."""
+_CLOSED_FRACTION: Final = 1 / 32
+"""Fraction of the connections that is closed at once: a voter may open 128 at once, and between two scans none is."""
 _FREED_FRACTION: Final = 1 / 16
 """Fraction of `MAX_PENDING_BYTES` that is freed at once."""
-_MAX_SCAN_AGE_SECONDS: Final = 0.5
-"""Seconds until the result of a scan is discarded."""
 _SCAN_SECONDS: Final = 0.05
 """Minimum seconds between two scans of all connections, each of which takes a few milliseconds."""
 
@@ -133,10 +128,8 @@ class ConnectionEvictor:
         self._max_pending_bytes = max_pending_bytes
         self._members: set[ConnectionProgress] = set()
         self._closing: dict[ConnectionProgress, None] = {}  # in order
-        self._victims: deque[tuple[ConnectionProgress, float]] = deque()  # of the latest scan, the slowest first
         self._pending_bytes = 0
-        self._scanned_at = self._next_scan_at = 0.0
-        self._next_memory_scan_at = 0.0
+        self._next_scan_at = self._next_memory_scan_at = 0.0
 
     def add(self, progress: ConnectionProgress, now: float) -> None:
         """Add a new connection."""
@@ -165,7 +158,7 @@ class ConnectionEvictor:
         progress.pending_bytes = 0
 
     def make_room(self, excess: int, now: float) -> bool:
-        """Close the slowest connections, idle ones first, as many as necessary.
+        """Close the slowest connections, idle ones first, as many as necessary and some for the next ones.
 
         Args:
             excess: number of open connections above the limit, the new one included.
@@ -178,28 +171,19 @@ class ConnectionEvictor:
             if self._closing:
                 next(iter(self._closing)).evict()  # again: it has had time for its response, and is aborted now
             return False
-        if now - self._scanned_at > _MAX_SCAN_AGE_SECONDS:
-            self._victims.clear()
-        while excess > len(self._closing):  # a connection ends only some time after its close
-            if not self._victims:
-                if now < self._next_scan_at:
-                    return False
-                self._scanned_at, self._next_scan_at = now, now + _SCAN_SECONDS
-                self._find_victims(now)
-                if not self._victims:
-                    return False
-            progress, started_at = self._victims.popleft()
-            if progress.started_at == started_at and self._is_slow(progress, now):
+        missing = excess - len(self._closing)  # a connection ends only some time after its close
+        if missing > 0 and now >= self._next_scan_at:
+            self._next_scan_at = now + _SCAN_SECONDS
+            for progress in self._find_slowest(missing + int(len(self._members) * _CLOSED_FRACTION), now):
                 self._close(progress)
-        return True
+        return excess <= len(self._closing)
 
-    def _find_victims(self, now: float) -> None:
+    def _find_slowest(self, count: int, now: float) -> list[ConnectionProgress]:
         def slowness(progress: ConnectionProgress) -> tuple[bool, float, float]:
             seconds = now - progress.started_at
             return not progress.is_idle, progress.pending_bytes / seconds if seconds else 0.0, progress.started_at
 
-        slow = sorted((each for each in self._members if self._is_slow(each, now)), key=slowness)
-        self._victims = deque((each, each.started_at) for each in slow)
+        return heapq.nsmallest(count, (each for each in self._members if self._is_slow(each, now)), key=slowness)
 
     def _is_slow(self, progress: ConnectionProgress, now: float) -> bool:
         if progress in self._closing or (progress.is_idle and progress.is_kept_idle):
@@ -259,10 +243,6 @@ class Deadline:
         self._timer_at = 0.0
         self._expires_at: float | None = None
 
-    def __bool__(self) -> bool:
-        """Whether a deadline is set."""
-        return self._expires_at is not None
-
     def set(self, at: float) -> None:
         """Set or move the deadline, in event loop time."""
         self._expires_at = at
@@ -296,93 +276,3 @@ class Deadline:
         else:
             self._expires_at = None
             self._on_expired()
-
-
-class StallTimer:
-    """Aborts a transport whose write buffer has not shrunk for some time: the client does not read.
-
-    Args:
-        loop: the event loop.
-        seconds: maximum seconds for which the client may read nothing.
-
-    Attributes:
-        started_at: since when there are unsent bytes, in event loop time; None if there are none.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
-        self._ended: asyncio.Event | None = None
-        self.started_at: float | None = None
-
-    async def wait_ended(self) -> None:
-        """Wait until there are no unsent bytes, or the transport is closed."""
-        if self.started_at is not None:
-            if self._ended is None:
-                self._ended = asyncio.Event()
-            await self._ended.wait()
-
-    def start(self, transport: asyncio.WriteTransport) -> None:
-        """Start the timer, unless it runs."""
-        if self._timer is None:
-            if self.started_at is None:
-                self.started_at = self._loop.time()
-            unsent = transport.get_write_buffer_size()
-            self._timer = self._loop.call_later(self._seconds, self._check, transport, unsent)
-
-    def stop(self) -> None:
-        """Stop the timer: all bytes are sent, or the transport is closed."""
-        self.started_at = None
-        if self._ended is not None:
-            self._ended.set()
-            self._ended = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _check(self, transport: asyncio.WriteTransport, before: int) -> None:
-        self._timer = None
-        unsent = transport.get_write_buffer_size()
-        if unsent >= before:
-            transport.abort()  # close() would wait until the client has read all data
-        elif unsent:
-            self.start(transport)
-
-
-log = structlog.get_logger("helper.server")
-
-STARTS_PER_ITERATION: Final = 4
-"""Requests started in one iteration of the event loop. Starting one takes about 0.3 ms."""
-
-
-class RequestTurns:
-    """A queue of requests to start, shared by all connections of a listener.
-
-    Every request that starts makes the current iteration of the event loop longer, and a posted share needs several
-    iterations. Without a limit, a few hundred connections that always have a request ready delay each share by seconds.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._is_scheduled = False
-
-    def append(self, start: Callable[[], None]) -> None:
-        """Call `start` in its turn. It must tolerate that its connection is closed by then."""
-        self._waiting.append(start)
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._start_next)
-
-    def _start_next(self) -> None:
-        self._is_scheduled = False
-        for _ in range(min(STARTS_PER_ITERATION, len(self._waiting))):
-            try:
-                self._waiting.popleft()()
-            except Exception:  # of one connection; the requests of the others still start
-                log.exception("request_start_failed")
-        if self._waiting:
-            self._schedule()

@@ -56,15 +56,15 @@ TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 WALLET_PREFIX: Final = "/shielded-vote/"
 """Prefix of the paths of shares, and of votes that are forwarded to the chain."""
-CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
-"""Path prefixes that wallets use; the second belongs to the chain API, for the gateway."""
+CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/", "/api/")
+"""Path prefixes that pages of any origin use: the wallet API, the chain API (for the gateway) and onboarding."""
 CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
-    (b"access-control-expose-headers", f"Retry-After, {REQUEST_ID_HEADER}".encode()),
+    (b"access-control-expose-headers", f"Retry-After, {REQUEST_ID_HEADER}, Link, X-Total-Count".encode()),
 )
 _PREFLIGHT: Final = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-    (b"access-control-allow-headers", f"Content-Type, {TOKEN_HEADER}, {ATTEMPT_HEADER}".encode()),
+    (b"access-control-allow-headers", f"Content-Type, Authorization, {TOKEN_HEADER}, {ATTEMPT_HEADER}".encode()),
     (b"access-control-max-age", b"86400"),
 )
 _STATUS_TEXTS: Final = {404: "not found", 405: "method not allowed"}

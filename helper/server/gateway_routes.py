@@ -12,15 +12,16 @@ limited too: the response that has waited longest for its client is aborted. A G
 while is aborted for a new request.
 
 Pages of leaves, which nodes answer slowly, have a small number of slots of their own. Further requests for them wait
-for their turn (`PageReads`). None is aborted for a new one before it had time for its response: otherwise a few clients
-that repeat their requests would end those of all others, and none would get a page.
+for their turn (`_PageReads`). None is aborted for a new one before it had time for its response: otherwise a few
+clients that repeat their requests would end those of all others, and none would get a page.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -40,7 +41,6 @@ from helper.server.asgi_adapter import ABORT_EXTENSION, AsgiBody
 from helper.server.body_reader import BodyReader
 from helper.server.edge import refusal_response, route_error_response
 from helper.server.openapi import ApiRoute, Operation
-from helper.server.page_reads import PageReads
 
 log = structlog.get_logger("helper.server")
 
@@ -103,7 +103,6 @@ class GatewayLimits:
         post_seconds: until a node responds to a POST. It may check a proof for 120 s, and wallets wait 150 s.
         leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
-        chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
         max_streams: maximum responses to GETs that are being streamed. They hold no slot.
         slow_seconds: a GET without a response for this long may be aborted for another request.
         max_leaves: maximum concurrent requests to nodes for pages of leaves, in addition to `max_concurrent`.
@@ -117,7 +116,6 @@ class GatewayLimits:
     post_seconds: float = 150.0
     leaves_seconds: float = 60.0
     response_seconds: float = 300.0
-    chunk_seconds: float = 10.0
     max_streams: int = 128
     slow_seconds: float = 2.0
     max_leaves: int = 16
@@ -151,7 +149,7 @@ class Gateway:
         self._body_reader = body_reader or BodyReader(timeout_seconds=BODY_SECONDS)
         self._limits = limits or GatewayLimits()
         self._active: set[_ForwardedRequest] = set()
-        self._page_reads = PageReads(
+        self._page_reads = _PageReads(
             max_reads=self._limits.max_leaves,
             max_waiting=self._limits.max_waiting_leaves,
             slow_seconds=self._limits.slow_leaves_seconds,
@@ -275,7 +273,7 @@ class _ForwardedRequest:
         receive: Receive,
         send: Send,
         limits: GatewayLimits,
-        page_reads: PageReads | None,
+        page_reads: _PageReads | None,
     ) -> None:
         self._page_reads = page_reads  # if it requests a page of leaves
         self._scope = scope
@@ -365,12 +363,9 @@ class _ForwardedRequest:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_chunk(self, chunk: bytes, *, more: bool) -> None:
-        self.stalled_since = anyio.current_time()
-        try:
-            with anyio.fail_after(self._limits.chunk_seconds):
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
-        finally:
-            self.stalled_since = None
+        self.stalled_since = anyio.current_time()  # the connection ends if the client reads nothing for some time
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        self.stalled_since = None
 
     async def _fail(self, response: Response, error: ChainError | None = None) -> None:
         """Respond with an error. Once the head of a response was sent, abort the connection instead."""
@@ -394,6 +389,155 @@ class _ForwardedRequest:
 
     async def _send_response(self, response: Response) -> None:
         await response(self._scope, self._receive, self._send)
+
+
+class _PageReads:
+    """Reads of pages of leaves, of which a limited number is in progress.
+
+    Requests for a page that is not being read yet share its read: their response is as new as that of a read of their
+    own. While too much is shared, each of them reads the page itself, one after the other.
+
+    Args:
+        max_reads: maximum number of reads in progress.
+        max_waiting: maximum number of requests that wait for a read to begin. Another one takes the place of the one
+            that has waited longest, but not of requests that share a read while there is one that does not.
+        slow_seconds: the requests of a read without a response for this long may be aborted for another read.
+        max_shared_bytes: maximum bytes of all shared responses, which are in memory until their requests have ended.
+    """
+
+    def __init__(self, *, max_reads: int, max_waiting: int, slow_seconds: float, max_shared_bytes: int) -> None:
+        self._max_reads = max_reads
+        self._max_waiting = max_waiting
+        self._slow_seconds = slow_seconds
+        self._max_shared_bytes = max_shared_bytes
+        self._shared_bytes = 0
+        self._waiting: dict[str, _Read] = {}  # by target, in order
+        self._running: dict[_Read, float] = {}  # the time of their start, or of the start of their response, in order
+
+    @contextlib.asynccontextmanager
+    async def read(
+        self, target: str, forward: contextlib.AbstractAsyncContextManager[StreamedResponse], abort: Callable[[], None]
+    ) -> AsyncIterator[StreamedResponse]:
+        """Read a page.
+
+        Args:
+            target: path and query; the same for the same page.
+            forward: sends the request, unless the response to another one is shared.
+            abort: aborts the request.
+
+        Raises:
+            TemporaryRefusal: another request has taken the place.
+            ChainError: as `forward`.
+        """
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        read = self._join(target, turn, abort)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if not await turn:
+                    raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
+                async with read.lock:
+                    response = await self._get_response(read, forward, stack)
+                self._end_turn(read, turn)
+                yield response
+        finally:
+            self._end_turn(read, turn)
+            read.users -= 1
+            if not read.users:
+                self._shared_bytes -= read.shared_bytes
+
+    def _join(self, target: str, turn: asyncio.Future[bool], abort: Callable[[], None]) -> _Read:
+        self._abort_slow()
+        if sum(len(read.turns) for read in self._waiting.values()) >= self._max_waiting:
+            displaced = min(self._waiting.values(), key=lambda each: len(each.turns))
+            longest = next(iter(displaced.turns))
+            _set(longest, is_granted=False)
+            self._end_turn(displaced, longest)
+        read = self._waiting.setdefault(target, _Read(target))
+        read.turns[turn] = abort
+        read.users += 1
+        self._start_next()
+        return read
+
+    def _abort_slow(self) -> None:
+        """Abort the requests of the oldest read if it is slow and others must wait for it."""
+        if len(self._running) >= self._max_reads:
+            read, started_at = next(iter(self._running.items()))
+            if started_at <= anyio.current_time() - self._slow_seconds:
+                for abort in list(read.turns.values()):
+                    abort()
+                del self._running[read]  # their tasks end only after the connections
+
+    def _start_next(self) -> None:
+        while self._waiting and len(self._running) < self._max_reads:
+            read = self._waiting.pop(next(iter(self._waiting)))
+            self._running[read] = anyio.current_time()
+            for turn in read.turns:
+                _set(turn, is_granted=True)
+
+    async def _get_response(
+        self,
+        read: _Read,
+        forward: contextlib.AbstractAsyncContextManager[StreamedResponse],
+        stack: contextlib.AsyncExitStack,
+    ) -> StreamedResponse:
+        """Return the shared response or error, or send the request and share its response if others want it."""
+
+        def share(size: int) -> bool:
+            read.shared_bytes += size
+            self._shared_bytes += size
+            return self._shared_bytes <= self._max_shared_bytes
+
+        if isinstance(read.outcome, ChainError):
+            raise read.outcome
+        if read.outcome is not None:
+            return read.outcome
+        try:
+            response = await stack.enter_async_context(forward)
+            if self._running.pop(read, None) is not None:
+                self._running[read] = anyio.current_time()  # as much time for the body
+            if len(read.turns) > 1 and await response.buffer(share):
+                read.outcome = response
+                await stack.aclose()  # releases the connection to the node
+        except ChainError as error:
+            read.outcome = error
+            raise
+        return response
+
+    def _end_turn(self, read: _Read, turn: asyncio.Future[bool]) -> None:
+        """End the part of one request in a read. The read ends with the last one."""
+        read.turns.pop(turn, None)
+        if not read.turns:
+            self._running.pop(read, None)
+            if self._waiting.get(read.target) is read:
+                del self._waiting[read.target]
+            self._start_next()
+
+
+class _Read:
+    """A read of one page.
+
+    Attributes:
+        target: path and query of the page.
+        turns: of requests without a response yet, in order; with what aborts the request. The result is whether the
+            read has begun, or another request has taken the place.
+        users: number of requests that have not ended.
+        lock: held by the request that reads.
+        outcome: the complete response, or the error; None before, or if it is not shared.
+        shared_bytes: bytes of the response that are in memory.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.turns: dict[asyncio.Future[bool], Callable[[], None]] = {}
+        self.users = 0
+        self.lock = anyio.Lock()
+        self.outcome: StreamedResponse | ChainError | None = None
+        self.shared_bytes = 0
+
+
+def _set(turn: asyncio.Future[bool], *, is_granted: bool) -> None:
+    if not turn.done():  # it is cancelled if the client has left
+        turn.set_result(is_granted)
 
 
 def _describe_operation(path: str, method: str) -> Operation:

@@ -11,15 +11,14 @@ import socket
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from helper.core.text_forms import Network
 from helper.errors import HelperError
-from helper.server.client_limits import Network
 from helper.server.connection_limits import ConnectionEvictor, ConnectionLimits
 from helper.server.protocol import Connection, Edge, Listener
 
@@ -29,8 +28,6 @@ STOP_FLUSH_SECONDS = 1
 """Seconds after `STOP_GRACE_SECONDS` in which connections send their last bytes."""
 KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open: wallets post 16 shares over one connection."""
-IMPORT_TIMEOUT_SECONDS = 3600.0
-"""Maximum seconds to receive an operator's request."""
 BACKLOG = 4096
 """Maximum number of connections waiting to be accepted; Linux permits as many by default (net.core.somaxconn).
 
@@ -317,8 +314,3 @@ def connection_limits() -> ConnectionLimits:
     available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS
     connections = max(MIN_CONNECTIONS, min(requested, available))
     return ConnectionLimits(max_connections=connections)
-
-
-def control_limits() -> ConnectionLimits:
-    """Limits of the control socket. Receiving an import may take minutes: its shares are validated as they arrive."""
-    return replace(connection_limits(), body_seconds=IMPORT_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""JSON responses of the operator API. Pure.
+"""JSON responses to queries of the operator API. Pure.
 
 Each record is a class of its own, so that a new column is not shown unintentionally.
 """
@@ -6,48 +6,25 @@ Each record is a class of its own, so that a new column is not shown unintention
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from helper.chain.chain_data import RoundStatus
+from helper.chain.chain_data import Round, RoundAuthentication, RoundStatus
 from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
-from helper.core.round_authentication import RoundAuthentication
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
-from helper.store.action_models import Action, ImportResult
+from helper.store.action_models import Action
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import (
     FailureGroup,
     QueueEntry,
     ShareDetails,
+    StoredRound,
 )
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 AuthenticationSource = Callable[[bytes], RoundAuthentication]
 """Returns whether the published voting configuration authenticates a round, by its id."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundState:
-    """The known state of a round.
-
-    Attributes:
-        round_id: 32 bytes.
-        status: the chain's status number.
-        vote_end_time: Unix seconds.
-        created_at_height: block height.
-        tree_size: number of known leaves of its tree.
-        is_closed: whether the chain has closed it.
-        frozen_reason: why its processing is suspended, or None.
-    """
-
-    round_id: bytes
-    status: int
-    vote_end_time: int
-    created_at_height: int
-    tree_size: int
-    is_closed: bool
-    frozen_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +114,38 @@ class ShareStory(ShareRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow:
-    """A round and its shares."""
+class RoundState:
+    """The known state of a round."""
 
     round: str = fact("Round id, hex.", pattern=HEX_32)
     status: str = fact("Status on the chain: pending, active, tallying or finalized.")
     ends: int = fact("End of the round in Unix seconds.")
-    left: float = fact("Seconds until the end; 0 after it.")
     created_at_height: int = fact("Height of the block that created the round.")
     tree_size: int = fact("Number of stored leaves of the round's tree.")
     closed: bool = fact("Whether the chain has closed the round.")
     frozen: str | None = fact("Why the round is frozen; null if it is not.")
+
+    @classmethod
+    def of(
+        cls, known: Round | StoredRound, *, tree_size: int, is_closed: bool, frozen_reason: str | None = None
+    ) -> Self:
+        """Create it from what the chain last listed."""
+        return cls(
+            round=known.round_id.hex(),
+            status=enum_name(RoundStatus, known.status),
+            ends=known.vote_end_time,
+            created_at_height=known.created_at_height,
+            tree_size=tree_size,
+            closed=is_closed,
+            frozen=frozen_reason,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow(RoundState):
+    """A round and its shares."""
+
+    left: float = fact("Seconds until the end; 0 after it.")
     authentication: RoundAuthentication = fact(
         "Whether a trusted key signed the round in the published voting configuration. unknown: there is no"
         " configuration yet, its trusted keys are not known, or no helper is running."
@@ -174,7 +172,7 @@ class ActionRow:
     uid: int = fact("User id, as reported by the kernel.")
     who: str = fact("User name.")
     way: str = fact("`socket`: the running helper performed it. `file`: the command performed it on the database.")
-    what: str = fact("Type of the action: retry, export, move, import, purge or rescan.")
+    what: str = fact("Type of the action, such as `retry`.")
     wanted: Mapping[str, Any] = fact(
         "Arguments of the action. `named` is the number of shares given; their references are not recorded."
     )
@@ -206,85 +204,6 @@ class RescanState:
     added: int = fact("Number of nullifiers found that were not stored before.")
     confirmed: int = fact("Number of this queue's shares that were confirmed by them.")
     pruned_blocks: Sequence[tuple[int, int]] = fact("The pruned blocks, as pairs of first and last height.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionResult:
-    """Result of an action, or the expected result of a dry run."""
-
-    source: Source = fact(SOURCE)
-    dry_run: bool = fact("Whether --dry-run was used.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryResult(ActionResult):
-    """`queue retry`."""
-
-    retried: int = fact("Number of retried shares.")
-    closed: int = fact("Number of shares that remain failed because the chain has closed their round.")
-    moved: int = fact(
-        "Number of shares that remain failed because they were moved to another helper. `--stage moved` retries them."
-    )
-    not_failed: int = fact("Number of given shares that have not failed.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PurgeResult(ActionResult):
-    """`queue purge`."""
-
-    received: int = fact("Number of deleted shares in state received.")
-    witnessed: int = fact("Number of deleted shares in state witnessed.")
-    submitted: int = fact("Number of deleted shares in state submitted.")
-    failed: int = fact("Number of deleted shares in state failed.")
-    broadcast: int = fact("Number of deleted shares in state broadcast.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRecord(ActionResult):
-    """An export in the audit log."""
-
-    copied: int | None = fact(
-        "Without --move: number of exported shares, which also remain in this queue.", optional=True
-    )
-    moved: int | None = fact("With --move: number of shares that this machine no longer processes.", optional=True)
-    stayed: int | None = fact(
-        "With --move: number of exported shares that could not be moved and remain in this queue.", optional=True
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedRow:
-    """A share that was not imported."""
-
-    number: int = fact("Position of the share in the file, from 1.", ge=1)
-    ref: str | None = fact("Reference of the share in this queue; null if it has none.")
-    round: str | None = fact("Round id, hex; null if the line cannot be parsed.")
-    reason: ImportResult = fact("Why the share was not imported.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportSummary(ActionResult):
-    """`queue import`."""
-
-    taken: int = fact("Number of imported shares.")
-    revived: int = fact(
-        "Part of `taken`: shares that an earlier export had moved from this queue, and that are queued again."
-    )
-    known: int = fact("Shares not imported because they are already live in this queue.")
-    queued: int = fact("Part of `known`: shares that are queued here.")
-    failed: int = fact("Part of `known`: shares that failed here and were not moved.")
-    damaged: int = fact("Part of `known`: shares whose rows here are damaged.")
-    conflict: int = fact("Part of `known`: shares that are live here with other content.")
-    spent: int = fact("Shares not imported because they are confirmed.")
-    closed: int = fact("Shares not imported because the chain has closed their round.")
-    unknown: int = fact("Shares not imported because their round is unknown here.")
-    invalid: int = fact("Shares not imported because they are invalid.")
-    left: Sequence[SkippedRow] = fact("The first 1,000 shares that were not imported, in file order.")
-    submitted: int | None = fact(
-        "With --from-svoted: rows of the file without a witness, because their shares are already revealed.",
-        optional=True,
-    )
-    deleted: bool | None = fact("With --from-svoted: whether the file was deleted.", optional=True)
 
 
 def list_json(
@@ -323,22 +242,11 @@ def rounds_json(
     source: Source,
 ) -> dict[str, Any]:
     """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
-    listed = sorted(rounds, key=lambda state: (-state.vote_end_time, state.round_id))
-    rows = [
-        RoundRow(
-            round=state.round_id.hex(),
-            status=enum_name(RoundStatus, state.status),
-            ends=state.vote_end_time,
-            left=max(0.0, round(state.vote_end_time - now, 3)),
-            created_at_height=state.created_at_height,
-            tree_size=state.tree_size,
-            closed=state.is_closed,
-            frozen=state.frozen_reason,
-            authentication=authentication(state.round_id),
-            shares=ShareCounts.of(counts.get(state.round_id, {})),
-        )
-        for state in listed
-    ]
+    rows = []
+    for state in sorted(rounds, key=lambda state: (-state.ends, state.round)):
+        round_id, left = bytes.fromhex(state.round), max(0.0, round(state.ends - now, 3))
+        shares = ShareCounts.of(counts.get(round_id, {}))
+        rows.append(RoundRow(**asdict(state), left=left, authentication=authentication(round_id), shares=shares))
     return to_json(RoundList(source=source, now=round(now, 3), rounds=rows))
 
 

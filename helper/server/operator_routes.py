@@ -10,6 +10,7 @@ from __future__ import annotations
 import pwd
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import anyio.to_thread
@@ -20,19 +21,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from helper.core.json_records import to_json
+from helper.core.json_records import fact, to_json
 from helper.core.share import ShareState
-from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
+from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound, UsageError
 from helper.ingest.payload import error_body
-from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, Source, read_snapshot, stats_json
+from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, SOURCE, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, split_lines
 from helper.server import operator_json, operator_parameters
 from helper.server.asgi_adapter import PEER_EXTENSION
-from helper.server.edge import JsonResponse, json_application
+from helper.server.edge import JsonResponse, error_response, json_application
 from helper.server.operator_json import RoundState
 from helper.server.protocol import Peer
-from helper.store.action_models import Actor
+from helper.store.action_models import Actor, ImportResult
 from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 
 RoundStatesSource = Callable[[], Awaitable[Iterable[RoundState]]]
-T = TypeVar("T")
 
 _STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
 """Response statuses of errors, subclasses first."""
@@ -68,14 +68,10 @@ def create_operator_app(
 
     async def list_shares(request: Request) -> Response:
         params = request.query_params
-        query = parsed(
-            operator_parameters.parse_filter,
-            params.get("round"),
-            params.get("state"),
-            params.get("due_before"),
-            params.get("stage"),
+        query = operator_parameters.parse_filter(
+            params.get("round"), params.get("state"), params.get("due_before"), params.get("stage")
         )
-        limit = parsed(operator_parameters.parse_limit, params.get("limit"))
+        limit = operator_parameters.parse_limit(params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
             failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
@@ -95,13 +91,13 @@ def create_operator_app(
         return JsonResponse(stats_json(snapshot, source=source, service=service))
 
     async def spent(request: Request) -> Response:
-        nullifier = parsed(operator_parameters.parse_hex32, "nullifier", request.path_params["nullifier"])
+        nullifier = operator_parameters.parse_hex32("nullifier", request.path_params["nullifier"])
         rounds = await queue.find_rounds_of_nullifier(nullifier)
         return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
 
     async def actions(request: Request) -> Response:
-        limit = parsed(
-            operator_parameters.parse_limit, request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
+        limit = operator_parameters.parse_limit(
+            request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
         )
         return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
 
@@ -120,7 +116,12 @@ def create_operator_app(
         Route("/chain/rescan", rescan, methods=["GET"]),
         *more_routes,
     ]
-    return json_application(routes, {HelperError: _handle_error})
+    return json_application(routes, {UsageError: _handle_usage_error, HelperError: _handle_error})
+
+
+async def _handle_usage_error(_request: Request, error: Exception) -> Response:
+    """Respond to an invalid parameter."""
+    return error_response(400, str(error))
 
 
 async def _handle_error(_request: Request, error: Exception) -> Response:
@@ -162,11 +163,8 @@ def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> li
     """The state of each known round. `tree_size` returns the number of known leaves of a round."""
     still_open = {known.round_id for known in rounds.open_rounds()}
     return [
-        RoundState(
-            round_id=known.round_id,
-            status=known.status.value,
-            vote_end_time=known.vote_end_time,
-            created_at_height=known.created_at_height,
+        RoundState.of(
+            known,
             tree_size=tree_size(known.round_id),
             is_closed=known.round_id not in still_open,
             frozen_reason=rounds.frozen_reason(known.round_id),
@@ -179,24 +177,9 @@ async def stored_round_states(queue: QueueReader) -> list[RoundState]:
     """The last stored state of each round."""
     sizes = await queue.count_leaves()
     return [
-        RoundState(
-            round_id=stored.round_id,
-            status=stored.status,
-            vote_end_time=stored.vote_end_time,
-            created_at_height=stored.created_at_height,
-            tree_size=sizes.get(stored.round_id, 0),
-            is_closed=stored.closed_at is not None,
-        )
+        RoundState.of(stored, tree_size=sizes.get(stored.round_id, 0), is_closed=stored.closed_at is not None)
         for stored in await queue.list_rounds()
     ]
-
-
-def parsed(parse: Callable[..., T], *arguments: Any) -> T:
-    """Parse a parameter of a request. Raise HTTPException (400) if it is not valid."""
-    try:
-        return parse(*arguments)
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from None
 
 
 MAX_ACTION_BODY_BYTES: Final = 64 << 20
@@ -262,6 +245,85 @@ class RescanRequest(BaseModel):
     first: Annotated[int, Field(ge=1, alias="from")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionResult:
+    """Result of an action, or the expected result of a dry run."""
+
+    source: Source = fact(SOURCE)
+    dry_run: bool = fact("Whether --dry-run was used.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryResult(ActionResult):
+    """`queue retry`."""
+
+    retried: int = fact("Number of retried shares.")
+    closed: int = fact("Number of shares that remain failed because the chain has closed their round.")
+    moved: int = fact(
+        "Number of shares that remain failed because they were moved to another helper. `--stage moved` retries them."
+    )
+    not_failed: int = fact("Number of given shares that have not failed.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeResult(ActionResult):
+    """`queue purge`."""
+
+    received: int = fact("Number of deleted shares in state received.")
+    witnessed: int = fact("Number of deleted shares in state witnessed.")
+    submitted: int = fact("Number of deleted shares in state submitted.")
+    failed: int = fact("Number of deleted shares in state failed.")
+    broadcast: int = fact("Number of deleted shares in state broadcast.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord(ActionResult):
+    """An export in the audit log."""
+
+    copied: int | None = fact(
+        "Without --move: number of exported shares, which also remain in this queue.", optional=True
+    )
+    moved: int | None = fact("With --move: number of shares that this machine no longer processes.", optional=True)
+    stayed: int | None = fact(
+        "With --move: number of exported shares that could not be moved and remain in this queue.", optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRow:
+    """A share that was not imported."""
+
+    number: int = fact("Position of the share in the file, from 1.", ge=1)
+    ref: str | None = fact("Reference of the share in this queue; null if it has none.")
+    round: str | None = fact("Round id, hex; null if the line cannot be parsed.")
+    reason: ImportResult = fact("Why the share was not imported.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportSummary(ActionResult):
+    """`queue import`."""
+
+    taken: int = fact("Number of imported shares.")
+    revived: int = fact(
+        "Part of `taken`: shares that an earlier export had moved from this queue, and that are queued again."
+    )
+    known: int = fact("Shares not imported because they are already live in this queue.")
+    queued: int = fact("Part of `known`: shares that are queued here.")
+    failed: int = fact("Part of `known`: shares that failed here and were not moved.")
+    damaged: int = fact("Part of `known`: shares whose rows here are damaged.")
+    conflict: int = fact("Part of `known`: shares that are live here with other content.")
+    spent: int = fact("Shares not imported because they are confirmed.")
+    closed: int = fact("Shares not imported because the chain has closed their round.")
+    unknown: int = fact("Shares not imported because their round is unknown here.")
+    invalid: int = fact("Shares not imported because they are invalid.")
+    left: Sequence[SkippedRow] = fact("The first 1,000 shares that were not imported, in file order.")
+    submitted: int | None = fact(
+        "With --from-svoted: rows of the file without a witness, because their shares are already revealed.",
+        optional=True,
+    )
+    deleted: bool | None = fact("With --from-svoted: whether the file was deleted.", optional=True)
+
+
 def operator_action_routes(operations: OperatorActions, *, source: Source = "daemon") -> list[Route]:
     """The routes of actions.
 
@@ -272,21 +334,21 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
 
     async def retry(request: Request) -> Response:
         params, actor = await _read_json(request, RetryRequest), await identify_actor(request, source)
-        selected = parsed(params.filter)
+        selected = params.filter()
         counts = await operations.retry(actor, selected, params.refs, dry_run=params.dry_run)
-        return _result(operator_json.RetryResult, counts, source, dry_run=params.dry_run)
+        return _result(RetryResult, counts, source, dry_run=params.dry_run)
 
     async def export(request: Request) -> Response:
         params, actor = await _read_json(request, ExportRequest), await identify_actor(request, source)
-        selected = parsed(params.filter)
+        selected = params.filter()
         if params.marks is None:
             counts = await operations.record_export(actor, selected, params.named, params.shares)
-            return _result(operator_json.ExportRecord, counts, source)
+            return _result(ExportRecord, counts, source)
         if len(params.marks) % MARK_STRUCT.size:
             raise HTTPException(400, f"marks: must be a multiple of {MARK_STRUCT.size} bytes")
         marks = [(number, check) for number, check in MARK_STRUCT.iter_unpack(params.marks)]
         counts = await operations.move_shares(actor, selected, params.named, marks)
-        return _result(operator_json.ExportRecord, counts, source)
+        return _result(ExportRecord, counts, source)
 
     async def import_shares(request: Request) -> Response:
         actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
@@ -298,7 +360,7 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
                 pass  # a refused client still sends the rest of the body, and reads the response afterwards
             raise
         left = [
-            operator_json.SkippedRow(
+            SkippedRow(
                 number=share.number,
                 ref=share.ref,
                 round=None if share.round_id is None else share.round_id.hex(),
@@ -306,13 +368,13 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
             )
             for share in report.skipped
         ]
-        return _result(operator_json.ImportSummary, {**report.counts, "left": left}, source, dry_run=dry_run)
+        return _result(ImportSummary, {**report.counts, "left": left}, source, dry_run=dry_run)
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
-        round_id = parsed(operator_parameters.parse_round, request.path_params["round"])
+        round_id = operator_parameters.parse_round(request.path_params["round"])
         counts = await operations.purge(actor, round_id, dry_run=params.dry_run)
-        return _result(operator_json.PurgeResult, counts, source, dry_run=params.dry_run)
+        return _result(PurgeResult, counts, source, dry_run=params.dry_run)
 
     async def rescan(request: Request) -> Response:
         params, actor = await _read_json(request, RescanRequest), await identify_actor(request, source)
@@ -346,7 +408,7 @@ def user_name(uid: int) -> str:
 
 
 def _result(
-    kind: Callable[..., operator_json.ActionResult], facts: Mapping[str, Any], source: Source, *, dry_run: bool = False
+    kind: Callable[..., ActionResult], facts: Mapping[str, Any], source: Source, *, dry_run: bool = False
 ) -> Response:
     """The response with the result of an action, or with the expected result of a dry run."""
     return JsonResponse(to_json(kind(source=source, dry_run=dry_run, **facts)))

@@ -21,8 +21,7 @@ from starlette.types import Receive, Scope, Send
 from helper.clock import Clock
 from helper.errors import ConfigError
 from helper.observability.queue_snapshot import QueueObserver
-from helper.observability.status_feed import FeedEvent, StatusFeed
-from helper.server.client_limits import TokenBuckets
+from helper.observability.status_feed import StatusFeed
 from helper.server.edge import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
 
@@ -152,18 +151,21 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
         token: operator token, required as a bearer token; empty disables the route (404).
         clock: source of monotonic time.
     """
-    guesses = TokenBuckets(GUESS_BURST, GUESSES_PER_SECOND, max_clients=1)
+    guesses, counted_at = 0.0, clock.monotonic()  # of the latest seconds, and the time of this count
 
     async def events(request: Request) -> Response:
+        nonlocal guesses, counted_at
         if not token:
             raise HTTPException(404)
-        if guesses.wait_seconds(b"", clock.monotonic()):
+        now = clock.monotonic()
+        guesses, counted_at = max(0.0, guesses - (now - counted_at) * GUESSES_PER_SECOND), now
+        if guesses > GUESS_BURST - 1:
             raise HTTPException(429, "too many requests with a wrong operator token", {"Retry-After": "1"})
         if not bearer_matches(request, token):
-            guesses.charge(b"", clock.monotonic())
+            guesses += 1
             message = "the operator token is required as a bearer token"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
-        return _stream(feed, request)
+        return _stream(feed)
 
     return ApiRoute(PATH, events, "GET", EVENTS)
 
@@ -182,22 +184,18 @@ def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
     async def snapshot(_request: Request) -> Response:
         return JsonResponse(await observer.read_helper())
 
-    async def events(request: Request) -> Response:
-        return _stream(feed, request)
+    async def events(_request: Request) -> Response:
+        return _stream(feed)
 
     handlers = {"/overview": overview, "/snapshot": snapshot, "/events": events}
     return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
 
-def _stream(feed: StatusFeed, request: Request) -> Response:
-    """Stream the states after `Last-Event-ID` endlessly.
-
-    The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow client.
-    """
+def _stream(feed: StatusFeed) -> Response:
+    """Stream the states endlessly. The connection drops a client that does not read (`helper.server.protocol`)."""
     if feed.is_full:
         raise HTTPException(503, "too many clients are listening; retry later")
-    states = _encode_events(feed.subscribe(request.headers.get("last-event-id")))
-    return EventSourceResponse(states, ping=PING_SECONDS, sep="\n")
+    return EventSourceResponse(_encode_events(feed.subscribe()), ping=PING_SECONDS, sep="\n")
 
 
 def bearer_matches(request: Request, token: str) -> bool:
@@ -206,6 +204,6 @@ def bearer_matches(request: Request, token: str) -> bool:
     return token_matches(bearer.strip().encode("latin-1"), token) and scheme.lower() == "bearer"
 
 
-async def _encode_events(states: AsyncIterator[FeedEvent]) -> AsyncIterator[bytes]:
+async def _encode_events(states: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for state in states:
-        yield b"id: %b\nevent: state\ndata: %b\n\n" % (state.event_id.encode(), state.data)
+        yield b"event: state\ndata: %b\n\n" % state

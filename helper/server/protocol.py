@@ -1,38 +1,55 @@
 """One HTTP/1.1 connection as a state machine, the requests on it, and what the connections of a listener share.
 
 A connection has one request at a time: bytes behind a request wait unparsed until its response is complete. The states
-and their transitions are `State` and `TRANSITIONS`. A connection is closed
+and their transitions are `State` and `TRANSITIONS`. Times and sizes below are the defaults. A connection is closed
 
 | in state   | when                                                                 | after this answer           |
 |------------|----------------------------------------------------------------------|-----------------------------|
-| any        | the client leaves a response unread for `stalled_seconds`, or longest| none                        |
-|            | of all when the unread responses take more than `MAX_UNSENT_BYTES`   |                             |
-| NEW        | there are too many connections and none can be evicted               | 503                         |
-| NEW        | nothing arrives for `head_seconds`; it is evicted                    | none                        |
-| NEW, HEAD  | the client closes its sending side                                   | none                        |
-| HEAD       | the head is not complete after `head_seconds`; it is evicted         | 503                         |
-| NEW, HEAD, | the server has been stopping for `STOP_GRACE_SECONDS`                | 503                         |
+| any        | the client reads nothing of a response for `stalled_seconds` (10 s); | none, or an incomplete      |
+|            | the unread responses of all clients take more than                   | response                    |
+|            | `MAX_UNSENT_BYTES` (32 MiB), and this one has waited longest; the    |                             |
+|            | server has been stopping for 6 s                                     |                             |
+| NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
+| NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
+| HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
+| HEAD       | the head is invalid, too large, or of HTTP/0.9 or HTTP/2.0           | 400, 431 or 505             |
+| NEW, HEAD, | the client closes its sending side before its request is complete    | none                        |
 | WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |
-| HEAD,      | the request is invalid, or its head is too large                     | 400 or 431                  |
+| NEW, HEAD, | the server has been stopping for `STOP_GRACE_SECONDS` (5 s)          | 503                         |
 | WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the body is incomplete and the connection is evicted                 | 503, or 429 to an attempt   |
+| WAITING,   | the chunks or trailers of the body are invalid or too large          | 400 or 431                  |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the body is incomplete after `body_seconds` or when the client closes| none (`BodyReader` answers  |
-| RUNNING,   | its sending side; the response is incomplete `half_closed_seconds`   | slow bodies sooner), or an  |
-| RESPONDING | after the client has closed it; the handler aborts                   | incomplete response         |
-| RUNNING    | the handler returns without a response                               | 500                         |
-| RESPONDING | the server has been stopping for `STOP_GRACE_SECONDS`                | an incomplete response      |
-| RESPONDING | the response is complete and says `connection: close`                | the handler's               |
-| DRAINING   | the rest of the body is larger than `DRAIN_BYTES` or takes longer    | the handler's               |
-|            | than `head_seconds` (`LINGER_SECONDS` if the response says close)    |                             |
-| IDLE       | no request begins for `keep_alive_seconds`; it is evicted; the       | the handler's               |
-|            | client closes its sending side; the server stops                     |                             |
-| LINGERING  | the client closes, or after `DRAIN_SECONDS` or `DRAIN_BYTES`         | the refusal that began it   |
+| WAITING,   | the body is incomplete, and the connection is evicted                | 503, or 429 to an attempt   |
+| RUNNING    |                                                                      |                             |
+| WAITING,   | the client has closed its sending side after its request, and the    | none, or an incomplete      |
+| RUNNING,   | response is incomplete `half_closed_seconds` (10 s) later            | response                    |
+| RESPONDING |                                                                      |                             |
+| RUNNING    | the edge fails or returns without a response. It answers errors of   | 500                         |
+|            | handlers with 500 itself, and these leave the connection open        |                             |
+| RESPONDING | the handler aborts or ends before the response is complete; the body | an incomplete response      |
+|            | of the request is invalid, or cut off by the client; the connection  |                             |
+|            | is evicted; the server has been stopping for 5 s                     |                             |
+| RESPONDING | the response is complete and says `connection: close`, or the server | the handler's               |
+|            | stops, and the request is complete; the client still awaits the 100  |                             |
+|            | response to its `Expect`, and may omit the body                      |                             |
+| DRAINING   | the rest of the body has come, and the response says close, or the   | the handler's               |
+|            | server stops; it is invalid, larger than `DRAIN_BYTES` (4 MiB),      |                             |
+|            | incomplete after `head_seconds` (8.5 s; `LINGER_SECONDS`, 3 s, if    |                             |
+|            | the response says close), or cut off by the client; it is evicted    |                             |
+| IDLE       | no request begins for `keep_alive_seconds` (30 s); it is evicted;    | the handler's               |
+|            | the client closes its sending side; the server stops                 |                             |
+| LINGERING  | the client closes; after `DRAIN_SECONDS` (1 s) or `DRAIN_BYTES`      | the refusal that began it   |
+
+A connection is evicted for others when there are too many of them, or their incomplete requests take too much memory:
+the slowest first, never within `eviction_seconds` (4 s; idle ones 1 s) for the former, and none whose complete request
+is being answered. The time of a body has no other limit here: handlers that read one have a `BodyReader`, whose refusal
+of a slow one (503, or 408 to an attempt) says close. "An attempt" is a request with `ATTEMPT_HEADER`.
 
 A response says `connection: close` if the request or the handler does, to HTTP/1.0 and upgrade requests, after
-`Expect: 100-continue`, when the client has closed its sending side, and when the server stops.
+`Expect: 100-continue`, when the client has closed its sending side, and when the server stops. Bytes behind the request
+are discarded then. No other response or refusal leaves the connection open except the handler's.
 """
 
 from __future__ import annotations
@@ -40,6 +57,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -51,8 +69,8 @@ import structlog
 
 from helper.clock import Clock, SystemClock
 from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
+from helper.core.text_forms import Network, is_in_networks, parse_address
 from helper.errors import ClientLeft
-from helper.server.client_limits import Network, is_trusted_proxy
 from helper.server.connection_limits import (
     DRAIN_BYTES,
     DRAIN_SECONDS,
@@ -64,8 +82,6 @@ from helper.server.connection_limits import (
     ConnectionLimits,
     ConnectionProgress,
     Deadline,
-    RequestTurns,
-    StallTimer,
 )
 from helper.server.request_parser import InvalidRequestError, RequestHead, RequestParser
 
@@ -73,6 +89,8 @@ log = structlog.get_logger("helper.server")
 
 MAX_BUFFERED_BYTES: Final = 64 << 10
 """Received bytes of a body that its handler has not taken; nothing is read while there are more."""
+HANDLERS_PER_ITERATION: Final = 4
+"""Handlers that are called in one iteration of the event loop, except those of posts. One takes about 0.3 ms."""
 _MAX_JOINED_BYTES: Final = 16 << 10
 """A longer part of a body is not joined with the head. Connections can share it, and a copy of it takes more time."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -192,7 +210,6 @@ class Listener:
         connections: the open connections.
         tasks: the running handlers.
         stalled: connections whose client leaves a response unread, the longest-stalled first.
-        turns: starts the requests of all connections in turn.
         is_stopping: whether each connection closes after its response.
         ended: set when a connection or a handler has ended.
     """
@@ -215,9 +232,9 @@ class Listener:
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.stalled: dict[Connection, None] = {}
-        self.turns = RequestTurns()
         self.is_stopping = False
         self.ended = asyncio.Event()
+        self._waiting = deque[Connection]()  # for their turn
         self._clock = clock or SystemClock()
         self._second = -1
         self._date_line = b""
@@ -245,6 +262,23 @@ class Listener:
             del self.stalled[longest]
             unsent -= longest.transport.get_write_buffer_size()
             longest.abort()
+
+    def run_in_turn(self, connection: Connection) -> None:
+        """Call the handler of a connection in its turn, `HANDLERS_PER_ITERATION` per iteration of the event loop.
+
+        Every handler that starts makes the current iteration longer, and a posted share needs several iterations.
+        Without a limit, a few hundred connections that always have a request ready delay each share by seconds.
+        """
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._run_next)
+
+    def _run_next(self) -> None:
+        turn = [self._waiting.popleft() for _ in range(min(HANDLERS_PER_ITERATION, len(self._waiting)))]
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._run_next)
+        for connection in turn:
+            connection.run()
 
     # ------------------------------------------------------------------ stop
 
@@ -339,10 +373,6 @@ class Request:
 
     # ------------------------------------------------------------------ for the handler: request
 
-    def header(self, name: bytes) -> bytes | None:
-        """The first value of a header, whose name is in lower case."""
-        return next((value for each, value in self.headers if each == name), None)
-
     @property
     def has_left(self) -> bool:
         """Whether no response can be sent any more: the client has left, or the request was refused."""
@@ -394,7 +424,7 @@ class Request:
     async def send(self, part: bytes, *, more: bool) -> None:
         """Send a part of the response's body, after the client has read the earlier ones. Nothing if it has left."""
         if self._connection is not None:
-            await self._connection.stall.wait_ended()
+            await self._connection.wait_sent()
         connection = self._connection
         if connection is None:
             return
@@ -525,6 +555,10 @@ class _Meters:
 
     Attributes:
         deadline: of the state; its meaning is in `Connection._on_deadline`.
+        stall: when the client must have read something of what is unsent.
+        stalled_since: since when there are unsent bytes, in event loop time; None if there are none.
+        unsent_bytes: number of them when `stall` was set.
+        sent: set when there are none any more; None if nothing waits for that.
         progress: progress of the client, by which slow connections are closed.
         unparsed: bytes behind the current request; nothing is read while there are any.
         discardable_bytes: bytes that are still discarded in the states DRAINING and LINGERING.
@@ -532,7 +566,11 @@ class _Meters:
     """
 
     deadline: Deadline
+    stall: Deadline
     progress: ConnectionProgress
+    stalled_since: float | None = None
+    unsent_bytes: int = 0
+    sent: asyncio.Event | None = None
     unparsed: bytes = b""
     discardable_bytes: int = 0
     is_reading: bool = True
@@ -551,7 +589,6 @@ class Connection(asyncio.BufferedProtocol):
         listener: the same.
         transport: the transport; set by `connection_made`.
         addresses: its ends; set by `connection_made`.
-        stall: runs while the client leaves a response unread.
     """
 
     _buffer: ClassVar = memoryview(bytearray(READ_BYTES))
@@ -564,9 +601,10 @@ class Connection(asyncio.BufferedProtocol):
         self._state = State.NEW
         self._parser = RequestParser(listener.limits, self._begin_request)
         self._request: Request | None = None  # from the end of its head to the end of its body and response
-        self.stall = StallTimer(self._loop, listener.limits.stalled_seconds)
         self._meters = _Meters(
-            Deadline(self._loop, self._on_deadline), ConnectionProgress(self._is_evictable, self._evict)
+            Deadline(self._loop, self._on_deadline),
+            Deadline(self._loop, self._on_stall),
+            ConnectionProgress(self._is_evictable, self._evict),
         )
 
     def _move(self, state: State) -> None:
@@ -590,8 +628,8 @@ class Connection(asyncio.BufferedProtocol):
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.addresses = _read_addresses(sock)
-        if self.addresses.client is not None:
-            progress.is_kept_idle = is_trusted_proxy(self.addresses.client[0], listener.trusted_networks)
+        if listener.trusted_networks and self.addresses.client is not None:
+            progress.is_kept_idle = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
         listener.connections.add(self)
         if listener.has_room(now):
             listener.evictor.add(progress, now)
@@ -603,11 +641,11 @@ class Connection(asyncio.BufferedProtocol):
         """Stop all timers and release everything, so that this object is freed without the garbage collector."""
         self._end(State.CLOSED)
         self._meters.deadline.close()
-        self.stall.stop()
+        self._meters.stall.close()
+        self._end_stall()
         self._parser.close()
         listener = self.listener
         listener.evictor.discard(self._meters.progress)
-        listener.stalled.pop(self, None)
         listener.connections.discard(self)
         listener.ended.set()
 
@@ -646,15 +684,41 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Start the stall timer: bytes are unsent. Drop stalled connections if there are too many."""
-        self.stall.start(self.transport)
+        """Limit the time in which the client must read: bytes are unsent. Drop connections if there are too many."""
+        meters, now = self._meters, self._loop.time()
+        meters.stalled_since, meters.unsent_bytes = now, self.transport.get_write_buffer_size()
+        meters.stall.set(now + self.listener.limits.stalled_seconds)
         self.listener.stalled[self] = None
         self.listener.limit_unsent()
 
-    def resume_writing(self) -> None:
-        """Stop the stall timer: all bytes are sent. Continue what waited for that."""
-        self.stall.stop()
+    def _on_stall(self) -> None:
+        """Abort the connection if the client has read nothing; close() would wait until it has read everything."""
+        meters, unsent = self._meters, self.transport.get_write_buffer_size()
+        if unsent >= meters.unsent_bytes:
+            self.abort()
+        else:
+            meters.unsent_bytes = unsent
+            meters.stall.set(self._loop.time() + self.listener.limits.stalled_seconds)
+
+    async def wait_sent(self) -> None:
+        """Wait until there are no unsent bytes, or the connection is closed."""
+        meters = self._meters
+        if meters.stalled_since is not None:
+            meters.sent = meters.sent or asyncio.Event()
+            await meters.sent.wait()
+
+    def _end_stall(self) -> None:
+        meters = self._meters
+        meters.stall.clear()
+        meters.stalled_since = None
+        if meters.sent is not None:
+            meters.sent.set()
+            meters.sent = None
         self.listener.stalled.pop(self, None)
+
+    def resume_writing(self) -> None:
+        """Continue what waited until all bytes are sent."""
+        self._end_stall()
         if self._state is State.WAITING:
             self._run_in_turn()
 
@@ -689,10 +753,9 @@ class Connection(asyncio.BufferedProtocol):
             meters.deadline.set(meters.progress.started_at + limits.head_seconds)
         elif self._state is State.HEAD:
             self._move(State.WAITING)
-            meters.deadline.set(self._loop.time() + limits.body_seconds)
+            meters.deadline.clear()
             self._run_in_turn()
         if request is not None and request.is_body_complete:
-            meters.deadline.clear()
             self.listener.evictor.clear_pending(meters.progress)
         elif self._state not in _DISCARDING and self._state is not State.IDLE:
             self.listener.evictor.add_pending(meters.progress, size, self._loop.time())
@@ -707,14 +770,14 @@ class Connection(asyncio.BufferedProtocol):
         Not before the client has read the earlier responses. Otherwise each connection of a client that reads nothing
         holds two responses, of which one is not counted.
         """
-        if self.stall.started_at is not None or self._request is None:
+        if self._meters.stalled_since is not None or self._request is None:
             return
         if self._request.method == "POST":
-            self._run()
+            self.run()
         else:
-            self.listener.turns.append(self._run)
+            self.listener.run_in_turn(self)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         """Call the handler, unless the request was dropped while it waited."""
         if self._state is State.WAITING and self._request is not None:
             self._move(State.RUNNING)
@@ -792,7 +855,7 @@ class Connection(asyncio.BufferedProtocol):
     def _is_evictable(self) -> bool:
         """Whether only the client delays this connection: no complete request is being answered."""
         if self.transport.get_write_buffer_size():
-            since = self.stall.started_at
+            since = self._meters.stalled_since
             return since is not None and self._loop.time() - since >= self.listener.limits.stalled_seconds
         if self._state in _ENDED:
             return False

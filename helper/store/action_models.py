@@ -39,7 +39,7 @@ class Action:
         id: ascending.
         actor: the user.
         started_ms: Unix milliseconds at which it started.
-        name: "retry", "export", "move", "import", "purge" or "rescan".
+        name: type of the action, such as "retry".
         parameters: the parameters, plain JSON values; never a share's reference.
         ended_ms: Unix milliseconds at which it ended, None if it was interrupted or is running.
         outcome: the result, plain JSON values; None with `ended_ms`.

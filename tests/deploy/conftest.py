@@ -7,6 +7,7 @@ tests are skipped, or fail if SVOTE_REQUIRE_DEPLOY is set (`prerequisites`).
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from tests.deploy.installation import (
 from tests.deploy.machine import BootedMachine
 from tests.deploy.prerequisites import require_programs, require_root
 from tests.support.release import build_wheel, sign_release
+
+os.environ.pop("SSL_CERT_DIR", None)  # these tests download
 
 PROGRAMS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"} | dict.fromkeys(
     ("nsenter", "setpriv"), "util-linux"

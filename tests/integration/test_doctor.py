@@ -10,10 +10,10 @@ import pytest
 
 from devnet import ballot
 from helper.clock import SystemClock
+from helper.doctor import CheckResult, Level, all_ok
 from helper.doctor import chain as chain_module
 from helper.doctor import run as run_module
 from helper.doctor.proving import evaluate_proof, run_self_test
-from helper.doctor.result import CheckResult, Level, all_ok
 from helper.doctor.run import MAX_TOTAL_SECONDS, run_doctor
 from tests.support.command import run_in_process
 from tests.support.devnet import DevChain
@@ -59,7 +59,7 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
 
         first = f"node {chain.nodes[0]['rest'].removeprefix('http://')}"
         for switches, message in (
-            ({"catching_up": True}, "catching up"),
+            ({"catching_up": True}, "syncing"),
             ({"chain_id": "other-1"}, "on chain other-1"),
             ({"refuse": 1.0}, "connection failed"),
             ({"status_503": 1.0}, "HTTP 503"),

@@ -73,7 +73,12 @@ async def run_node(write_response: ResponseWriter) -> AsyncIterator[FakeNode]:
 
 @contextlib.asynccontextmanager
 async def run_gateway(
-    *nodes: str, timeout: float = 5.0, limit: int = STREAM_LIMIT_BYTES, bodies: BodyReader | None = None, **limits: Any
+    *nodes: str,
+    timeout: float = 5.0,
+    limit: int = STREAM_LIMIT_BYTES,
+    bodies: BodyReader | None = None,
+    stalled_seconds: float = 60.0,
+    **limits: Any,
 ) -> AsyncIterator[tuple[str, Gateway]]:
     """Run only a gateway, in front of nodes that are treated as in sync. At the end no request may hold a slot."""
     clock = SystemClock()
@@ -90,7 +95,8 @@ async def run_gateway(
         body_reader=bodies,
         limits=GatewayLimits(**limits),
     )
-    server = create_server(Edge(json_application(gateway.routes())), ConnectionLimits(half_closed_seconds=0.1))
+    connections = ConnectionLimits(half_closed_seconds=0.1, stalled_seconds=stalled_seconds)
+    server = create_server(Edge(json_application(gateway.routes())), connections)
     listener = bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -168,7 +174,7 @@ async def test_gateway_non_reading_client_is_disconnected() -> None:
 
     async with (
         run_node(counted) as node,
-        run_gateway(node.url, chunk_seconds=0.3) as (base, gateway),
+        run_gateway(node.url, stalled_seconds=0.3) as (base, gateway),
         open_unfinished_requests(base, ROUNDS_REQUEST, "127.0.0.1"),
     ):
         await wait_until(lambda: len(node.requests) == 1)
@@ -191,7 +197,7 @@ def test_gateway_response_that_is_not_read_takes_little_memory() -> None:
     count = 6
 
     async def hold_responses() -> float:
-        async with run_gateway(base_url(listener), timeout=60, chunk_seconds=60) as (base, gateway):
+        async with run_gateway(base_url(listener), timeout=60) as (base, gateway):
             tracemalloc.start()
             clients = [await open_slow_client(int(base.rpartition(":")[2])) for _ in range(count)]
             await wait_until(lambda: gateway.active_count == count)
@@ -391,12 +397,7 @@ async def test_gateway_length_of_chunked_response_is_ignored(http: httpx.AsyncCl
 
 
 async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:
-    limits: dict[str, Any] = {
-        "max_concurrent": 4,
-        "max_streams": 4,
-        "chunk_seconds": 60,
-    }
-    async with run_node(write_small) as node, run_gateway(node.url, **limits) as (base, gateway):
+    async with run_node(write_small) as node, run_gateway(node.url, max_concurrent=4, max_streams=4) as (base, gateway):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
             await wait_until(lambda: endless.stalled == 4)
@@ -409,7 +410,7 @@ async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http
 async def test_gateway_stalled_reads_hold_no_slot_and_the_longest_is_aborted(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, max_concurrent=1, max_streams=3, chunk_seconds=60) as (base, gateway),
+        run_gateway(node.url, max_concurrent=1, max_streams=3) as (base, gateway),
     ):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with contextlib.AsyncExitStack() as stack:

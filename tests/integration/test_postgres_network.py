@@ -15,7 +15,7 @@ import pytest
 from devnet import ballot
 from helper.clock import SystemClock
 from helper.config.loader import load
-from helper.doctor.result import CheckResult, Level
+from helper.doctor import CheckResult, Level
 from helper.doctor.run import run_doctor
 from helper.errors import StoreUnreachable
 from helper.store.factory import create_store

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
-from helper.core.load_forecast import MAX_REVEALS_PER_BLOCK, choose_helpers
+from helper.core.load_forecast import MAX_REVEALS_PER_BLOCK
 from helper.core.refusals import TemporaryRefusal
 from helper.core.share import Share
 from helper.errors import ShareRefused
@@ -25,6 +25,7 @@ from tests.simulation.fleet_plan import (
     FleetHelper,
     FleetPlan,
     FleetVote,
+    choose_helpers,
     simulate_ideal_fleet,
 )
 from tests.simulation.host import ServiceHost, UnreachableError

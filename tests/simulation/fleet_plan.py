@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from helper.core.load_forecast import (
     MAX_REVEALS_PER_BLOCK,
+    MAX_WAIT_SECONDS,
     Distribution,
-    choose_submit_at,
-    choose_vote_time,
+    helpers_per_share,
     last_moment_start,
+    last_vote_time,
 )
 from helper.core.share import SHARE_COUNT
 
@@ -33,6 +34,8 @@ ROUND_STARTS_AT = 10.0
 """Loop second at which the first vote of a round can be cast."""
 RECOVERY_SECONDS = (30.0, 3600.0)
 """Minimum and maximum seconds after a share's due time at which its wallet posts it again."""
+MAX_SHARES_OF_VOTE = 12
+"""Maximum shares of a vote that a wallet first gives to one helper, if there are enough helpers."""
 
 
 @dataclass(frozen=True)
@@ -174,3 +177,35 @@ def select_end_of_round(votes: Sequence[FleetVote], end: int, seconds: int) -> t
         for vote in votes
         if vote.cast_at >= start + ROUND_STARTS_AT
     ), seconds
+
+
+def choose_helpers(helpers: int, rng: random.Random, *, per_share: int | None = None) -> list[tuple[int, ...]]:
+    """Choose the helpers (0 to `helpers` - 1) of each of a vote's 16 shares, at random.
+
+    Each share gets `per_share` helpers, by default `helpers_per_share`. A helper with `MAX_SHARES_OF_VOTE` shares is
+    chosen only if too few others are left.
+    """
+    count, held = per_share or helpers_per_share(helpers), [0] * helpers
+    chosen = []
+    for _ in range(SHARE_COUNT):
+        order = rng.sample(range(helpers), helpers)
+        order.sort(key=lambda helper: held[helper] >= MAX_SHARES_OF_VOTE)  # stable, so the order remains random
+        chosen.append(tuple(order[:count]))
+        for helper in order[:count]:
+            held[helper] += 1
+    return chosen
+
+
+def choose_submit_at(voted_at: int, start: int, end: int, rng: random.Random) -> int:
+    """Choose a share's `submit_at`, as the wallet of a vote that was cast at `voted_at`. Times are in Unix seconds.
+
+    Returns 0 (due on arrival) in the last-moment window, else a time before it, at most 100 h after the vote.
+    """
+    latest = min(last_moment_start(start, end), voted_at + MAX_WAIT_SECONDS)
+    return rng.randrange(voted_at, latest) if voted_at < latest else 0
+
+
+def choose_vote_time(distribution: Distribution, start: int, end: int, rng: random.Random) -> float:
+    """Choose the Unix time at which a voter votes."""
+    first = last_moment_start(start, end) if distribution is Distribution.DEADLINE else start
+    return rng.uniform(first, last_vote_time(start, end))

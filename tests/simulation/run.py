@@ -114,14 +114,14 @@ def _garbage_collection_paused() -> Iterator[None]:
     A task killed before its first step leaves a coroutine that was never awaited; that warning is ignored.
     """
     gc.disable()
-    gc.freeze()  # exempts the objects of before
+    if not gc.get_freeze_count():
+        gc.freeze()  # exempts the objects of before the first seed
     try:
         yield
     finally:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             gc.collect()
-        gc.unfreeze()
         gc.enable()
 
 

@@ -136,8 +136,8 @@ class Scenario:
 CHAIN_PACES = (
     # weight, duration, poll interval, minimum and maximum block interval
     (4, 1500.0, 3.0, (1.5, 6.0)),
-    (4, 3600.0, 10.0, (5.0, 12.0)),
-    (2, 8000.0, 25.0, (14.0, 28.0)),
+    (4, 2600.0, 10.0, (5.0, 12.0)),
+    (2, 5600.0, 25.0, (14.0, 28.0)),
 )
 KILL_TIMEOUT_SECONDS = 90.0
 """Maximum seconds a kill waits for its intended moment."""

@@ -134,7 +134,7 @@ def test_checker_row_lost_at_restart_is_reported(monkeypatch: pytest.MonkeyPatch
         return 0
 
     monkeypatch.setattr(SqliteStore, "recover", recover_nothing)
-    assert finds_violation("an acknowledged share was not counted", first=40)
+    assert finds_violation("an acknowledged share was not counted", first=8)
 
 
 def test_checker_spinning_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ async def wait_until(condition: Callable[[], object]) -> None:
         for turn in itertools.count():
             if condition():
                 return
-            await asyncio.sleep(0 if turn < 10_000 else 0.005)
+            await asyncio.sleep(0 if turn < 500 else 0.001)
 
 
 async def wait_for_length(items: Sequence[object], length: int) -> None:

@@ -9,7 +9,7 @@ const parseAll = (...chunks: string[]) => {
 describe("EventParser", () => {
   it("dispatches an event at a blank line", () => {
     expect(parseAll("id: a-1\nevent: state\ndata: {}\n").events).toEqual([]);
-    expect(parseAll("id: a-1\nevent: state\ndata: {}\n\n").events).toEqual([{ id: "a-1", event: "state", data: "{}" }]);
+    expect(parseAll("id: a-1\nevent: state\ndata: {}\n\n").events).toEqual([{ event: "state", data: "{}" }]);
   });
 
   it.each(["\n", "\r\n", "\r"])("accepts chunks of any size with line end %j", (end) => {
@@ -30,28 +30,10 @@ describe("EventParser", () => {
       const chunks: string[] = [];
       for (let at = 0; at < text.length; at += size) chunks.push(text.slice(at, at + size));
       expect(parseAll(...chunks).events).toEqual([
-        { id: "1", event: "state", data: '{"a":\n "ö"}' },
-        { id: "1", event: "message", data: "x" },
+        { event: "state", data: '{"a":\n "ö"}' },
+        { event: "message", data: "x" },
       ]);
     }
-  });
-
-  it("dispatches no event without data, but stores its id", () => {
-    const { parser, events } = parseAll("id: 7\nevent: state\n\n");
-    expect(events).toEqual([]);
-    expect(parser.lastEventId).toBe("7");
-  });
-
-  it("keeps the last id until the next one and ignores an id with NUL", () => {
-    expect(parseAll("id: 1\ndata: a\n\nid: 2\0\ndata: b\n\nid\ndata: c\n\n").events.map(({ id }) => id)).toEqual([
-      "1",
-      "1",
-      "",
-    ]);
-  });
-
-  it("ignores the id of an incomplete event", () => {
-    expect(parseAll("id: 1\ndata: a\n\nid: 2\ndata: b").parser.lastEventId).toBe("1");
   });
 
   it("reads the reconnection delay", () => {
@@ -60,7 +42,7 @@ describe("EventParser", () => {
   });
 
   it("accepts fields without a value and ignores unknown fields", () => {
-    expect(parseAll("data\ndata\nnonsense: 1\n\n").events).toEqual([{ id: "", event: "message", data: "\n" }]);
+    expect(parseAll("data\ndata\nnonsense: 1\n\n").events).toEqual([{ event: "message", data: "\n" }]);
   });
 
   it("rejects a line that is too long", () => {

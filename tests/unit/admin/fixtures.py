@@ -23,8 +23,8 @@ from admin.registration_request import RegistrationRequest
 from admin.round_totals import RoundsView
 from helper.chain.chain_data import OptionTotal, Round, RoundList, parse_round, parse_rounds, parse_totals
 from helper.chain.rest_client import ChainClient
+from helper.core.text_forms import Network
 from helper.errors import ChainResponseError, ChainUnavailable
-from helper.server.client_limits import Network
 from tests.support.clock import FakeClock
 
 T = TypeVar("T")

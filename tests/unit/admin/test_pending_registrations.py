@@ -180,7 +180,6 @@ async def test_get_pending_when_full_is_paged(stack: AdminStack, moniker: str, u
         response = await stack.client.get(f"/pending-validators{page}")
         assert len(response.content) <= PAGE_BYTES <= 64 << 10
         assert response.headers["x-total-count"] == "10000"
-        assert response.headers["access-control-expose-headers"] == "Link, X-Total-Count"
         monikers += [entry["operator_address"] for entry in response.json()]
         if "next" not in response.links:
             break

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from admin.published_config import MAX_MIRRORS, InvalidConfigError, parse_config, parse_static
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from tests.conftest import RECORDED
 
 pytestmark = pytest.mark.rule("R16")

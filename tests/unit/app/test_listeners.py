@@ -14,9 +14,9 @@ import pytest
 
 from admin.admin_database import AdminStore, ConfigDocuments
 from helper.app.listeners import Listeners, published_addresses
+from helper.chain.chain_data import RoundAuthentication
 from helper.chain.node_pool import create_node_pool
 from helper.config.sections import Config
-from helper.core.round_authentication import RoundAuthentication
 from helper.errors import HelperError
 from helper.operations.archived_objects import StoredAudit, StoredCheck, audit_name
 from helper.server.listening import bind_tcp

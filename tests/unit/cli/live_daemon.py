@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 import anyio
 
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from helper.server.edge import Edge
 from helper.server.listening import create_server, listen_unix
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route
+from helper.store.models import StoredRound
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness
@@ -31,7 +32,7 @@ SERVICE_STATUS: dict[str, Any] = {"ready": True, "endpoints": [{"name": "node:80
 
 
 async def round_states() -> list[RoundState]:
-    return [RoundState(ROUND_ID, 1, END, 50, 7, is_closed=False)]
+    return [RoundState.of(StoredRound(ROUND_ID, 1, END, 50, (), None, None), tree_size=7, is_closed=False)]
 
 
 class SilentHandler(BaseHTTPRequestHandler):

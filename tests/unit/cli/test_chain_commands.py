@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from helper.chain.chain_data import RoundAuthentication
 from helper.cli import queue
 from helper.cli.proof import SearchSource
 from helper.clock import SystemClock
-from helper.core.round_authentication import RoundAuthentication
 from helper.object_store.bucket import StoredObject
 from helper.operations.archived_objects import IndexEntry, bundle_name, encode_index, index_name, part_of_height
 from helper.operations.proof_bundle import pack_bundle

@@ -6,16 +6,20 @@ import errno
 import json
 import os
 import stat
-import time
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from helper.chain.node_pool import create_nodes
+from helper.clock import SystemClock
 from helper.config.loader import load
 from helper.config.sections import Config
-from helper.doctor.chain import NodeReport
 from helper.store.backup import DATABASE_HEADER
 from helper.store.sqlite.file_lock import AGE_HEADER
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import FakeNetwork, FakeNode
 from tests.unit.cli.test_main import read_json, run_command
 
 
@@ -157,47 +161,36 @@ def test_validate_missing_file_fails(capsys: pytest.CaptureFixture[str]) -> None
     assert "nothing.toml: cannot be read: No such file or directory" in capsys.readouterr().err
 
 
-class StubNodeQueries:
-    """Node queries with the results that a test sets."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: str | None) -> None:
-        now = time.time()
-        lines = [
-            NodeReport(
-                name, problem=problem, chain_id="" if problem else "one", height=7, block_time=now, version="v1.3.0"
-            )
-            for name, problem in nodes.items()
-        ]
-
-        async def query_nodes(_nodes: object, _clock: object) -> list[NodeReport]:
-            return lines
-
-        monkeypatch.setattr("helper.doctor.chain.query_nodes", query_nodes)
+def stub_nodes(monkeypatch: pytest.MonkeyPatch, *, responding: str, silent: str = "") -> None:
+    """Configure nodes with these names of one letter each."""
+    clock = SystemClock()
+    network = FakeNetwork(**{name: FakeNode(cast(FakeClock, clock)) for name in responding})
+    monkeypatch.setattr("helper.doctor.chain.create_nodes", partial(create_nodes, transport=network))
+    monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", ",".join(f"http://{name}:1" for name in responding + silent))
 
 
 def test_validate_online_reports_every_node(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://a:1")
-    StubNodeQueries(monkeypatch, a=None)
+    stub_nodes(monkeypatch, responding="a")
     assert run_command("config", "validate", "--online") == 0
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("ok    node a: chain one, height 7")
+    assert lines[0].startswith("ok    node a:1: chain svote-1, height 463")
     assert lines[-1] == "default settings: ok"
 
-    StubNodeQueries(monkeypatch, a=None, b="unreachable")
+    stub_nodes(monkeypatch, responding="a", silent="b")
     assert run_command("config", "validate", "--online", "--json") == 3
     result = read_json(capsys)
     assert result["ok"] is False
     assert result["problems"] == []
     assert [(line["subject"], line["level"]) for line in result["online"]] == [
-        ("node a", "ok"),
-        ("node b", "warn"),
+        ("node a:1", "ok"),
+        ("node b:1", "warn"),
         ("chain", "ok"),
         ("clock", "ok"),
     ]
 
-    StubNodeQueries(monkeypatch, a="unreachable")
+    stub_nodes(monkeypatch, responding="", silent="a")
     assert run_command("config", "validate", "--online") == 6
     assert "-> Check that the node is running" in capsys.readouterr().err
 

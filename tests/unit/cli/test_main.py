@@ -6,14 +6,13 @@ import errno
 import json
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
 
-from helper.cli.conventions import map_errors_to_exit_codes
 from helper.cli.main import COMMANDS, Command, load_function, main
 from helper.errors import HelperError, UsageError
 from tests.support.schemas import assert_conforms
@@ -114,7 +113,6 @@ def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsy
 def test_only_errors_of_arguments_exit_usage(
     error: type[ValueError], code: int | None, plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @map_errors_to_exit_codes()
     def broken() -> None:
         raise error("limit is wrong")
 
@@ -128,25 +126,33 @@ def test_only_errors_of_arguments_exit_usage(
 
 
 @pytest.mark.parametrize(
-    ("mapping", "name", "message"),
+    ("services", "name", "is_output_broken", "message"),
     [
-        (map_errors_to_exit_codes(), "q.db", "cannot read file: [Errno 5] failed: 'q.db'\n"),
-        (nullcontext(), "q.db", "cannot use file: [Errno 5] failed: 'q.db'\n"),
-        (map_errors_to_exit_codes(), None, "the output cannot be written: failed\n"),
+        ("", "q.db", False, "cannot read file: [Errno 5] failed: 'q.db'\n"),
+        ("run", "q.db", False, "cannot use file: [Errno 5] failed: 'q.db'\n"),
+        ("", None, False, "cannot read file: [Errno 5] failed\n"),
+        ("run", None, False, "cannot use file: [Errno 5] failed\n"),
+        ("", None, True, "the output cannot be written: failed\n"),
     ],
 )
 def test_error_of_file_is_not_reported_as_one_of_the_output(
-    mapping: AbstractContextManager[None],
+    services: str,
     name: str | None,
+    is_output_broken: bool,
     message: str,
     plugin_module: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken() -> None:
-        with mapping:
-            raise OSError(errno.EIO, "failed", name)
+    def fail() -> None:
+        raise OSError(errno.EIO, "failed", name)
 
+    def broken() -> None:
+        if is_output_broken:
+            monkeypatch.setattr("sys.stdout", Mock(flush=fail))
+        fail()
+
+    monkeypatch.setattr("helper.cli.main.SERVICES", {services})
     monkeypatch.setattr("helper.cli.main.discard_output", lambda: None)
     vars(plugin_module)["run"] = broken
     assert run_command("plugged") == 1

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from helper.core.load_forecast import (
     MAX_REVEALS_PER_BLOCK,
-    MAX_SHARES_OF_VOTE,
     MAX_WAIT_SECONDS,
     PROVER_BYTES,
     REFERENCE_PROOF_SECONDS,
@@ -25,9 +24,6 @@ from helper.core.load_forecast import (
     ProofRate,
     RoundSize,
     RoundWork,
-    choose_helpers,
-    choose_submit_at,
-    choose_vote_time,
     find_slots,
     forecast_work,
     fraction_due,
@@ -38,6 +34,7 @@ from helper.core.load_forecast import (
     simulate_drain,
 )
 from helper.core.share import SHARE_COUNT
+from tests.simulation.fleet_plan import MAX_SHARES_OF_VOTE, choose_helpers, choose_submit_at, choose_vote_time
 
 HOUR, DAY = 3600, 86_400
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from helper.core.load_forecast import ProofRate
-from helper.doctor.result import CheckResult, Level
+from helper.doctor import CheckResult, Level
 from helper.doctor.running_helper import evaluate_backlog
 from helper.observability.queue_snapshot import QueueSnapshot, RetryingShares, RoundSnapshot, ShareCounts
 

@@ -1,34 +1,61 @@
-"""Node reports and their assessment: addresses, chain ids, block ages, the clock."""
+"""Checks of the nodes: addresses, chain ids, block ages, the clock."""
 
 from __future__ import annotations
 
 from base64 import b64decode
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
 
-from helper.chain.node import HeadLimits
 from helper.chain.node_http import SLOW_CALL_SECONDS
+from helper.chain.node_pool import create_nodes
 from helper.chain.rest_client import ChainClient
+from helper.config.sections import Config
+from helper.doctor import CheckResult, Level
 from helper.doctor import chain as chain_module
-from helper.doctor.chain import NodeCriteria, NodeReport, evaluate_clock, evaluate_nodes, query_authority_keys
+from helper.doctor.chain import (
+    NodeReport,
+    NodeResults,
+    check_nodes,
+    evaluate_clock,
+    evaluate_nodes,
+    query_authority_keys,
+)
 from helper.doctor.proving import evaluate_circuit
-from helper.doctor.result import CheckResult, Level
-from tests.unit.chain.fakes import ROUND_ID, json_response, recorded_round
-
-NOW = 1_000_000.0
-LIMITS = NodeCriteria(chain_id="svote-1", now=NOW, limits=HeadLimits(stale_after=90, clock_skew=120))
-GOOD = NodeReport("a:1317", chain_id="svote-1", height=100, block_time=NOW - 3, version="v1.3.0", seconds=0.01)
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, json_response, recorded_round
 
 
-def named(name: str, **changes: object) -> NodeReport:
-    return replace(GOOD, name=name, **changes)  # type: ignore[arg-type]
+def by_subject(results: NodeResults) -> dict[str, CheckResult]:
+    return {finding.subject: finding for finding in results.findings}
 
 
-def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
-    return {finding.subject: finding for finding in findings}
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+async def check(
+    monkeypatch: pytest.MonkeyPatch,
+    clock: FakeClock,
+    *nodes: FakeNode | None,
+    known_id: str | None = None,
+    **settings: Any,
+) -> NodeResults:
+    """The results for nodes named a, b, …; None is a node that does not respond."""
+    names = "abcd"[: len(nodes)]
+    network = FakeNetwork(**{name: node for name, node in zip(names, nodes, strict=True) if node is not None})
+    monkeypatch.setattr(chain_module, "create_nodes", partial(create_nodes, transport=network))
+    chain = {"endpoints": [f"http://{name}:1317" for name in names], **settings}
+    return await check_nodes(Config.model_validate({"chain": chain}), clock, known_id)
+
+
+def identified(node_id: str) -> dict[str, Any]:
+    """The fault of a node that reports a version and this id."""
+    info = {"application_version": {"version": "v1.3.0"}, "default_node_info": {"default_node_id": node_id}}
+    return {"node_info": lambda _: json_response(200, info)}
 
 
 async def test_query_authority_keys_uses_the_first_node_that_lists_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,99 +76,113 @@ async def test_query_authority_keys_uses_the_first_node_that_lists_a_round(monke
 
     monkeypatch.setattr(chain_module, "ChainClient", partial(ChainClient, transport=httpx.MockTransport(reply)))
     hosts = ("gone", "html", "pending", "first", "second")
-    keys = await query_authority_keys([(f"http://{host}", "") for host in hosts] + [("no url", "")])
+    keys = await query_authority_keys([(f"http://{host}", "") for host in hosts])
     assert keys == {ROUND_ID: b64decode(listed["ea_pk"]), bytes(32): b64decode(other)}
 
 
-def test_evaluate_nodes_reports_values_of_healthy_node() -> None:
-    evaluation = evaluate_nodes([GOOD], LIMITS)
-    node, chain = evaluation.findings
+async def test_healthy_node_is_reported_with_its_values(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+    results = await check(monkeypatch, clock, FakeNode(clock, age=3, faults=identified("6c6f")))
+    node, chain, time = results.findings
     assert (node.subject, node.level) == ("node a:1317", Level.OK)
-    assert node.message == "chain svote-1, height 100, block 3 s old, response in 10 ms, version v1.3.0"
-    assert node.facts["latency_ms"] == 10.0
+    assert node.message == "chain svote-1, height 463, block 3 s old, response in 0 ms, version v1.3.0"
+    assert node.facts["latency_ms"] == 0.0
     assert chain.level is Level.OK
     assert "add a second one" in chain.message
-    assert evaluation.usable == [GOOD]
-
-
-def test_evaluate_nodes_warns_while_verifying_keys_are_not_ready() -> None:
-    warming = named("b:1317", unready_reason="the verifying keys are being generated")
-    evaluation = evaluate_nodes([GOOD, warming], LIMITS)
-    finding = by_subject(evaluation.findings)["node b:1317"]
-    assert finding.level is Level.WARN
-    assert finding.message == "the node accepts no reveals yet: the verifying keys are being generated"
-    assert finding.advice
+    assert (time.level, time.message) == (Level.OK, "newest block is 3 s old")
+    assert [(usable.info.version, usable.block_seconds) for usable in results.usable] == [("v1.3.0", 5.0)]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"problem": "unreachable (ConnectError)"}, "unreachable"),
+        (None, "unreachable"),
         ({"chain_id": "other-1"}, "on chain other-1, expected svote-1"),
-        ({"syncing": True}, "catching up"),
-        ({"block_time": NOW - 91}, "newest block is 91 s old"),
-        ({"block_time": NOW + 121}, "121 s ahead of our clock"),
+        ({"syncing": True}, "syncing"),
+        ({"age": 91}, "newest block is 91 s old"),
+        ({"age": -121}, "121 s ahead of our clock"),
     ],
 )
-def test_evaluate_nodes_faulty_node_fails_alone_and_warns_with_healthy_one(
-    changes: dict[str, object], message: str
+async def test_faulty_node_fails_alone_and_warns_with_healthy_one(
+    changes: dict[str, Any] | None, message: str, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
-    bad = named("b:1317", **changes)
-    alone = by_subject(evaluate_nodes([bad], LIMITS).findings)
-    assert alone["node b:1317"].level is Level.FAIL
-    assert message in alone["node b:1317"].message
-    assert alone["node b:1317"].advice
+    bad = None if changes is None else FakeNode(clock, **changes)
+    alone = by_subject(await check(monkeypatch, clock, bad, chain_id="svote-1"))
+    assert alone["node a:1317"].level is Level.FAIL
+    assert message in alone["node a:1317"].message
+    assert alone["node a:1317"].advice
     assert alone["chain"].level is Level.FAIL
-    together = by_subject(evaluate_nodes([bad, GOOD], LIMITS).findings)
-    assert together["node b:1317"].level is Level.WARN
+    together = by_subject(await check(monkeypatch, clock, bad, FakeNode(clock), chain_id="svote-1"))
+    assert together["node a:1317"].level is Level.WARN
     assert together["chain"].level is Level.OK
     assert together["chain"].facts == {"chain_id": "svote-1", "endpoints": 2, "of_use": 1}
 
 
-def test_evaluate_nodes_warns_about_one_node_under_two_names() -> None:
-    nodes = [named("a:1317", node_id="6c6f"), named("b:1317", node_id="6c6f"), named("c:1317"), named("d:1317")]
-    warnings = [finding for finding in evaluate_nodes(nodes, LIMITS).findings if finding.level is Level.WARN]
+async def test_node_without_keys_is_a_warning(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+    async def warming(_client: ChainClient) -> str:
+        return "the verifying keys are being generated"
+
+    monkeypatch.setattr(ChainClient, "unready_reason", warming)
+    node = by_subject(await check(monkeypatch, clock, FakeNode(clock)))["node a:1317"]
+    assert node.level is Level.WARN
+    assert node.message == "the node accepts no reveals yet: the verifying keys are being generated"
+    assert node.advice
+
+
+async def test_one_node_under_two_names_is_a_warning(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+    same = [FakeNode(clock, faults=identified("6c6f")) for _ in "ab"]
+    results = await check(monkeypatch, clock, *same, FakeNode(clock), FakeNode(clock))
+    warnings = [finding for finding in results.findings if finding.level is Level.WARN]
     assert [finding.message for finding in warnings] == ["it reports the same node id as a:1317"]
 
 
-def test_evaluate_nodes_without_chain_id_uses_that_of_first_node() -> None:
-    evaluation = evaluate_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
-    assert [node.name for node in evaluation.usable] == ["a:1"]
+async def test_chain_id_is_that_of_the_running_helper_else_the_agreed_one(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    nodes = (FakeNode(clock, chain_id="x-1"), FakeNode(clock))
+    known = by_subject(await check(monkeypatch, clock, *nodes, known_id="x-1"))
+    assert (known["node a:1317"].level, known["node b:1317"].level) == (Level.OK, Level.WARN)
+    unknown = by_subject(await check(monkeypatch, clock, *nodes))
+    assert unknown["chain"].level is Level.FAIL
+    assert "[chain] chain_id" in unknown["node a:1317"].advice
 
 
-def test_evaluate_nodes_slow_node_is_warning() -> None:
-    node, _ = evaluate_nodes([named("a:1", seconds=SLOW_CALL_SECONDS + 0.1)], LIMITS).findings
-    assert node.level is Level.WARN
+async def test_slow_node_is_a_warning(clock: FakeClock) -> None:
+    pool = FakeNetwork(a=FakeNode(clock)).create_node_pool(clock)
+    await pool.probe_all()
+    slow = evaluate_nodes(pool, {pool.nodes[0]: NodeReport(seconds=SLOW_CALL_SECONDS + 0.1)})
+    assert by_subject(slow)["node a:1317"].level is Level.WARN
 
 
-def test_evaluate_nodes_unreachable_rpc_is_warning_and_node_stays_usable() -> None:
-    evaluation = evaluate_nodes([named("a:1", rpc=NodeReport("a:2", problem="unreachable"))], LIMITS)
-    result = by_subject(evaluation.findings)
-    assert result["rpc a:2"].level is Level.WARN
-    assert result["node a:1"].level is Level.OK
-    healthy = evaluate_nodes([named("a:1", rpc=named("a:2"))], LIMITS)
-    assert by_subject(healthy.findings)["rpc a:2"].level is Level.OK
+async def test_unreachable_rpc_is_a_warning_and_node_stays_usable(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    for rpc, level in (("http://gone:26657", Level.WARN), ("http://a:26657", Level.OK)):
+        result = by_subject(await check(monkeypatch, clock, FakeNode(clock), rpc=[rpc]))
+        assert result[f"rpc {rpc.removeprefix('http://')}"].level is level
+        assert result["node a:1317"].level is Level.OK
+
+
+async def test_without_nodes_the_check_fails(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+    chain, time = (await check(monkeypatch, clock)).findings
+    assert (chain.level, chain.message) == (Level.FAIL, "no node is configured: the helper does not start")
+    assert time.level is Level.WARN
 
 
 @pytest.mark.parametrize(
-    ("age", "level", "text"),
+    ("skew", "level", "text"),
     [
         (3, Level.OK, "3 s old"),
         (121, Level.FAIL, "121 s ahead"),
         (-4, Level.OK, "0 s old"),
         (-6, Level.WARN, "6 s behind"),
         (-121, Level.FAIL, "121 s behind"),
+        (None, Level.WARN, "no block time"),
     ],
 )
-def test_evaluate_clock_uses_nearest_block_time(age: float, level: Level, text: str) -> None:
-    nodes = [named("a:1", block_time=NOW - age), named("b:1", block_time=NOW - 5000), named("c:1", syncing=True)]
-    result = evaluate_clock(nodes, NOW, limit=120)
+def test_clock_is_compared_with_the_nearest_block_time(skew: float | None, level: Level, text: str) -> None:
+    result = evaluate_clock(skew, limit=120)
     assert result.level is level
     assert text in result.message
-
-
-def test_evaluate_clock_without_block_is_warning() -> None:
-    assert evaluate_clock([named("a:1", problem="away")], NOW, limit=120).level is Level.WARN
 
 
 @pytest.mark.parametrize(

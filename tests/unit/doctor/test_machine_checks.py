@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import socket
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
-from helper.doctor import database, machine, publication
+from helper.doctor import CheckResult, Level, database, machine, publication
 from helper.doctor.database import DiskMeasurement, evaluate_disk, evaluate_sqlite
 from helper.doctor.machine import check_address, check_modes, check_socket
 from helper.doctor.publication import evaluate_tokens
-from helper.doctor.result import CheckResult, Level
 from helper.runtime.process_security import ProcessLimits, get_process_limits
 from helper.store.sqlite.opening import find_file_system_type, is_unsuitable
 
@@ -93,44 +91,10 @@ def test_file_modes_reports_files_accessible_to_others(tmp_path: Path) -> None:
 # The page
 
 
-def make_page(directory: Path) -> None:
-    (directory / "assets").mkdir()
-    for name in ("index.html", "assets/app.js"):
-        (directory / name).write_text(name)
-    lines = [f"{sha256(name.encode()).hexdigest()}  {name}\n" for name in ("assets/app.js", "index.html")]
-    (directory / publication.SUMS_FILE).write_text("".join(lines))
-
-
-def test_page_of_one_build_is_ok(tmp_path: Path) -> None:
-    make_page(tmp_path)
-    result = publication.check_page(tmp_path, enabled=True)
-    assert (result.level, result.message) == (Level.OK, "2 files match the build")
-    assert publication.check_page(tmp_path / "none", enabled=False).level is Level.OK
-
-
-def test_page_with_changed_or_extra_files_fails(tmp_path: Path) -> None:
-    make_page(tmp_path)
-    (tmp_path / "assets" / "app.js").write_text("another")
-    (tmp_path / "assets" / "old.js").write_text("old")
-    result = publication.check_page(tmp_path, enabled=True)
-    assert result.level is Level.FAIL
-    assert (result.facts["changed"], result.facts["strange"]) == (["assets/app.js"], ["assets/old.js"])
-    (tmp_path / "assets" / "app.js").unlink()
-    assert publication.check_page(tmp_path, enabled=True).facts["changed"] == ["assets/app.js"]
-
-
-def test_page_missing_or_without_hashes_is_reported(tmp_path: Path) -> None:
+def test_page_without_an_index_fails(tmp_path: Path) -> None:
+    assert publication.check_page(tmp_path, enabled=False).level is Level.OK
     assert publication.check_page(tmp_path, enabled=True).level is Level.FAIL
-    (tmp_path / "index.html").touch()
-    assert publication.check_page(tmp_path, enabled=True).level is Level.WARN
-    for text in ("nonsense", f"{'0' * 64}  ../../etc/passwd", f"{'0' * 64}  /etc/passwd"):
-        (tmp_path / publication.SUMS_FILE).write_text(text)
-        assert "cannot be read" in publication.check_page(tmp_path, enabled=True).message
-
-
-def test_supplied_page_matches_its_hashes() -> None:
-    result = publication.check_page(BUILT_PAGE_DIR, enabled=True)
-    assert result.level is Level.OK, f"{result.message}: `make ui` writes {publication.SUMS_FILE}"
+    assert publication.check_page(BUILT_PAGE_DIR, enabled=True).level is Level.OK
 
 
 # The process

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from helper.clock import SystemClock
+from helper.doctor import CheckResult, Level
 from helper.doctor.publication import check_onion_service
-from helper.doctor.result import CheckResult, Level
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ import pytest
 from helper.clock import SystemClock
 from helper.config.settings_file import find_file
 from helper.core.share import ShareState
+from helper.doctor import CheckResult, Level
 from helper.doctor import run as run_module
 from helper.doctor.database import read_database
 from helper.doctor.publication import read_settings
-from helper.doctor.result import CheckResult, Level
 from helper.doctor.run import run_doctor
 from helper.doctor.running_helper import (
     DaemonReport,

@@ -13,8 +13,8 @@ import pytest
 
 from admin.config_refresh import ConfigFetcher
 from admin.published_config import parse_config, parse_static
+from helper.doctor import CheckResult, Level
 from helper.doctor.publication import check_voting_config, evaluate_voting_config
-from helper.doctor.result import CheckResult, Level
 from tests.conftest import RECORDED
 
 pytestmark = pytest.mark.anyio

@@ -150,7 +150,7 @@ async def test_admission_duplicate_that_moves_a_share_up_wakes_dispatcher(
     async def move_up(*_: object, **__: object) -> EnqueueResult:
         return EnqueueResult.MOVED_UP
 
-    monkeypatch.setattr(harness.store, "enqueue", move_up)
+    monkeypatch.setattr(harness.store, "run", move_up)
     assert await harness.intake.admit(share_body(make_share(submit_at=0))) is EnqueueResult.DUPLICATE
     assert (harness.wake_count, harness.due) == (1, harness.clock.time)
 
@@ -341,17 +341,6 @@ async def test_admission_leaf_that_one_node_serves_is_accepted(harness: Harness)
 
 
 @pytest.mark.rule("W13")
-@pytest.mark.parametrize(("names_attempt", "seconds"), [(False, 3.5), (True, 15.0)])
-async def test_admission_hold_ends_at_limit(harness: Harness, names_attempt: bool, seconds: float) -> None:
-    remove_leaf(harness)
-    started_at = harness.clock.monotonic()
-    with pytest.raises(TemporaryRefusal) as caught:
-        await harness.intake.admit(share_body(make_share()), names_attempt=names_attempt)
-    assert caught.value.situation is Situation.VOTE_NOT_SYNCED
-    assert harness.clock.monotonic() - started_at == seconds
-
-
-@pytest.mark.rule("W13")
 async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
     remove_leaf(harness)
     harness.chain.sync_seconds = 2.0
@@ -463,7 +452,7 @@ async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.Monke
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 3)
     harness, gate = Harness(), SyncGate()
     with monkeypatch.context() as blocked:
-        blocked.setattr(harness.store, "enqueue", lambda *_, **__: gate.wait())
+        blocked.setattr(harness.store, "run", lambda *_, **__: gate.wait())
         async with anyio.create_task_group() as group:
             assert await gate.hold_shares(harness, group, 5, create_body()) == 3
             assert await harness.expect_temporary(make_share()) is Situation.TOO_MANY_REQUESTS

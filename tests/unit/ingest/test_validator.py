@@ -17,7 +17,7 @@ import pytest
 import proofs
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
-from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES, PayloadError, invalid_share
+from helper.ingest.payload import SMALL_BODY_BYTES, PayloadError, invalid_share
 from helper.ingest.validator import CheckedShare, ShareValidator
 from proofs import InvalidShare, ProofsError, ReadShare
 from tests.campaign.mutations import PayloadMutator
@@ -103,13 +103,13 @@ class RecordingChecks(FakeChecks):
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[int] = []
-        self.threads: set[str] = set()
+        self.threads = set[threading.Thread]()
         self.proceed = threading.Event()
         self.on_batch: Callable[[], None] = lambda: None
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         self.batches.append(len(bodies))
-        self.threads.add(threading.current_thread().name)
+        self.threads.add(threading.current_thread())
         self.on_batch()
         assert self.proceed.wait(30)
         return super().read_shares(bodies)
@@ -134,7 +134,7 @@ async def test_validator_bodies_during_batches_form_next_batch() -> None:
             group.start_soon(post)
         await anyio.wait_all_tasks_blocked()
         assert checks.batches == first
-        assert threading.current_thread().name not in checks.threads
+        assert threading.current_thread() not in checks.threads
         checks.proceed.set()
     assert sorted(checks.batches) == sorted([*first, validator.MAX_BATCH, 3])
 
@@ -173,7 +173,7 @@ async def test_validator_single_body_is_read_on_event_loop() -> None:
     checker = ShareValidator(checks)
     for _ in range(3):
         await checker.validate_body(create_body())
-    assert (checks.batches, checks.threads) == ([1] * 3, {threading.current_thread().name})
+    assert (checks.batches, checks.threads) == ([1] * 3, {threading.current_thread()})
 
 
 async def test_validator_large_body_does_not_wait_for_batch() -> None:
@@ -181,37 +181,20 @@ async def test_validator_large_body_does_not_wait_for_batch() -> None:
     checks.proceed.set()
     payload = await ShareValidator(checks).validate_body(create_body() + b" " * SMALL_BODY_BYTES)
     assert (payload.share, checks.batches) == (parse_share(create_body()), [1])
-    assert threading.current_thread().name not in checks.threads
-
-
-NOISE = b'"pad":[' + b"[]," * ((MAX_SHARE_BODY_BYTES - 8_000) // 3) + b"1]"
-"""A member that orjson parses in 80 ms."""
-
-
-def add_noise(posted: bytes) -> bytes:
-    """The same body with an unknown member; its size is close to the maximum."""
-    return posted.rstrip()[:-1] + b"," + NOISE + b"}"
+    assert threading.current_thread() not in checks.threads
 
 
 async def test_validator_large_bodies_share_one_worker_thread() -> None:
-    under_way, most, threads = 0, 0, set[str]()
-
-    class Counted(FakeChecks):
-        def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
-            nonlocal under_way, most
-            under_way += 1
-            most = max(most, under_way)
-            threads.add(threading.current_thread().name)
-            results = super().read_shares(bodies)
-            under_way -= 1
-            return results
-
-    checker = ShareValidator(Counted())
+    checks = RecordingChecks()
+    checker = ShareValidator(checks)
     async with anyio.create_task_group() as group:
         for _ in range(8):
-            group.start_soon(checker.validate_body, add_noise(create_body()))
-    assert most == validator.LARGE_BODY_THREADS
-    assert threading.current_thread().name not in threads
+            group.start_soon(checker.validate_body, create_body() + b" " * SMALL_BODY_BYTES)
+        await anyio.wait_all_tasks_blocked()
+        checks.proceed.set()
+    assert checks.batches == [1] * 8
+    assert len(checks.threads) == validator.LARGE_BODY_THREADS
+    assert threading.current_thread() not in checks.threads
 
 
 class FailingBatches(FakeChecks):

@@ -29,8 +29,8 @@ from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver, Q
 from helper.observability.readiness_text import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
+from helper.server.health_routes import METRICS_LIMITS, create_metrics_app, create_metrics_server
 from helper.server.listening import bind_tcp
-from helper.server.metrics_routes import LIMITS, create_metrics_app, create_metrics_server
 from helper.store.models import DamagedShare, DueForecast, FailureGroup
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
@@ -352,14 +352,14 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
 async def test_metrics_held_connections_do_not_lock_out_a_scraper(
     begin: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helper.server.metrics_routes.LIMITS", replace(LIMITS, eviction_seconds=0))
+    monkeypatch.setattr("helper.server.health_routes.METRICS_LIMITS", replace(METRICS_LIMITS, eviction_seconds=0))
     server = create_metrics_server(create_metrics(), list)
     listener = bind_tcp("127.0.0.1", 0, section="metrics")
     address = listener.getsockname()
     with contextlib.ExitStack() as held:
         async with asyncio.timeout(30):
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            for _ in range(LIMITS.max_connections):
+            for _ in range(METRICS_LIMITS.max_connections):
                 held.enter_context(socket.create_connection(address)).sendall(begin)
             async with httpx.AsyncClient(trust_env=False) as client:
                 statuses = [(await client.get(f"http://127.0.0.1:{address[1]}/metrics")).status_code for _ in range(3)]

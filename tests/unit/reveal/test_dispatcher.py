@@ -318,7 +318,7 @@ async def test_dispatch_waits_until_blocks_since_last_stop_are_read(pipeline: Pi
 async def test_dispatch_pauses_when_the_queue_is_not_writable(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     disk = SimpleNamespace(write_error="no space")
-    pipeline.gates._store = cast(Store, disk)
+    pipeline.gates.store = cast(Store, disk)
     async with pipeline.run_dispatcher():
         await pipeline.settle_dispatcher()
         assert pipeline.prover.started_proofs == []

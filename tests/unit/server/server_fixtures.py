@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from helper.server.client_limits import Network
+from helper.core.text_forms import Network
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.edge import Edge, json_application
 from helper.server.listening import Server, bind_tcp, create_server
@@ -143,6 +143,7 @@ class FakeTransport(asyncio.Transport):
         self._is_paused = False
         self.writes: list[bytes] = []
         self.is_half_closed = False
+        self.unsent_bytes = 0
         self.is_closed = False
         connection.connection_made(self)
 
@@ -154,7 +155,7 @@ class FakeTransport(asyncio.Transport):
         pass
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent_bytes
 
     def deliver(self, data: bytes) -> int:
         """Deliver until reading is paused or the connection is closed; return the number of bytes delivered."""

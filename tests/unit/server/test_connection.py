@@ -10,7 +10,6 @@ import random
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,13 +20,11 @@ from helper.server.connection_limits import (
     DRAIN_BYTES,
     MAX_BODY_PIECES,
     READ_BYTES,
-    STARTS_PER_ITERATION,
     ConnectionLimits,
-    RequestTurns,
 )
 from helper.server.edge import Edge, json_application
 from helper.server.listening import create_server
-from helper.server.protocol import Connection, Request
+from helper.server.protocol import HANDLERS_PER_ITERATION, Connection, Request
 from helper.server.request_parser import RequestParser
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.fakes import wait_until
@@ -42,7 +39,7 @@ from tests.unit.server.server_fixtures import (
     track_protocols,
 )
 
-LIMITS = ConnectionLimits(head_seconds=60, body_seconds=60)
+LIMITS = ConnectionLimits(head_seconds=60)
 MAX_HEADERS = LIMITS.max_headers
 PAUSE = b"GET /pause/0.2 HTTP/1.1\r\nHost: x\r\n\r\n"
 SMUGGLED_REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\nX-Smuggled: yes\r\n\r\n"
@@ -399,25 +396,7 @@ async def test_requests_of_many_connections_start_in_turn(port: int, monkeypatch
         client.writer.close()
     timers[0].cancel()
     assert starts.total() == connections * pipelined
-    assert max(starts.values()) <= STARTS_PER_ITERATION
-
-
-def test_turns_are_taken_in_order_a_few_per_iteration_despite_exceptions() -> None:
-    async def take_turns() -> None:
-        turns, started = RequestTurns(), list[int]()
-
-        def start(number: int) -> None:
-            started.append(number)
-            if number in {0, STARTS_PER_ITERATION - 1}:
-                raise ValueError
-
-        for number in range(2 * STARTS_PER_ITERATION + 1):
-            turns.append(partial(start, number))
-        for iterations in (1, 2, 3):
-            await asyncio.sleep(0)
-            assert started == list(range(min(iterations * STARTS_PER_ITERATION, 2 * STARTS_PER_ITERATION + 1)))
-
-    asyncio.run(take_turns())
+    assert max(starts.values()) <= HANDLERS_PER_ITERATION
 
 
 def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
@@ -448,8 +427,7 @@ SLOW: dict[str, tuple[list[tuple[float, bytes]], list[bytes], str]] = {
     "no data": ([(8.5, b"")], [], "closed"),
     "half a head": ([(0, POST_HEAD[:9]), (8.5, b"")], [], "refused"),
     "slow lines": ([(0, b"GET /hello HTTP/1.1\r\n"), *[(1, b"X: y\r\n")] * 8, (0.5, b"")], [], "refused"),
-    "a head and a body": ([(0, POST_HEAD[:9]), (8.4, POST_HEAD[9:]), (64, POST_BODY)], [POST_BODY], "open"),
-    "a body": ([(0, POST_HEAD[:9]), (8.4, POST_HEAD[9:]), (65, b"")], [], "closed"),
+    "a head and a body": ([(0, POST_HEAD[:9]), (8.4, POST_HEAD[9:]), (99, POST_BODY)], [POST_BODY], "open"),
     "a line end after a request": ([(0, HELLO_REQUEST), (1, b"\r\n"), (8.5, b"")], [b"hello"], "refused"),
     "a letter after a request": ([(0, HELLO_REQUEST), (1, b"G"), (8.5, b"")], [b"hello"], "refused"),
     "half a second head": ([(0, HELLO_REQUEST), (1, HELLO_REQUEST[:-2]), (8.5, b"")], [b"hello"], "refused"),
@@ -610,6 +588,13 @@ async def test_http_1_1_requires_one_host(port: int, head: bytes, status: int) -
     else:
         code, error = parse_error(response)
         assert (code, error["error"]) == (400, "headers: exactly one Host is required")
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [(b"GET /", 505), (b"GET / HTTP/0.9", 505), (b"GET / HTTP/2.0", 505), (b"GET / HTTP/1.2", 400)]
+)
+async def test_other_versions_of_http_are_refused(port: int, line: bytes, status: int) -> None:
+    assert parse_error(await exchange(port, [line + b"\r\nHost: x\r\n\r\n"]))[0] == status
 
 
 TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"

@@ -1,10 +1,9 @@
-"""Limits of connections: which ones are closed for others, deadlines, stalled writes."""
+"""Limits of connections: which ones are closed for others, and deadlines."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import cast
 
 import pytest
@@ -16,7 +15,6 @@ from helper.server.connection_limits import (
     ConnectionEvictor,
     ConnectionProgress,
     Deadline,
-    StallTimer,
 )
 
 GRACE_SECONDS = 4.0
@@ -99,7 +97,7 @@ def test_make_room_closes_as_many_as_necessary() -> None:
     assert connections.evictor.make_room(1, 10)
     assert connections.evicted == ["0", "1"]
     connections.progress["2"].started_at = 9.9  # it has sent its request since
-    assert connections.evictor.make_room(2, 10)
+    assert connections.evictor.make_room(2, 10.1)
     assert connections.evicted == ["0", "1", "3"]
 
 
@@ -108,8 +106,9 @@ def test_make_room_limits_connections_being_closed() -> None:
     for number in range(2 * MAX_CLOSING):
         connections.open(str(number), 0)
     assert connections.evictor.make_room(MAX_CLOSING, 10)
-    assert not connections.evictor.make_room(MAX_CLOSING + 1, 10)
-    assert len(set(connections.evicted)) == MAX_CLOSING
+    closed = set(connections.evicted)
+    assert not connections.evictor.make_room(MAX_CLOSING + 1, 11)
+    assert set(connections.evicted) == closed
 
 
 def test_make_room_at_limit_aborts_connection_that_is_closing() -> None:
@@ -120,14 +119,13 @@ def test_make_room_at_limit_aborts_connection_that_is_closing() -> None:
     assert connections.evicted == ["lingering", "lingering"]
 
 
-def test_make_room_forgets_an_old_scan() -> None:
+def test_make_room_of_many_connections_closes_some_for_the_next_ones() -> None:
     connections = Connections()
-    for number in range(2):
-        connections.open(str(number), number)
+    for number in range(64):
+        connections.open(str(number), number / 100)
     assert connections.evictor.make_room(1, 10)
-    connections.open("idle", 11).is_idle = True
-    assert connections.evictor.make_room(2, 13)
-    assert connections.evicted == ["0", "idle"]
+    assert connections.evicted == ["0", "1", "2"]
+    assert connections.evictor.make_room(3, 10), "no scan is necessary"
 
 
 def test_pending_bytes_above_limit_close_largest_request() -> None:
@@ -167,7 +165,7 @@ def test_pending_bytes_of_complete_request_do_not_count() -> None:
     assert connections.evicted == ["sending"]
 
 
-# Deadlines and stalled writes
+# Deadlines
 
 
 class FakeTimer:
@@ -191,9 +189,6 @@ class FakeLoop:
     def call_at(self, at: float, callback: Callable[[], None]) -> FakeTimer:
         self.timers.append(FakeTimer(at, callback))
         return self.timers[-1]
-
-    def call_later(self, delay: float, callback: Callable[..., None], *arguments: object) -> FakeTimer:
-        return self.call_at(self.now + delay, partial(callback, *arguments))
 
     def advance_to(self, now: float) -> None:
         while due := [timer for timer in self.pending_timers if timer.at <= now]:
@@ -225,10 +220,8 @@ def fixture() -> DeadlineFixture:
 def test_deadline_expires_once(fixture: DeadlineFixture) -> None:
     fixture.deadline.set(5)
     fixture.loop.advance_to(4.9)
-    assert fixture.deadline
     assert fixture.expirations == []
     fixture.loop.advance_to(99)
-    assert not fixture.deadline
     assert fixture.expirations == [5]
 
 
@@ -252,7 +245,6 @@ def test_deadline_moved_earlier_expires_then(fixture: DeadlineFixture) -> None:
 def test_deadline_cleared_does_not_expire(fixture: DeadlineFixture) -> None:
     fixture.deadline.set(5)
     fixture.deadline.clear()
-    assert not fixture.deadline
     fixture.loop.advance_to(99)
     assert fixture.expirations == []
     assert fixture.loop.pending_timers == []
@@ -282,31 +274,4 @@ def test_deadline_set_in_callback_expires_again(fixture: DeadlineFixture) -> Non
 def test_deadline_closed_leaves_no_timer(fixture: DeadlineFixture) -> None:
     fixture.deadline.set(5)
     fixture.deadline.close()
-    assert not fixture.deadline
     assert fixture.loop.pending_timers == []
-
-
-class Writing:
-    def __init__(self) -> None:
-        self.buffered = 100
-        self.aborted = False
-
-    def get_write_buffer_size(self) -> int:
-        return self.buffered
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-@pytest.mark.parametrize(("read", "aborted"), [(0, True), (1, False)])
-def test_stall_timer_aborts_only_if_the_client_has_read_nothing(read: int, aborted: bool) -> None:
-    loop, transport = FakeLoop(), Writing()
-    timer = StallTimer(cast("asyncio.AbstractEventLoop", loop), 10)
-    timer.start(cast("asyncio.WriteTransport", transport))
-    transport.buffered -= read
-    loop.advance_to(15)
-    assert transport.aborted is aborted
-    timer.stop()
-    transport.aborted = False
-    loop.advance_to(45)
-    assert not transport.aborted

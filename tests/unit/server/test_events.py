@@ -66,14 +66,14 @@ async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> 
 async def test_events_client_that_does_not_read_is_the_only_one_dropped(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")
+    feed = StatusFeed(fail_snapshot, clock=FakeClock())
     async with serve_feed(feed) as port:
         with await open_listener(port) as stalled, await open_listener(port) as responsive:
             while feed.listener_count < 2:
                 await asyncio.sleep(0.01)
             for number in range(1, 9):
-                feed.publish(LARGE_EVENT)
-                await read_until(responsive, b"id: run-%d\n" % number)
+                feed.publish(b"%d-" % number + LARGE_EVENT)
+                await read_until(responsive, b"data: %d-x" % number)
                 await read_until(responsive, b"x\n\n")
             while feed.listener_count > 1:
                 await asyncio.sleep(0.01)  # its slot is free
@@ -85,7 +85,7 @@ async def test_events_client_that_does_not_read_is_the_only_one_dropped(
 
 
 async def test_events_slow_reader_is_not_dropped() -> None:
-    feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")
+    feed = StatusFeed(fail_snapshot, clock=FakeClock())
     async with serve_feed(feed) as port:
         with await open_listener(port) as slow:
             while not feed.listener_count:

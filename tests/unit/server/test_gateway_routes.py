@@ -425,7 +425,7 @@ async def test_gateway_does_not_forward_node_headers(harness: GatewayHarness) ->
         "content-length": "2",
         "retry-after": "7",
         "access-control-allow-origin": "*",
-        "access-control-expose-headers": "Retry-After, X-Request-Id",
+        "access-control-expose-headers": "Retry-After, X-Request-Id, Link, X-Total-Count",
     }
 
 

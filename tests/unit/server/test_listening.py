@@ -477,7 +477,7 @@ def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "requests"), [(8 << 20, 1), (53_000, 8)])
 async def test_unread_responses_are_limited(size: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lost, most_unsent = asyncio.Event(), 0
-    connection_lost, run = Connection.connection_lost, Connection._run
+    connection_lost, run = Connection.connection_lost, Connection.run
 
     def note_lost(self: Connection, exc: Exception | None) -> None:
         lost.set()
@@ -492,7 +492,7 @@ async def test_unread_responses_are_limited(size: int, requests: int, monkeypatc
         run(self)
 
     monkeypatch.setattr(Connection, "connection_lost", note_lost)
-    monkeypatch.setattr(Connection, "_run", note_run)
+    monkeypatch.setattr(Connection, "run", note_run)
     monkeypatch.setattr("tests.unit.server.server_fixtures.MEDIUM_BYTES", size)
     monkeypatch.setattr("helper.server.protocol.MAX_UNSENT_BYTES", size)
     limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)

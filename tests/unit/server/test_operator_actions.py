@@ -15,7 +15,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from helper.core.round_authentication import RoundAuthentication
+from helper.chain.chain_data import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
@@ -30,9 +30,9 @@ from helper.server.operator_routes import (
     rounds_route,
     user_name,
 )
-from helper.store import blocks, shares
+from helper.store import audit_log, blocks, shares
+from helper.store.models import StoredRound
 from helper.store.rounds import mark_alerted
-from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness
@@ -57,8 +57,8 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
 
     async def states() -> list[RoundState]:
         return [
-            RoundState(ROUND_ID, 1, END, 50, 7, is_closed=False),
-            RoundState(b"\x01" * 32, 9, END + 5, 51, 0, is_closed=True),
+            RoundState.of(StoredRound(ROUND_ID, 1, END, 50, (), None, None), tree_size=7, is_closed=False),
+            RoundState.of(StoredRound(b"\x01" * 32, 9, END + 5, 51, (), None, None), tree_size=0, is_closed=True),
         ]
 
     authentications = {ROUND_ID: RoundAuthentication.AUTHENTICATED}
@@ -220,10 +220,10 @@ async def test_actions_invalid_request_is_refused_and_not_logged(
 async def test_actions_store_error_is_reported(
     harness: OperationsHarness, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(*_: object, **__: object) -> int:
+    def full(*_: object, **__: object) -> int:
         raise StoreFull("nothing was written: database or disk is full")
 
-    monkeypatch.setattr(SqliteStore, "begin_action", full)
+    monkeypatch.setattr(audit_log, "begin_action", full)
     await enqueue_failed(harness, 1)
     response = await daemon.post("/queue/retry", json={})
     assert (response.status_code, error_text(response)) == (503, "nothing was written: database or disk is full")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,24 +15,41 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import helper
 from helper.core.refusals import Refusal
+from helper.server import connection_limits, listening, protocol
 from helper.server.connection_limits import DRAIN_BYTES, ConnectionEvictor, ConnectionLimits
 from helper.server.edge import Edge
 from helper.server.listening import create_server
 from helper.server.protocol import TRANSITIONS, Connection, Listener, Request, Response, State
+from tests.simulation.virtual_loop import SimLoop
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import FakeTransport
 
-PACKAGE = Path(helper.__file__).parent
+ROOT = Path(helper.__file__).parents[1]
 
 
-def test_only_the_listener_imports_uvicorn_and_nothing_private() -> None:
+def test_only_two_modules_import_uvicorn_and_nothing_private() -> None:
     statement = re.compile(r"^\s*(?:import|from) (uvicorn\S*)", re.MULTILINE)
     imports = {
-        (path.relative_to(PACKAGE).as_posix(), name)
-        for path in PACKAGE.rglob("*.py")
+        (path.relative_to(ROOT).as_posix(), name)
+        for package in ("helper", "admin", "audit", "conformance", "devnet")
+        for path in (ROOT / package).rglob("*.py")
         for name in statement.findall(path.read_text("utf-8"))
     }
-    assert imports == {("server/listening.py", "uvicorn")}
+    assert imports == {("helper/server/listening.py", "uvicorn"), ("devnet/server.py", "uvicorn")}
+
+
+def test_defaults_in_the_documentation_are_those_of_the_code() -> None:
+    code = {
+        **vars(connection_limits),
+        **vars(listening),
+        **asdict(ConnectionLimits()),
+        "keep_alive_seconds": listening.KEEP_ALIVE_SECONDS,
+    }
+    documented = re.findall(r"`(\w+)`,? \(?([\d.,]+)( s| MiB|\b)", protocol.__doc__ or "")
+    assert len(documented) > 10
+    for name, number, unit in documented:
+        factor = (1 << 20) if unit == " MiB" else 1
+        assert code[name] == float(number.replace(",", "")) * factor, name
 
 
 # The state table
@@ -224,6 +243,47 @@ async def test_other_transitions_are_refused(state: State) -> None:
             connection._move(following)
         assert connection._state is state
         connection.connection_lost(None)
+
+
+CUT_OFF: dict[str, Callable[[Wire], object]] = {
+    "invalid body": lambda wire: wire.transport.deliver(b"no size\r\n"),
+    "closed sending side": lambda wire: wire.connection.eof_received(),
+    "evicted": lambda wire: wire.listener.evictor.make_room(1, asyncio.get_running_loop().time() + 9),
+    "stopped": lambda wire: wire.listener.refuse_late(),
+}
+
+
+@pytest.mark.parametrize("end", CUT_OFF)
+async def test_response_in_progress_is_cut_off_without_another_answer(end: str) -> None:
+    wire = Wire()
+    await wire.deliver(b"POST /parts HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert wire.transport.written.endswith(b"\r\n5\r\nfirst\r\n")
+    CUT_OFF[end](wire)
+    await wire.answer()
+    assert wire.states[-1] is CLOSED
+    assert wire.transport.is_closed
+    assert wire.transport.written.endswith(b"\r\n5\r\nfirst\r\n")
+    await wire.lose()
+
+
+@pytest.mark.parametrize(("read", "is_closed"), [(0, True), (1, False)])
+def test_connection_is_aborted_if_the_client_has_read_nothing(read: int, is_closed: bool) -> None:
+    async def stall() -> None:
+        wire = Wire()
+        await wire.deliver(GET % b"wait")
+        wire.transport.unsent_bytes = 100
+        wire.connection.pause_writing()
+        wire.transport.unsent_bytes -= read
+        await asyncio.sleep(15)
+        assert wire.transport.is_closed is is_closed
+        wire.connection.resume_writing()
+        wire.transport.is_closed = False
+        await asyncio.sleep(45)
+        assert not wire.transport.is_closed
+        await wire.lose()
+        await wire.answer()
+
+    SimLoop(random.Random("loop")).run_until_complete(stall())
 
 
 @pytest.mark.parametrize("end", ["closed sending side", "lost", "invalid bytes"])

@@ -114,4 +114,4 @@ async def test_request_ids_accepted_share_is_not_logged() -> None:
 
 async def test_request_ids_header_is_exposed_to_pages() -> None:
     response, _ = await request_path("/shielded-vote/v1/share/400")
-    assert response.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"
+    assert response.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id, Link, X-Total-Count"

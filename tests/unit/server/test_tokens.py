@@ -82,7 +82,7 @@ async def test_guesses_of_the_operator_token_are_limited_and_not_compared_above_
     comparison = FakeComparison(False)
     monkeypatch.setattr(hmac, "compare_digest", comparison)
     clock = FakeClock()
-    feed = StatusFeed(fail_snapshot, clock=clock, run_id="run")
+    feed = StatusFeed(fail_snapshot, clock=clock)
     edge = Edge(json_application([events_route(feed, TOKEN, clock)]))
 
     async def guess(number: int) -> list[int]:

@@ -65,7 +65,6 @@ async def test_full_disk_is_reported_and_acknowledged_shares_survive(store: Sqli
             full = error
 
     assert full is not None
-    assert full.retryable
     assert acknowledged > 0
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: acknowledged}}
     with pytest.raises(StoreFull):

@@ -36,7 +36,6 @@ async def expect_refusal(path: Path, error: type[StoreError], match: str) -> Sto
         await SqliteStore(path).open()
     assert path.read_bytes() == before
     assert caught.value.advice
-    assert not caught.value.retryable
     return caught.value
 
 

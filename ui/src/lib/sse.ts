@@ -1,8 +1,6 @@
-/** Parses server-sent events from text chunks, as the HTML standard specifies. */
+/** Parses server-sent events from text chunks, as the HTML standard specifies. Ids are not used. */
 
 export interface ServerEvent {
-  /** The latest `id`. */
-  id: string;
   event: string;
   data: string;
 }
@@ -11,14 +9,11 @@ export interface ServerEvent {
 const MAX_LINE = 4 << 20;
 
 export class EventParser {
-  /** `id` of the latest dispatched event. */
-  lastEventId = "";
   /** Reconnection delay in milliseconds, if the server sent one. */
   retry: number | null = null;
 
   private rest = "";
   private started = false;
-  private id = "";
   private event = "";
   private data: string[] = [];
 
@@ -51,7 +46,6 @@ export class EventParser {
     const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
     if (field === "data") this.data.push(value);
     else if (field === "event") this.event = value;
-    else if (field === "id" && !value.includes("\0")) this.id = value;
     else if (field === "retry" && /^\d+$/.test(value)) this.retry = Number(value);
     return null;
   }
@@ -60,7 +54,6 @@ export class EventParser {
     const { event, data } = this;
     this.event = "";
     this.data = [];
-    this.lastEventId = this.id;
-    return data.length ? { id: this.id, event: event || "message", data: data.join("\n") } : null;
+    return data.length ? { event: event || "message", data: data.join("\n") } : null;
   }
 }

@@ -38,7 +38,6 @@ export function follow(options: StreamOptions): () => void {
   const { url, token, onEvent, onState, silenceMs = 45_000, random = Math.random } = options;
   const send = options.fetch ?? fetch.bind(globalThis);
   const stopped = new AbortController();
-  let lastEventId = "";
   let first: number | null = null;
   let attempt = 0;
   let timer: ReturnType<typeof setTimeout> | undefined;
@@ -49,8 +48,7 @@ export function follow(options: StreamOptions): () => void {
     stopped.signal.addEventListener("abort", stop);
     let silence = setTimeout(stop, silenceMs);
     try {
-      const headers: Record<string, string> = { Accept: "text/event-stream", Authorization: `Bearer ${token}` };
-      if (lastEventId) headers["Last-Event-ID"] = lastEventId;
+      const headers = { Accept: "text/event-stream", Authorization: `Bearer ${token}` };
       const response = await send(url, { headers, signal: connection.signal, cache: "no-store", credentials: "omit" });
       if (REFUSALS.has(response.status)) {
         void response.body?.cancel();
@@ -73,7 +71,6 @@ export function follow(options: StreamOptions): () => void {
         silence = setTimeout(stop, silenceMs);
         for (const event of parser.push(text.decode(value, { stream: true }))) {
           attempt = 0;
-          if (event.id) lastEventId = event.id;
           if (!stopped.signal.aborted) onEvent(event);
         }
         first = parser.retry ?? first;

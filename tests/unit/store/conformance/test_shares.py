@@ -204,6 +204,7 @@ async def test_enqueue_with_cancelled_caller_still_stores_share(store: Store) ->
 
 CHILD_SCRIPT = """
 import asyncio, sys
+from helper.store.shares import EnqueueOperation
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import parse_locator
 from tests.unit.store.fixtures import NOW, make_posted_share
@@ -213,7 +214,8 @@ async def main() -> None:
     await store.open()
 
     async def one(number: int) -> None:
-        await store.enqueue(make_posted_share(number).share, make_posted_share(number).nullifier, now=NOW)
+        posted = make_posted_share(number)
+        await store.run(EnqueueOperation(posted.share, posted.nullifier, NOW))
         print(number, flush=True)
 
     await asyncio.gather(*(one(number) for number in range(4_000)))
