@@ -864,7 +864,7 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
             other.execute("INSERT INTO spent (round_no, nullifier) SELECT no, %s FROM round_keys", (share.nullifier,))
         assert await posting is EnqueueResult.DUPLICATE
         (claimed,) = await claim_all_due(host)
-        assert await host.fail(claimed.id, stage="broadcast", note="not in LATIN1: …")
+        assert await host.run(fail, claimed.id, stage="broadcast", note="not in LATIN1: …")
         assert [share.note for share in await host.list_shares(QueueFilter(), limit=1)] == ["not in LATIN1: …"]
     finally:
         await host.close()
