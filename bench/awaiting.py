@@ -20,9 +20,9 @@ import httpx
 from bench.accept import PRODUCTION_SETTINGS
 from bench.fill_database import generate_shares, open_existing_database, transaction
 from helper.chain.reveal_transaction import RevealMessage
+from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import PreparedReveal
-from helper.store.operations.messages import mark_sending, prepare, record_outcome
-from helper.store.operations.shares import EnqueueOperation, claim_due
+from helper.store.shares import EnqueueOperation, claim_due
 from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
@@ -54,9 +54,9 @@ def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, heigh
                     anchor_height=height,
                 )
                 prepared = PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height)
-                prepare(tx, queued.id, prepared, past * 1000)
-                mark_sending(tx, queued.id, past * 1000, height, "node", decide_height=height + 1)
-                record_outcome(tx, queued.id, past * 1000, "ACCEPTED", decide_height=height + 3)
+                prepare(tx, queued.id, prepared)
+                mark_sending(tx, queued.id, height=height, endpoint="node", decide_height=height + 1)
+                record_outcome(tx, queued.id, outcome="ACCEPTED", decide_height=height + 3)
 
 
 async def wait_for_block(chain: DevChain) -> int:

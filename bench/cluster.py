@@ -24,6 +24,7 @@ from bench.cluster_host import ROUND_ID, CostMeter, open_store, server_cpu_secon
 from bench.fill_database import SPREAD_SECONDS, generate_shares
 from helper.core.share import ShareState
 from helper.store.postgres import PostgresStore
+from helper.store.shares import EnqueueOperation
 from tests.support.postgres import Cluster
 
 HOST_COUNTS = (1, 2, 4, 8)
@@ -84,7 +85,7 @@ async def enqueue_due_shares(store: PostgresStore, number: int) -> None:
 
     async def enqueue_next() -> None:
         for share, nullifier in shares:
-            await store.enqueue(share, nullifier, now=now)
+            await store.run(EnqueueOperation(share, nullifier, now=now))
 
     await asyncio.gather(*(enqueue_next() for _ in range(CALLER_COUNT)))
 

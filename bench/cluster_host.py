@@ -36,6 +36,7 @@ from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate
 from helper.reveal.revealer import ProofTimes
 from helper.reveal.sender import Sender
+from helper.store import blocks, messages
 from helper.store.keyring import Keyring
 from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.postgres import PostgresStore
@@ -135,7 +136,7 @@ class FakeRevealer:
         """Create the message and store it."""
         async with self._cores:
             await asyncio.sleep(PROOF_SECONDS)
-        return await self._store.prepare(queued.id, create_message(queued))
+        return await self._store.run(messages.prepare, queued.id, create_message(queued))
 
 
 async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
@@ -205,7 +206,9 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
         trees=fake,
         node_pool=fake,
         verifier=fake,
-        circuits=CircuitChoice("k10", clock=clock, store_counted=store.set_meta),
+        circuits=CircuitChoice(
+            "k10", clock=clock, store_counted=lambda key, value: store.run(blocks.set_meta, key, value)
+        ),
         attempts=fake,
         clock=clock,
         stats=Stats(),
@@ -232,7 +235,7 @@ async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, b
     confirmed = 0
     for height, at in enumerate(range(0, len(spent), MAX_REVEALS_PER_BLOCK), 101):
         block = spent[at : at + MAX_REVEALS_PER_BLOCK]
-        confirmed += len(await store.apply_blocks([(height, height)], block, now=time.time()))
+        confirmed += len(await store.run(blocks.apply_blocks, [(height, height)], block))
     return confirmed
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from helper.clock import SystemClock
 from helper.core.share import Share
-from helper.store.operations.shares import EnqueueOperation
+from helper.store.shares import EnqueueOperation
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.transaction import SqliteTransaction
 

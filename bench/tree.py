@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from helper.chain.chain_data import Round, RoundStatus
+from helper.store import rounds
 from helper.store.sqlite.store import SqliteStore
 from proofs import SUBTREE_LEAVES, CommitmentTree
 
@@ -58,12 +59,14 @@ async def save_tree(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
     store = SqliteStore(path)
     await store.open()
     try:
-        await store.save_rounds([Round(ROUND_ID, RoundStatus.ACTIVE, 2_000_000_000, (), 1)], 1.0)
+        await store.run(rounds.save_rounds, [Round(ROUND_ID, RoundStatus.ACTIVE, 2_000_000_000, (), 1)], 1.0)
         began = time.perf_counter()
         for number, start in enumerate(range(0, len(tree), LEAVES_PER_BATCH)):
-            await store.save_leaves(ROUND_ID, number + 1, start, leaves[32 * start : 32 * (start + LEAVES_PER_BATCH)])
+            await store.run(
+                rounds.save_leaves, ROUND_ID, number + 1, start, leaves[32 * start : 32 * (start + LEAVES_PER_BATCH)]
+            )
         complete = range(len(tree) // SUBTREE_LEAVES)
-        await store.save_subtrees(ROUND_ID, 0, b"".join(tree.subtree(index) for index in complete))
+        await store.run(rounds.save_subtrees, ROUND_ID, 0, b"".join(tree.subtree(index) for index in complete))
         return time.perf_counter() - began
     finally:
         await store.close()

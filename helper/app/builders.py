@@ -31,6 +31,7 @@ from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
+from helper.store import blocks
 from helper.store.factory import create_store
 from helper.store.store import Store
 from proofs import native_module_path
@@ -105,7 +106,11 @@ def build_provers(host: Host, command: WorkerCommand, spawn: WorkerSpawner) -> P
         ReleaseError: the native module is not that of a signed release, although [prover] require_verified is set.
     """
     settings = host.config.prover
-    circuits = CircuitChoice(settings.circuit, clock=host.clock, store_counted=host.store.set_meta)
+    circuits = CircuitChoice(
+        settings.circuit,
+        clock=host.clock,
+        store_counted=lambda key, value: host.store.run(blocks.set_meta, key, value),
+    )
     pool = ProverPool(
         # A host that only sends needs one worker, to verify proofs that the chain has refused.
         workers=host.config.proof_slots if host.role.can_prove else 1,

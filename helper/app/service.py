@@ -41,9 +41,10 @@ from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervi
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
 from helper.server.wallet_routes import WalletView
+from helper.store import shares
 from helper.store.maintenance import run_maintenance
-from helper.store.operations.messages import PREPARED_NOTIFICATION
-from helper.store.operations.shares import DUE_NOTIFICATION
+from helper.store.messages import PREPARED_NOTIFICATION
+from helper.store.shares import DUE_NOTIFICATION
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
@@ -243,7 +244,7 @@ class Service:
         """
         await self.store.open()
         try:
-            recovered = await self.store.recover()
+            recovered = await self.store.run_batches(shares.recover)
             log.info("queue_opened", recovered=recovered)
             await self.round_registry.restore()
             if not self.round_registry.has_stored_state:

@@ -31,6 +31,7 @@ from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
 from helper.chain.round_registry import RoundRegistry
 from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
+from helper.store.rounds import delete_tree, save_leaves, save_subtrees
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
 
@@ -171,7 +172,7 @@ class RoundTree:
                 round=round_id.hex()[:8],
                 reason="stored leaves do not match the chain's root",
             )
-            await store.delete_tree(round_id)
+            await store.run(delete_tree, round_id)
             self.stored_leaves = self.stored_height = self.stored_subtrees = 0
         self.trunk, self.agreed = branch, anchor
         self.forks.clear()
@@ -454,7 +455,7 @@ async def _load(store: Store, known_round: Round) -> RoundTree:
             round=known_round.round_id.hex()[:8],
             reason="the stored tree is damaged and will be fetched again",
         )
-        await store.delete_tree(known_round.round_id)
+        await store.run(delete_tree, known_round.round_id)
         tree, leaves, height, count = CommitmentTree(), b"", 0, 0
     trunk = Branch(tree, max(height + 1, known_round.created_at_height))
     return RoundTree(trunk, stored_leaves=len(leaves) // 32, stored_height=height, stored_subtrees=count)
@@ -472,7 +473,7 @@ async def _save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
         height = agreed.height if end == agreed.size else round_tree.stored_height
         leaves = b"".join(tree.leaf(index) for index in range(start, end))
         try:
-            await store.save_leaves(round_id, height, start, leaves)
+            await store.run(save_leaves, round_id, height, start, leaves)
         except LeavesMissing as error:  # a standby that lacks the last commits was promoted
             round_tree.stored_leaves = error.stored
             round_tree.stored_subtrees = min(round_tree.stored_subtrees, error.stored // SUBTREE_LEAVES)
@@ -481,7 +482,7 @@ async def _save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
     complete = agreed.size // SUBTREE_LEAVES
     if complete > round_tree.stored_subtrees:
         nodes = b"".join(tree.subtree(index) for index in range(round_tree.stored_subtrees, complete))
-        await store.save_subtrees(round_id, round_tree.stored_subtrees, nodes)
+        await store.run(save_subtrees, round_id, round_tree.stored_subtrees, nodes)
         round_tree.stored_subtrees = complete
 
 

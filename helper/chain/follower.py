@@ -26,6 +26,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import CountedNullifier
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, ChainUnavailable, HelperError
+from helper.store import blocks
 from helper.store.ledger import BlockRange, Ledger, add_range, count_heights, find_unread, is_read, next_heights
 from helper.store.models import SentReveal, SpentNullifier
 from helper.store.store import Store
@@ -102,7 +103,7 @@ class SentRevealCheck:
             selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
             counted = await self.find_counted(selected, must_respond=must_respond)
             if counted:
-                confirmed += await self._store.add_spent(counted)
+                confirmed += await self._store.run(blocks.add_spent, counted)
         return confirmed
 
     async def check_spent(self, height: int) -> list[int]:
@@ -191,7 +192,7 @@ class BlockFollower:
         self._store = store
         self._node_pool = node_pool
         self._rounds = rounds
-        self._reader = BlockReader(node_pool, store.list_unspent)
+        self._reader = BlockReader(node_pool, lambda nullifiers: store.run(blocks.list_unspent, nullifiers))
         self._sent_reveal_check = SentRevealCheck(store, node_pool, rounds)
         self._clock = node_pool.clock
         self._is_leader = is_leader
@@ -361,7 +362,7 @@ class BlockFollower:
         """Start the ledger of a new database at the oldest open round."""
         if not self._rounds.is_synced:
             return False
-        await self._store.begin_ledger(min(self._oldest_round_height(head.height + 1), head.height + 1))
+        await self._store.run(blocks.begin_ledger, min(self._oldest_round_height(head.height + 1), head.height + 1))
         return True
 
     def _oldest_round_height(self, default: int) -> int:
@@ -381,7 +382,7 @@ class BlockFollower:
         self._low_heads.add(head.height)
         if len(self._low_heads) < RESET_HEADS or not self._rounds.is_synced:
             return False
-        await self._store.move_back(head.height, first=self._oldest_round_height(head.height + 1))
+        await self._store.run(blocks.move_back, head.height, first=self._oldest_round_height(head.height + 1))
         log.warning("cursor_moved_back", height=head.height, reason=f"was {ledger.top}")
         self._low_heads.clear()
         return True
@@ -410,7 +411,7 @@ class BlockFollower:
                 self.counted_height = max(self.counted_height, height if reading.reveals else 0)
         if agreed:
             # In an order that says nothing about where a nullifier was found.
-            self._report_confirmed(await self._store.apply_blocks(agreed, sorted(spent), now=self._clock.now()))
+            self._report_confirmed(await self._store.run(blocks.apply_blocks, agreed, sorted(spent)))
         if pruned:
             await self._give_up(pruned)
         if agreed or pruned:
@@ -464,7 +465,7 @@ class BlockFollower:
             lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
         )
         self._report_confirmed(confirmed)
-        await self._store.give_up_blocks(height)
+        await self._store.run(blocks.give_up_blocks, height)
 
     def _report_confirmed(self, confirmed: Sequence[int]) -> None:
         if confirmed:

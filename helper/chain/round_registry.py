@@ -34,8 +34,10 @@ from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState
 from helper.errors import WrongChain
+from helper.store import blocks
 from helper.store.ledger import Ledger, is_read
 from helper.store.models import StoredRound
+from helper.store.rounds import mark_closed, save_rounds
 from helper.store.store import Store
 
 MAX_PAST_ROUNDS: Final = 4096
@@ -403,7 +405,7 @@ class RoundRegistry:
         return is_read(self._ledger, created + 1, end)
 
     async def _close(self, record: _Record, reason: str) -> None:
-        await self._store.mark_closed(record.round_id, self.chain_now() or self._clock.now())
+        await self._store.run(mark_closed, record.round_id, self.chain_now() or self._clock.now())
         record.is_closed, record.frozen, record.frozen_shares = True, None, 0
         record.unconfirmed.clear()
         self.revision += 1
@@ -497,7 +499,7 @@ class RoundRegistry:
             record.is_past = record.round_id not in with_shares and not record.is_in_store
         rounds = [_create_round(record.round_id, facts) for record, facts in changes if not record.is_past]
         if new := [each for each in rounds if each is not None]:
-            await self._store.save_rounds(new, self._clock.now())
+            await self._store.run(save_rounds, new, self._clock.now())
         self._apply(changes)
 
     def _apply(self, changes: Iterable[tuple[_Record, RoundFacts]]) -> None:
@@ -608,7 +610,7 @@ class RoundRegistry:
     async def _store_chain_id(self) -> None:
         """Store the chain's id, so that the database is never used for another chain."""
         if not self._chain_id_stored and self._node_pool.chain_id is not None and self._node_pool.is_chain_id_agreed:
-            await self._store.set_meta(_CHAIN_ID_KEY, self._node_pool.chain_id)
+            await self._store.run(blocks.set_meta, _CHAIN_ID_KEY, self._node_pool.chain_id)
             self._chain_id_stored = True
 
     def _find(self, round_id: bytes) -> _Record:

@@ -24,6 +24,7 @@ from helper.lease import Lease
 from helper.lease.keeper import LeaseKeeper
 from helper.observability.service_state import ServiceState
 from helper.reveal.circuit_choice import CircuitChoice
+from helper.store import blocks
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.cluster")
@@ -229,7 +230,7 @@ class ClusterMember:
             if self._lease.is_held:
                 state = self._circuits.publish_state()
                 if state != self._published_state:
-                    await self._store.set_meta(key, state)
+                    await self._store.run(blocks.set_meta, key, state)
                     self._published_state = state
             else:
                 self._published_state = None

@@ -37,6 +37,7 @@ from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRe
 from helper.core.share import InvalidChoice, Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
+from helper.store import shares
 from helper.store.models import EnqueueResult
 from helper.store.store import Store
 
@@ -263,7 +264,7 @@ class AdmissionController:
         # a share without a delay is never due years later.
         now = min(arrived_at, self._clock.now())
         try:
-            outcome = await self._store.enqueue(share, checked.nullifier, now=now)
+            outcome = await self._store.run(shares.EnqueueOperation(share, checked.nullifier, now=now))
         except StoreError:
             # A database that cannot be written can still be read for duplicates.
             if await self._store.is_known(share.key):

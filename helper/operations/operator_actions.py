@@ -25,9 +25,12 @@ from helper.core.text_forms import clean_text
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.validator import Checks
 from helper.operations.export_format import MAX_LINE_BYTES, decode_message, parse_header, parse_share_line
+from helper.store import audit_log, blocks, exported_shares
+from helper.store import rounds as round_operations
 from helper.store.action_models import Actor, ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import QueueFilter, SentReveal, SpentNullifier, StoredRound
+from helper.store.shares import retry_failed
 from helper.store.store import Store
 
 BATCH_SHARES: Final = 50
@@ -178,8 +181,8 @@ class OperatorActions:
         async def work(counts: Counter[str]) -> None:
             closed = await self._closed_rounds()
             async for ids in self._iter_batches(share_filter.round_id, share_ids if refs else None):
-                batch = await self._store.retry_failed(
-                    ids, share_filter, closed=closed, note=_history_note(actor, "retry"), dry_run=dry_run
+                batch = await self._store.run(
+                    retry_failed, ids, share_filter, closed=closed, note=_history_note(actor, "retry"), dry_run=dry_run
                 )
                 counts.update(batch)
                 if batch["retried"] and not dry_run:
@@ -217,7 +220,11 @@ class OperatorActions:
             for start in range(0, len(marks), BATCH_SHARES):
                 batch = marks[start : start + BATCH_SHARES]
                 note = _history_note(actor, "export")
-                counts.update(await self._store.mark_moved(batch, note=note, idle_only=self._is_daemon_running))
+                counts.update(
+                    await self._store.run(
+                        exported_shares.mark_moved, batch, note=note, idle_only=self._is_daemon_running
+                    )
+                )
 
         counts = await self._perform_action(actor, "move", _audit_arguments(share_filter, ref_count), work)
         return {"moved": 0, "stayed": 0, **counts}
@@ -290,7 +297,7 @@ class OperatorActions:
         async def work(counts: Counter[str]) -> None:
             counts.update({state.name.lower(): number for state, number in states.items()})
             if not dry_run:
-                await self._store.purge(round_id)
+                await self._store.run_batches(round_operations.purge, round_id)
                 self._round_authority.forget(round_id)
                 await self._store.wait_for_erasure()
 
@@ -318,7 +325,7 @@ class OperatorActions:
 
         async def work(counts: Counter[str]) -> None:
             nonlocal ledger, rescan
-            ledger = await self._store.begin_rescan(first)
+            ledger = await self._store.run(blocks.begin_rescan, first)
             rescan = ledger.rescan
             assert rescan is not None
             counts["blocks"] = count_heights(find_unread(ledger, rescan.first, rescan.last))
@@ -338,15 +345,17 @@ class OperatorActions:
             await work(counts)
             return dict(counts)
         async with self._action_lock:
-            number = await self._store.begin_action(actor, name, arguments)
+            number = await self._store.run(audit_log.begin_action, actor, name, arguments)
             try:
                 await work(counts)
             except BaseException as error:
                 # The text of an exception of another library may quote share data.
                 reason = str(error) if isinstance(error, HelperError) else type(error).__name__
-                await self._store.end_action(number, {**counts, "error": clean_text(reason)[:MAX_ERROR_CHARS]})
+                await self._store.run(
+                    audit_log.end_action, number, {**counts, "error": clean_text(reason)[:MAX_ERROR_CHARS]}
+                )
                 raise
-            await self._store.end_action(number, counts)
+            await self._store.run(audit_log.end_action, number, counts)
         log.info("operator_action_done", operator=actor.name, outcome=name, counts=dict(counts))
         return dict(counts)
 
@@ -451,9 +460,11 @@ async def _import_batch(
     sent = [message for share in checked if share is not None and (message := _sent_message(*share)) is not None]
     if sent and find_counted is not None and (counted := await find_counted(sent)):
         # This machine may have started after the blocks that contain them. The import then skips them as confirmed.
-        await store.add_spent(counted)
+        await store.run(blocks.add_spent, counted)
     results = iter(
-        await store.import_shares([share for share in checked if share is not None], note=note, dry_run=dry_run)
+        await store.run(
+            exported_shares.import_shares, [share for share in checked if share is not None], note=note, dry_run=dry_run
+        )
     )
     return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
 

@@ -32,6 +32,7 @@ from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS
 from helper.reveal.revealer import ProofTimes, Revealer
 from helper.reveal.sender import Sender
 from helper.store.models import QueuedShare
+from helper.store.shares import claim_due, claim_listed, release_claim
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
@@ -124,7 +125,7 @@ class Backlog:
                 limits=self._limits,
             )
             has_priority = {selection.share.id: selection.has_priority for selection in selected}
-            claimed = await self._store.claim_listed(list(has_priority), now=now) if selected else []
+            claimed = await self._store.run(claim_listed, list(has_priority), now=now) if selected else []
             if claimed or limit <= 0:
                 shares = [(queued, has_priority[queued.id]) for queued in claimed]
                 return BacklogClaim(shares, await self._store.next_due_ms(on_time))
@@ -332,7 +333,7 @@ class Dispatcher:
                 return self._deadline(gate, claim.next_due_ms, claimed_ms=int(now * 1000))
         if free <= 0:
             return math.inf
-        claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.round_ids)
+        claimed = await self._store.run(claim_due, now=now, limit=free, rounds=gate.round_ids)
         self._start_claimed([(queued, True) for queued in claimed], due_ms, gate)
         if len(claimed) == free:
             return None
@@ -420,7 +421,7 @@ class Dispatcher:
         """
         now = self._clock.monotonic()
         for share_id in [share_id for share_id, at in self._claims_to_release.items() if at <= now]:
-            if not await self._store.release_claim(share_id):
+            if not await self._store.run(release_claim, share_id):
                 self._error_counts.pop(share_id, None)
             del self._claims_to_release[share_id]
         wait = min(self._claims_to_release.values(), default=math.inf) - now

@@ -23,6 +23,7 @@ from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTime
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import Proof, ProverPool
+from helper.store import messages, shares
 from helper.store.models import PreparedReveal, QueuedShare, SentReveal
 from helper.store.store import Store
 
@@ -123,7 +124,7 @@ class AttemptBudget:
         """
         self._stats.record_failure(stage, reason)
         due_ms = self._retry_ms(share)
-        attempt = await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason)
+        attempt = await self._store.run(shares.retry, share_id, due_ms=due_ms, stage=stage, note=reason)
         if attempt:
             self._stats.count(f"retry_{stage}")
             if attempt == self._quick_retries + 1:
@@ -141,7 +142,7 @@ class AttemptBudget:
         """Record that a prover worker crashed on a share, and release it. The third crash spends an attempt."""
         # Delayed here, so that no other host claims it before the attempt is spent below.
         due_ms = queued.due_ms if queued.crashes < MAX_FREE_CRASHES else self._retry_ms(queued)
-        crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
+        crashes = await self._store.run(shares.record_crash, queued.id, due_ms=due_ms, note=reason)
         if crashes:
             self._stats.count("retry_prover")
             log.warning("prover_worker_crashed", crashes=crashes)
@@ -169,7 +170,7 @@ class AttemptBudget:
     async def fail_share(self, share_id: int, stage: str, reason: str) -> None:
         """Fail a share permanently and log it. Its witness remains stored until its round is purged."""
         self._stats.record_failure(stage, reason)
-        if await self._store.fail(share_id, stage=stage, note=reason):
+        if await self._store.run(shares.fail, share_id, stage=stage, note=reason):
             self._stats.count("failed")
             log.error("share_failed", stage=stage, reason=reason)
 
@@ -223,7 +224,9 @@ class Revealer:
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
             await self._spend_attempt(queued, "proof has unexpected public inputs")
             return False
-        is_prepared = await self._store.prepare(queued.id, self._create_prepared(queued, circuit, anchor, proof))
+        is_prepared = await self._store.run(
+            messages.prepare, queued.id, self._create_prepared(queued, circuit, anchor, proof)
+        )
         if not is_prepared:
             self._stats.count("proof_unused")
         return is_prepared
@@ -270,7 +273,7 @@ class Revealer:
         if not end or head is None or self._proof_times.can_finish_proof(end, head.time):
             return True
         note = "the round ends before a proof would be done"
-        await self._store.requeue(queued.id, stage="proof", note=note)
+        await self._store.run(shares.requeue, queued.id, stage="proof", note=note)
         return False
 
     def _note_start(self, queued: QueuedShare) -> None:
@@ -283,7 +286,7 @@ class Revealer:
         self._stats.count("retry_tree")
         retry_ms = int((self._node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
         note = "no verified root covers this leaf yet"
-        await self._store.requeue(queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
+        await self._store.run(shares.requeue, queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
     async def _spend_attempt(self, queued: QueuedShare, reason: str) -> None:
         await self._attempts.spend_attempt(queued.id, queued, "proof", reason)

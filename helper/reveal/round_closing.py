@@ -15,6 +15,7 @@ from helper.lease.sender_lease import LocalLease
 from helper.observability.log_config import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.store.models import StoredRound
+from helper.store.rounds import fail_unconfirmed, mark_alerted, mark_closed, purge
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
@@ -103,9 +104,11 @@ class RoundClosing:
         """
         now = self._rounds.chain_now() or self._clock.now()
         if stored.closed_at is None:
-            await self._store.mark_closed(stored.round_id, now)
+            await self._store.run(mark_closed, stored.round_id, now)
         left = await self._store.count_unconfirmed(stored.round_id)
-        failed = await self._store.fail_unspent(stored.round_id, note="the round closed before the share was confirmed")
+        failed = await self._store.run_batches(
+            fail_unconfirmed, stored.round_id, note="the round closed before the share was confirmed"
+        )
         # Counts are stored separately from shares; a damaged count must not hide a lost share.
         number = max(failed, sum(left.get(state, 0) for state in UNCONFIRMED_STATES))
         if number:
@@ -113,10 +116,10 @@ class RoundClosing:
             log.error("round_closed_with_unconfirmed_shares", shares=number, round=stored.round_id.hex())
         else:
             log.info("round_closed", round=stored.round_id.hex())
-        await self._store.mark_alerted(stored.round_id, now)
+        await self._store.run(mark_alerted, stored.round_id, now)
         return replace(stored, closed_at=now if stored.closed_at is None else stored.closed_at, alerted_at=now)
 
     async def _purge(self, stored: StoredRound) -> None:
-        rows = await self._store.purge(stored.round_id)
+        rows = await self._store.run_batches(purge, stored.round_id)
         self._rounds.forget(stored.round_id)
         log.info("round_purged", rows=rows)

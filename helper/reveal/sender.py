@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import structlog
 
@@ -41,6 +40,7 @@ from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS, CircuitChoice
 from helper.reveal.prover_pool import ProverPool
 from helper.reveal.revealer import AttemptBudget
 from helper.reveal.send_policy import NO_HEIGHT, NodeFacts, ProcessFacts, ProveAnew, Send, SendState, SendStates, Wait
+from helper.store import messages, shares
 from helper.store.models import SentReveal
 from helper.store.store import Store
 from proofs import CircuitError
@@ -227,10 +227,14 @@ class Sender:
             height = max(head.height, reveal.last_sent_height or 0)  # if false, time permits the next send
             first = height if reveal.first_sent_height is None else reveal.first_sent_height
             decide_height = send_policy.decide_height(first=first, last=height, outcome=None)
-            mark_sending = partial(
-                self._store.mark_sending, height=height, endpoint=node.name, decide_height=decide_height
+            sending = self._store.run(
+                messages.mark_sending,
+                reveal.share_id,
+                height=height,
+                endpoint=node.name,
+                decide_height=decide_height,
             )
-            if not self._may_send(reveal.share_id) or not await mark_sending(reveal.share_id):
+            if not self._may_send(reveal.share_id) or not await sending:
                 return None
             if not self._may_send(reveal.share_id):
                 return None  # the lease ended meanwhile; the next holder treats it as a lost response
@@ -401,7 +405,7 @@ class Sender:
             outcome=verdict.name,
             is_spent=send_policy.is_spent_everywhere(self._node_facts(reveal, state)),
         )
-        await self._store.record_outcome(reveal.share_id, outcome=verdict.name, decide_height=height)
+        await self._store.run(messages.record_outcome, reveal.share_id, outcome=verdict.name, decide_height=height)
 
     async def _handle_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Apply the verdict table to a node's response."""
@@ -468,7 +472,7 @@ class Sender:
         self._notify()
 
     async def _requeue(self, share_id: int, note: str) -> None:
-        await self._store.requeue(share_id, stage="broadcast", note=note)
+        await self._store.run(shares.requeue, share_id, stage="broadcast", note=note)
         self._stats.count("retry_broadcast")
         self._notify()
 

@@ -102,7 +102,7 @@ def give_up(ledger: Ledger, last: int) -> Ledger:
     return take_out(ledger, ledger.first, last)._replace(rescan=rescan)
 
 
-def begin_rescan(ledger: Ledger, first: int) -> Ledger:
+def add_rescan(ledger: Ledger, first: int) -> Ledger:
     """Record the heights from `first` to the greatest one read as unread again, at the operator's request."""
     return add(ledger, min(first, ledger.top + 1), ledger.top)._replace(rescan=Rescan(first, ledger.top))
 

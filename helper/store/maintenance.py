@@ -9,6 +9,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.errors import HelperError
+from helper.store import rounds
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.store")
@@ -41,7 +42,7 @@ async def run_maintenance(store: Store, *, is_responsible: Callable[[], bool], c
             continue
         due = clock.monotonic() + CHECK_SECONDS
         try:
-            await store.delete_old_failure_counts()
+            await store.run(rounds.delete_old_failure_counts)
             for problem in await store.verify():
                 log.error("database_damaged", reason=problem, advice=DAMAGE_ADVICE)
         except HelperError as error:

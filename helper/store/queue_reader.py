@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.store.action_models import Action, PurgedFailures
+from helper.store.audit_log import read_action
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
 from helper.store.models import (
     MIN_REF_CHARS,
@@ -23,7 +24,6 @@ from helper.store.models import (
     ShareDetails,
     StoredRound,
 )
-from helper.store.operations.actions import read_action
 from helper.store.table_rows import ROW_CHECK_KEY, Column, RoundKeyRow, RoundRow, read_key, read_meta_value, share_ref
 from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from helper.clock import Clock
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
 from helper.store.models import DamagedShare, SpentNullifier
@@ -144,12 +145,14 @@ class Transaction(ABC):
 
     Attributes:
         keys: the database's own keys.
+        clock: source of the times in history entries.
         pending_counts: pending changes of the counters, by round number and state.
         damaged_shares: rows that were quarantined in this batch.
         has_deleted_rows: whether rows were deleted whose bytes must be erased from the files.
     """
 
     keys: DatabaseKeys
+    clock: Clock = field(kw_only=True)
     pending_counts: Counter[tuple[int, int]] = field(default_factory=Counter, kw_only=True)
     damaged_shares: list[DamagedShare] = field(default_factory=list, kw_only=True)
     has_deleted_rows: bool = field(default=False, kw_only=True)
@@ -251,6 +254,11 @@ class Transaction(ABC):
 
     # ------------------------------------------------------------------ common to all databases
 
+    @property
+    def now_ms(self) -> int:
+        """Unix milliseconds now."""
+        return int(self.clock.now() * 1000)
+
     def fetch_one(self, name: str, params: Params = ()) -> Row | None:
         """Return the first row of a named query, None without rows. Reads all rows, so that the query is complete."""
         rows = self.fetch_all(name, params)
@@ -295,9 +303,9 @@ class Transaction(ABC):
         if changes:
             self.execute_many("add_count", changes)
 
-    def quarantine(self, share_id: int, damaged: DamagedShare, at_ms: int) -> None:
+    def quarantine(self, share_id: int, damaged: DamagedShare) -> None:
         """Exclude a damaged row from all processing, and report it once."""
-        if self.execute("quarantine", (share_id, at_ms, damaged.ref, damaged.round_id, damaged.state)):
+        if self.execute("quarantine", (share_id, self.now_ms, damaged.ref, damaged.round_id, damaged.state)):
             self.damaged_shares.append(damaged)
 
     def clear_round_cache(self) -> None:

@@ -19,6 +19,8 @@ from helper.errors import StoreError
 from helper.store.models import DamagedShare
 from helper.store.transaction import DatabaseKeys, Transaction
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True, eq=False)
 class WriteJob:
@@ -34,21 +36,21 @@ class WriteJob:
     error: BaseException | None = None
 
 
-class BatchOperation(ABC):
+class BatchOperation(ABC, Generic[T]):
     """An operation that runs more cheaply together with others of its type."""
 
     __slots__ = ()
 
     @classmethod
     @abstractmethod
-    def run_all(cls, tx: Any, operations: Sequence[Self]) -> list[Any]:
+    def run_all(cls, tx: Any, operations: Sequence[Self]) -> list[T]:
         """Run the operations with the same effect as running them sequentially. An exception fails all of them.
 
         Returns:
             The results in the order of `operations`.
         """
 
-    def __call__(self, tx: Any) -> Any:
+    def __call__(self, tx: Any) -> T:
         """Run only this operation."""
         return self.run_all(tx, [self])[0]
 
@@ -106,7 +108,6 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None],
         loop.call_soon_threadsafe(callback, *args)
 
 
-T = TypeVar("T")
 TransactionT = TypeVar("TransactionT", bound=Transaction)
 
 MAX_BATCH: Final = 512

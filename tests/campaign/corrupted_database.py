@@ -15,7 +15,9 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import HelperError
+from helper.store import blocks, messages
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter, SentReveal
+from helper.store.shares import EnqueueOperation, claim_due, fail, recover, retry
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode
@@ -76,20 +78,22 @@ async def create_database(path: Path) -> None:
         await environment.rounds.sync()
         await environment.trees.sync(100)
         shares = map(create_numbered_share, STORED_NUMBERS)
-        await asyncio.gather(*(store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in shares))
+        await asyncio.gather(
+            *(store.run(EnqueueOperation(posted.share, posted.nullifier, now=NOW)) for posted in shares)
+        )
         confirmed = [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS]
-        await store.apply_blocks([(CHAIN_HEIGHT, CHAIN_HEIGHT)], confirmed, now=NOW)
-        await store.add_spent([(ROUND_ID, bytes([number]) * 32) for number in range(40)])
+        await store.run(blocks.apply_blocks, [(CHAIN_HEIGHT, CHAIN_HEIGHT)], confirmed)
+        await store.run(blocks.add_spent, [(ROUND_ID, bytes([number]) * 32) for number in range(40)])
         by_nullifier = {create_numbered_share(number).nullifier: number for number in STORED_NUMBERS}
-        for queued in await store.claim_due(now=NOW, limit=LIST_LIMIT, rounds=[ROUND_ID]):
+        for queued in await store.run(claim_due, now=NOW, limit=LIST_LIMIT, rounds=[ROUND_ID]):
             number = by_nullifier[queued.nullifier]
             if number in SENT_NUMBERS:
-                await store.prepare(queued.id, make_reveal(number))
-                await store.mark_sending(queued.id, height=CHAIN_HEIGHT, endpoint="a")
-                await store.record_outcome(queued.id, outcome="ACCEPTED")
+                await store.run(messages.prepare, queued.id, make_reveal(number))
+                await store.run(messages.mark_sending, queued.id, height=CHAIN_HEIGHT, endpoint="a")
+                await store.run(messages.record_outcome, queued.id, outcome="ACCEPTED")
             elif number in FAILED_NUMBERS:
-                await store.retry(queued.id, due_ms=int(NOW * 1000), stage="proof", note="the proof failed")
-                await store.fail(queued.id, stage="proof", note="the proof failed")
+                await store.run(retry, queued.id, due_ms=int(NOW * 1000), stage="proof", note="the proof failed")
+                await store.run(fail, queued.id, stage="proof", note="the proof failed")
     finally:
         await store.close()
         await environment.endpoints.aclose()
@@ -191,7 +195,7 @@ async def _flip_bit(env: StoreEnvironment, path: Path, at: int, bit: int) -> Non
 async def _start_store(result: RunResult, env: StoreEnvironment) -> None:
     env.chain.append(CHAIN_HEIGHT, 7, 8, 9)
     env.chain.publish_to(env.node)
-    await result.run_step("recover", env.store.recover())
+    await result.run_step("recover", env.store.run_batches(recover))
     await result.run_step("rounds", env.rounds.restore())
     await result.run_step("trees", env.trees.restore())
     await env.endpoints.probe_all()
@@ -206,7 +210,7 @@ async def _process_due(result: RunResult, env: StoreEnvironment, now: float = SO
     active = [share_row.round_id for share_row in env.rounds.active_rounds()]
     for moment in (now - 0.1, now):
         while claimed := await result.run_step(
-            "claim", env.store.claim_due(now=moment, limit=LIST_LIMIT, rounds=active)
+            "claim", env.store.run(claim_due, now=moment, limit=LIST_LIMIT, rounds=active)
         ):
             for queued in claimed:
                 result.early_claims += queued.share.submit_at > moment
@@ -240,7 +244,7 @@ async def _retry_and_enqueue(result: RunResult, env: StoreEnvironment) -> None:
     posted_shares = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
     responses = await asyncio.gather(
         *(
-            result.run_step("enqueue", env.store.enqueue(posted.share, posted.nullifier, now=NOW))
+            result.run_step("enqueue", env.store.run(EnqueueOperation(posted.share, posted.nullifier, now=NOW)))
             for posted in posted_shares.values()
         )
     )
@@ -262,7 +266,7 @@ async def _run_integrity_check(result: RunResult, env: StoreEnvironment) -> None
 async def _confirm_all(result: RunResult, env: StoreEnvironment, path: Path) -> None:
     result.damaged_rows = await _read_damaged_rows(path)
     block = [(ROUND_ID, create_numbered_share(number).nullifier) for number in (*STORED_NUMBERS, *NEW_NUMBERS)]
-    applying = env.store.apply_blocks([(CHAIN_HEIGHT + 1, CHAIN_HEIGHT + 1)], block, now=NOW)
+    applying = env.store.run(blocks.apply_blocks, [(CHAIN_HEIGHT + 1, CHAIN_HEIGHT + 1)], block)
     result.confirmed = len(await result.run_step("apply block", applying) or [])
 
 

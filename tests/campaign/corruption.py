@@ -15,7 +15,7 @@ that was sent is then returned unchanged. All errors are the product's own. A bi
 does not prevent the start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is
 enqueued twice. Operators can list the shares after the integrity check, unless it found damage. Every run ends.
 
-Injected fault that it caught: `load` in helper/store/operations/transitions.py accepted a row without verifying its
+Injected fault that it caught: `load` in helper/store/transitions.py accepted a row without verifying its
 check value. The short form printed "returned shares or messages that differ from the written ones: 2 (= 0)".
 """
 

@@ -12,7 +12,7 @@ third crash of a worker on one share does, see the verdict table).
 With PostgreSQL the name of a killed host is released when the server detects its end: a start before that is refused
 and repeated, as a service manager would.
 
-Injected fault: `Service.run` did not call `store.recover()`, so that shares claimed at a kill stayed claimed. The short
+Injected fault: `Service.run` did not run `shares.recover`, so that shares claimed at a kill stayed claimed. The short
 form reported: "acknowledged and not counted: 27 (= 0)", "shares left in the database: 27 (= 0)".
 """
 

@@ -9,7 +9,7 @@ order in which shares reach the chain is independent of the order in which they 
 shares to distinguish a correlation of 0.05 from none: its bound is one that independent orders of that length rarely
 exceed.
 
-Injected fault that it caught: `enqueue` in helper/store/operations/shares.py ranked shares by arrival
+Injected fault that it caught: `enqueue` in helper/store/shares.py ranked shares by arrival
 (`rank=tx.next_id`). It printed "rank correlation of arrival and broadcast: 1.0 (≤ 0.142061)".
 """
 

@@ -11,16 +11,14 @@ import pytest
 from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts
 from helper.core.share import TRANSITIONS, ShareState
-from helper.reveal import send_policy
+from helper.reveal import round_closing, send_policy
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
-from helper.store import ledger
+from helper.store import ledger, messages, rounds, shares
 from helper.store.ledger import BlockRange, Ledger
-from helper.store.operations import actions, rounds
-from helper.store.store import Store
 from tests.explorer.one_liar import all_explorations
 from tests.explorer.search import BrokenPromiseError
-from tests.explorer.two_hosts import HostTransaction, two_host_models
+from tests.explorer.two_hosts import HostTransaction, StepStore, two_host_models
 
 SMALL = all_explorations(2)
 BLOCK_STEPS = {"grow", "catch_up", "read", "wait_or_crash", "rescan"}
@@ -145,20 +143,19 @@ def is_old_after_one_block(first: int, last: int, outcome: str | None, height: i
 
 
 async def report_before_failing(self: Any, stored: Any) -> Any:
-    await self._store.mark_closed(stored.round_id, 1.0)
-    await self._store.mark_alerted(stored.round_id, 1.0)
-    await self._store.fail_unspent(stored.round_id, note="")
+    await self._store.run(rounds.mark_closed, stored.round_id, 1.0)
+    await self._store.run(rounds.mark_alerted, stored.round_id, 1.0)
+    await self._store.run_batches(rounds.fail_unconfirmed, stored.round_id, note="")
     return stored
 
 
-async def commit_after_send(self: Any, share_id: int, **sending: Any) -> bool:
-    self.unsaved = sending
-    return True
-
-
-async def commit_late(self: Any, share_id: int, **outcome: Any) -> None:
-    await mark_sending(self, share_id, **self.unsaved)
-    await record_outcome(self, share_id, **outcome)
+async def commit_after_send(self: Any, op: Any, *args: Any, **options: Any) -> Any:
+    if op is messages.mark_sending:
+        self.unsaved = options
+        return True
+    if op is messages.record_outcome:
+        await run_operation(self, messages.mark_sending, *args, **self.unsaved)
+    return await run_operation(self, op, *args, **options)
 
 
 def forget_sends(tx: Any, row: Any, *args: Any, **options: Any) -> Any:
@@ -167,8 +164,8 @@ def forget_sends(tx: Any, row: Any, *args: Any, **options: Any) -> Any:
     return requeued
 
 
-def close_without_waiting(tx: Any, round_id: bytes, note: str, at_ms: int, limit: int) -> tuple[int, bool]:
-    return fail_batch(tx, round_id, note, at_ms, limit) if rounds_in_progress(tx) else (0, False)
+def close_without_waiting(tx: Any, *args: Any, **options: Any) -> tuple[int, bool]:
+    return fail_batch(tx, *args, **options) if rounds_in_progress(tx) else (0, False)
 
 
 def rounds_in_progress(tx: Any) -> bool:
@@ -179,18 +176,18 @@ def yes(*args: Any) -> bool:
     return True
 
 
-decide, requeue_failed, fail_batch = send_policy.decide, actions.requeue_failed, rounds.fail_unconfirmed_batch
-mark_sending, record_outcome = Store.mark_sending, Store.record_outcome
+decide, requeue_failed, fail_batch = send_policy.decide, shares.requeue_failed, rounds.fail_unconfirmed
+run_operation = StepStore.run
 PLANTED_IN_HOSTS: tuple[tuple[str, tuple[tuple[Any, str, Callable[..., Any]], ...]], ...] = (
     ("shares", ((send_policy, "decide", decide_before_due),)),
     ("heads", ((send_policy, "decide", resend_only_at_a_height),)),
     ("heads", ((send_policy, "_had_its_blocks", is_old_after_one_block),)),
     ("close", ((RoundClosing, "_report", report_before_failing),)),
-    ("sends", ((Store, "mark_sending", commit_after_send), (Store, "record_outcome", commit_late))),
+    ("sends", ((StepStore, "run", commit_after_send),)),
     ("hosts", ((Sender, "_may_send", yes),)),
     ("sends", ((agreement, "agreed", believe_last),)),
-    ("refusals", ((actions, "requeue_failed", forget_sends),)),
-    ("close", ((rounds, "fail_unconfirmed_batch", close_without_waiting),)),
+    ("refusals", ((shares, "requeue_failed", forget_sends),)),
+    ("close", ((round_closing, "fail_unconfirmed", close_without_waiting),)),
     ("hosts", ((HostTransaction, "has_claim", yes),)),
 )
 

@@ -32,9 +32,8 @@ from helper.reveal.revealer import AttemptBudget, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.send_policy import SendState
 from helper.reveal.sender import Sender
-from helper.store import ledger
+from helper.store import blocks, ledger, rounds, shares
 from helper.store.models import QueueFilter
-from helper.store.operations import actions, blocks, messages, rounds, shares
 from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import ShareRow
@@ -59,7 +58,6 @@ FALSE_BLOCKS: Final = 50
 FAILED_PROOF: Final = ProofFailed("failed")
 TERM: Final = "start_term"
 """In the log of a task: the host acquired the lease."""
-OPERATIONS: Final = {module.__name__: module for module in (actions, blocks, messages, rounds, shares)}
 LIVE: Final = {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST}
 
 
@@ -219,15 +217,18 @@ class HostTransaction(SqliteTransaction):
         return self.host == self.holder
 
 
+def _clock_at(wall: float) -> Any:
+    return SimpleNamespace(now=lambda: wall)
+
+
 class StepStore(PartialStore):
     """The store's methods. Each commit and each read is a request to the model."""
 
-    def __init__(self, clock: Any, keys: DatabaseKeys) -> None:
-        self._clock = clock
+    def __init__(self, keys: DatabaseKeys) -> None:
         self._reader = SimpleNamespace(fetch=self._fetch)
         self._writer: Any = SimpleNamespace(keys=keys)
 
-    async def _run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+    async def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return await Request("commit", op, *args, **kwargs)
 
     async def _fetch(self, name: str, params: Any = ()) -> Any:
@@ -256,7 +257,7 @@ class HostProcess:
         client = SimpleNamespace(tx=lambda _hash: Request("tx"))
         nodes = [SimpleNamespace(name=name, penalty=NO_PENALTY, client=client) for name in "AB"]
         clock = SimpleNamespace(now=lambda: self.env.wall, monotonic=lambda: self.env.monotonic)
-        store = StepStore(clock, keys)
+        store = StepStore(keys)
         pool: Any = _Pool(self, nodes)
         lease: Any = _Lease(self)
         chain_rounds: Any = SimpleNamespace(
@@ -332,7 +333,7 @@ class HostProcess:
             return self.sender._await_late_outcome(reveal, call, self.sender._states.get(task.share), fence)
         if task.kind == "send":
             return self.sender.send(task.share)
-        return self.closing.run_once() if task.kind == "closing" else self.store.recover()
+        return self.closing.run_once() if task.kind == "closing" else self.store.run_batches(shares.recover)
 
     async def select(self) -> None:
         await self.sender.reconcile()
@@ -411,8 +412,8 @@ class TwoHosts:
         posted = [create_share(n, int(START + BLOCK_SECONDS + 1) if n > 1 else 0, ROUND) for n in self._ids]
         self._nullifiers = [nullifier_of(share.primary_blind) for share in posted]
         self._due = [max(share.submit_at, START + 1) for share in posted]
-        tx = HostTransaction(self._keys, self._conn, 1)
-        rounds.save_rounds(tx, [Round(ROUND, RoundStatus.ACTIVE, int(START) + 10**6, (), 1)], int(START * 1000))
+        tx = HostTransaction(self._keys, self._conn, 1, clock=_clock_at(START))
+        rounds.save_rounds(tx, [Round(ROUND, RoundStatus.ACTIVE, int(START) + 10**6, (), 1)], START)
         blocks.begin_ledger(tx, 1)
         operations = [shares.EnqueueOperation(share, nullifier_of(share.primary_blind), START + 1) for share in posted]
         shares.enqueue_all(tx, operations)
@@ -550,12 +551,9 @@ class TwoHosts:
 
     def _operator_retry(self, world: World) -> Iterator[tuple[bool, Label, World]]:
         live = self._facts[world.db].live
-        env = self._env(world, 0)
         closed = frozenset({ROUND} if self._is_closed(world) else ())
-        options = {"closed": closed, "note": "", "at_ms": int(env.wall * 1000), "dry_run": False}
-        _, after = self._commit(
-            world, 0, Request("commit", actions.retry_failed, tuple(live), QueueFilter(), **options)
-        )
+        options = {"closed": closed, "note": "", "dry_run": False}
+        _, after = self._commit(world, 0, Request("commit", shares.retry_failed, tuple(live), QueueFilter(), **options))
         sent = [
             one._replace(is_excused=True) if live.get(share) is ShareState.FAILED else one
             for share, one in zip(self._ids, after.sent, strict=True)
@@ -616,8 +614,7 @@ class TwoHosts:
                 agreed = agreement.agreed_block({"A": true, "B": block}, 2, 2)
                 if isinstance(agreed, frozenset):
                     spent = tuple(sorted((ROUND, self._nullifiers[share - 1]) for share in agreed))
-                    now = int(self._env(world, 0).wall * 1000)
-                    request = Request("commit", blocks.apply_blocks, ((height, height),), spent, now)
+                    request = Request("commit", blocks.apply_blocks, ((height, height),), spent)
                     yield (
                         block != true,
                         ("read" if block == true else "lie", height, *block),
@@ -747,7 +744,7 @@ class TwoHosts:
                         coroutine.close()
                         one = world.sent[task.share - 1]
                         if value and one.first is None:
-                            first = min(request.details[3], world.height)
+                            first = min(request.options["height"], world.height)
                             marked = one._replace(first=first)
                             world = world._replace(sent=_replace_at(world.sent, task.share - 1, marked))
                         waiting = task._replace(pending=f"result {self._number(value)}")
@@ -818,7 +815,9 @@ class TwoHosts:
         key = ("read", world.db, name, tuple(params.items()) if isinstance(params, Mapping) else tuple(params))
         if key not in self._memo:
             self._conn.deserialize(self._contents[world.db])
-            self._memo[key] = tuple(HostTransaction(self._keys, self._conn, 0).fetch_all(name, params))
+            self._memo[key] = tuple(
+                HostTransaction(self._keys, self._conn, 0, clock=_clock_at(START)).fetch_all(name, params)
+            )
         return self._memo[key]
 
     def _commit(self, world: World, number: int, request: Request) -> tuple[Any, World]:
@@ -832,7 +831,8 @@ class TwoHosts:
             self._conn.deserialize(self._contents[world.db])
             claims = {share: (owner, fence, expired) for share, owner, fence, expired in world.claims}
             tx = HostTransaction(
-                self._keys, self._conn, 9, host=number, holder=world.lease[0], claims=claims,
+                self._keys, self._conn, 9, clock=_clock_at(self._env(world, number).wall),
+                host=number, holder=world.lease[0], claims=claims,
                 fences=dict(host.fences), last_fence=max(used),
             )  # fmt: skip
             self._conn.execute("BEGIN")
@@ -877,7 +877,7 @@ class TwoHosts:
                         f"share {share} was proven anew at {world.height}, first sent at {one.first}"
                     )
                 after = after._replace(sent=_replace_at(after.sent, share - 1, Sent(one.last)))
-            if op.__name__ == "fail_unconfirmed_batch" and world.counted[share - 1] is not None:
+            if op.__name__ == "fail_unconfirmed" and world.counted[share - 1] is not None:
                 raise BrokenPromiseError(
                     f"share {share} is counted at {world.counted[share - 1]}, and failed at the close"
                 )

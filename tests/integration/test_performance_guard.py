@@ -26,10 +26,10 @@ import proofs
 from bench.fill_database import generate_shares, insert_shares, open_existing_database, transaction
 from devnet import ballot
 from devnet.ballot import Ballot
+from helper.store.blocks import apply_blocks
+from helper.store.messages import mark_sending, prepare, read_sent, record_outcome
 from helper.store.models import EnqueueResult, PreparedReveal
-from helper.store.operations.blocks import apply_blocks
-from helper.store.operations.messages import mark_sending, prepare, read_sent, record_outcome
-from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
+from helper.store.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -159,9 +159,7 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         )
         ((sent,), _) = read_sent(tx.fetch_all("unconfirmed", {"after": 0, "limit": 1}), tx.keys.row_check)
         with transaction(database):
-            steps["confirmed"] = count_steps(
-                tx, lambda: apply_blocks(tx, [(101, 101)], [(ROUND_ID, sent.nullifier)], DUE_TIME * 1000)
-            )
+            steps["confirmed"] = count_steps(tx, lambda: apply_blocks(tx, [(101, 101)], [(ROUND_ID, sent.nullifier)]))
     return steps
 
 
@@ -170,9 +168,9 @@ def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> Non
     for share, nullifier in generate_shares(ROUND_ID, first, first + count, DUE_TIME - 1_000_000):
         EnqueueOperation(share, nullifier, 1.0)(tx)
     for queued in claim_due(tx, now=DUE_TIME - 500_000.0, limit=count, rounds=[ROUND_ID]):
-        prepare(tx, queued.id, PreparedReveal(b"m" * 5_000, b"h" * 32, 99, "k10", 99), DUE_TIME * 1000)
-        mark_sending(tx, queued.id, DUE_TIME * 1000, 100, "node", decide_height=101)
-        record_outcome(tx, queued.id, DUE_TIME * 1000, "ACCEPTED", decide_height=103)
+        prepare(tx, queued.id, PreparedReveal(b"m" * 5_000, b"h" * 32, 99, "k10", 99))
+        mark_sending(tx, queued.id, height=100, endpoint="node", decide_height=101)
+        record_outcome(tx, queued.id, outcome="ACCEPTED", decide_height=103)
 
 
 def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> int:

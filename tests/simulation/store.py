@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from helper.clock import Clock
 from helper.errors import StoreError
-from helper.store.models import QueuedShare
+from helper.store import shares
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import PathMonitor
 from helper.store.sqlite.erasure import Eraser
@@ -34,6 +34,8 @@ from helper.store.transaction import Params
 from helper.store.writer_thread import MAX_BATCH, WriteJob
 from tests.support.sealed_fields import add_field_functions
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 USUAL_COMMIT_DELAY_SECONDS = 0.02
@@ -147,7 +149,7 @@ class InlineWriter(SqliteWriter):
             raise translate(error) from error
         next_id = int(conn.execute(sqlite_statements()["last_share_id"]).fetchone()[0]) + 1
         self._keys = keys
-        tx = SqliteTransaction(keys, conn, next_id)
+        tx = SqliteTransaction(keys, conn, next_id, clock=self._clock)
         self._opened = OpenedDatabase(tx, cast(Eraser, _NoEraser()), cast(FileLock, None), cast(PathMonitor, None))
 
     async def stop(self) -> None:
@@ -237,7 +239,6 @@ class SimStore(SqliteStore):
     """
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:
-        self._clock = clock
         self.inline_writer = InlineWriter(disk, clock)
         self._writer = self.inline_writer
         self._reader = self._operator_reader = InlineReader(disk, self.inline_writer)
@@ -246,13 +247,7 @@ class SimStore(SqliteStore):
     async def _check_integrity(self) -> list[str]:
         return await check_integrity(self._reader, self.wait_for_erasure)
 
-    async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
-        return await super().claim_due(now=now, limit=limit, rounds=sorted(rounds))
-
-    async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
-        self.on_attempt_spent(share_id, stage, note)
-        return await super().retry(share_id, due_ms=due_ms, stage=stage, note=note)
-
-    async def fail(self, share_id: int, *, stage: str, note: str) -> bool:
-        self.on_attempt_spent(share_id, stage, note)
-        return await super().fail(share_id, stage=stage, note=note)
+    async def run(self, op: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if op in {shares.retry, shares.fail}:
+            self.on_attempt_spent(cast(int, args[0]), str(kwargs["stage"]), str(kwargs["note"]))
+        return await super().run(op, *args, **kwargs)

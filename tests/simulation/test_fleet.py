@@ -15,7 +15,7 @@ import pytest
 
 from helper.core import dispatch_order
 from helper.core.load_forecast import last_moment_start
-from helper.store.operations import shares
+from helper.store import shares
 from tests.simulation.fleet import FleetResult, run_fleet
 from tests.simulation.fleet_command import add_arguments, create_plan, measure_marginal
 from tests.simulation.fleet_plan import (

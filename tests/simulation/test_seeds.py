@@ -18,8 +18,8 @@ from helper.core import dispatch_order
 from helper.reveal import send_policy
 from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, Step
 from helper.reveal.sender import Sender
+from helper.store import blocks, shares
 from helper.store.models import SentReveal
-from helper.store.operations import shares
 from helper.store.sqlite.store import SqliteStore
 from tests.simulation.host import SimClock
 from tests.simulation.liar import Lie
@@ -122,7 +122,7 @@ def test_checker_confirmation_by_response_is_reported(monkeypatch: pytest.Monkey
         self: Sender, reveal: SentReveal, outcome: BroadcastOutcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
-            await self._store.add_spent([(reveal.round_id, reveal.nullifier)])
+            await self._store.run(blocks.add_spent, [(reveal.round_id, reveal.nullifier)])
         await handle_outcome(self, reveal, outcome, endpoint)
 
     monkeypatch.setattr(Sender, "_handle_outcome", confirm_accepted_reply)

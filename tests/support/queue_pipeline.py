@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from helper.app.gates import Gates
 from helper.chain.chain_data import BlockHead
@@ -25,7 +25,10 @@ from helper.reveal.prover_pool import ProverPool
 from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
+from helper.store import shares
+from helper.store.blocks import apply_blocks, set_meta
 from helper.store.models import QueuedShare
+from helper.store.rounds import save_rounds
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.fakes import (
@@ -50,6 +53,9 @@ from tests.support.fakes import (
 )
 from tests.support.sealed_fields import add_field_functions
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class WatchedStore(SqliteStore):
     """The real store. Records its calls by name; tests can make a method fail or observe it."""
@@ -66,32 +72,12 @@ class WatchedStore(SqliteStore):
         if name in self.failing_calls:
             raise StoreError(f"{name} failed")
 
-    async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
-        self._record_call("claim_due")
-        claimed = await super().claim_due(now=now, limit=limit, rounds=rounds)
-        self.after_call.pop("claim_due", lambda: None)()
-        return claimed
-
-    async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
-        crashes = await super().record_crash(share_id, due_ms=due_ms, note=note)
-        self.after_call.pop(f"crash {crashes}", lambda: None)()
-        return crashes
-
-    async def release_claim(self, share_id: int) -> bool:
-        self._record_call("release_claim")
-        return await super().release_claim(share_id)
-
-    async def record_outcome(self, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
-        self._record_call("record_outcome")
-        await super().record_outcome(share_id, outcome=outcome, decide_height=decide_height)
-
-    async def mark_alerted(self, round_id: bytes, now: float) -> None:
-        self._record_call("mark_alerted")
-        await super().mark_alerted(round_id, now)
-
-    async def purge(self, round_id: bytes) -> int:
-        self._record_call("purge")
-        return await super().purge(round_id)
+    async def run(self, op: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        name = getattr(op, "__name__", type(op).__name__)
+        self._record_call(name)
+        result = await super().run(op, *args, **kwargs)
+        self.after_call.pop(f"crash {result}" if name == "record_crash" else name, lambda: None)()
+        return result
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         self._record_call("next_due_ms")
@@ -124,7 +110,9 @@ class Pipeline:
         self.nodes = FakeNodeTransport({FIRST_NODE: ACCEPTED_REPLY, SECOND_NODE: ACCEPTED_REPLY})
         nodes = create_nodes(["http://first", "http://second"], transport=self.nodes)
         self.endpoints = NodePool(nodes, clock=clock, chain_id=CHAIN_ID, **limits)
-        self.circuits = CircuitChoice(circuit, clock=clock, store_counted=self.store.set_meta)
+        self.circuits = CircuitChoice(
+            circuit, clock=clock, store_counted=lambda key, value: self.store.run(set_meta, key, value)
+        )
         common_parts: dict[str, Any] = {"store": self.store, "clock": clock, "stats": self.stats}
         self.attempts = AttemptBudget(
             store=self.store,
@@ -213,11 +201,11 @@ class Pipeline:
         for position in positions:
             share = create_share(position, submit_at)
             now = self.clock.now()
-            await self.store.enqueue(share, nullifier_of(share.primary_blind), now=now)
+            await self.store.run(shares.EnqueueOperation(share, nullifier_of(share.primary_blind), now=now))
             self.dispatcher.wake_if_due(max(submit_at, now))
 
     async def claim_due_share(self) -> QueuedShare:
-        (queued,) = await self.store.claim_due(now=self.clock.now(), limit=2, rounds=[ROUND])
+        (queued,) = await self.store.run(shares.claim_due, now=self.clock.now(), limit=2, rounds=[ROUND])
         return queued
 
     async def prepare_message(self, position: int = 1) -> int:
@@ -230,7 +218,7 @@ class Pipeline:
     async def count_on_chain(self, *positions: int) -> list[int]:
         """Apply the newest block with these shares' nullifiers. Returns the confirmed ids."""
         spent = [(ROUND, nullifier_of(create_share(position).primary_blind)) for position in positions]
-        return await self.store.apply_blocks([(self.height, self.height)], spent, now=self.clock.now())
+        return await self.store.run(apply_blocks, [(self.height, self.height)], spent)
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Query the database file over a separate connection, which sees only committed data."""
@@ -292,7 +280,7 @@ async def open_pipeline(path: Path, *, clock: CountingClock | None = None, **set
     pipeline = Pipeline(path, clock=clock or CountingClock(float(START_TIME)), **settings)
     await pipeline.store.open()
     try:
-        await pipeline.store.save_rounds([create_round(ROUND)], pipeline.clock.now())
+        await pipeline.store.run(save_rounds, [create_round(ROUND)], pipeline.clock.now())
         yield pipeline
     finally:
         await pipeline.store.close()

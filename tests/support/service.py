@@ -24,6 +24,7 @@ from helper.chain.rest_client import ChainClient
 from helper.config.loader import load
 from helper.observability.log_config import configure
 from helper.reveal.prover_pool import ProverPool
+from helper.store.shares import EnqueueOperation
 from helper.store.sqlite.store import SqliteStore
 
 WORKER_COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
@@ -33,31 +34,33 @@ KILL_TARGETS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
 def install_kill(moment: str) -> None:
     """Patch the method so that it kills the process."""
     method, when, number = [*moment.split(":"), "1"][:3]
-    owner = next(owner_class for owner_class in KILL_TARGETS if hasattr(owner_class, method))
-    original: Callable[..., Awaitable[Any]] = getattr(owner, method)
-    enqueue = SqliteStore.enqueue
     calls, shares = 0, 0
 
-    @functools.wraps(enqueue)
-    async def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal shares
-        shares += 1
-        return await enqueue(*args, **kwargs)
+    def wrap(original: Callable[..., Awaitable[Any]], name_of: Callable[..., str]) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(original)
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls, shares
+            name = name_of(*args)
+            shares += name == "enqueue"
+            calls += name == method and shares > 0
+            is_moment = name == method and calls == int(number)
+            if is_moment and when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = await original(*args, **kwargs)
+            if is_moment and when == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
 
-    @functools.wraps(original)
-    async def wrapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += shares > 0 or method == "enqueue"
-        is_moment = calls == int(number)
-        if is_moment and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = await original(*args, **kwargs)
-        if is_moment and when == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+        return wrapped
 
-    for replaced, replacement in {"enqueue": counted, method: wrapped}.items():
-        setattr(owner if replaced == method else SqliteStore, replaced, replacement)
+    for owner in KILL_TARGETS:
+        if hasattr(owner, method):
+            setattr(owner, method, wrap(getattr(owner, method), lambda *_: method))
+    setattr(SqliteStore, "run", wrap(SqliteStore.run, _operation_name))  # noqa: B010 - mypy refuses an assignment
+
+
+def _operation_name(_store: SqliteStore, op: Any, *_: Any) -> str:
+    return "enqueue" if isinstance(op, EnqueueOperation) else op.__name__
 
 
 def main() -> None:

@@ -78,10 +78,12 @@ class PostgresStore(Store):
         )
         settings = replace(settings, proves=proves)
         self._claims = ClaimState(host, lease_seconds)
-        self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, on_damaged)
+        clock = SystemClock() if clock is None else clock
+        self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, clock, on_damaged)
         self._reader: PostgresReader = PostgresReader(settings, RowEncryption(keyring))
         self._operator_reader: PostgresReader = self._reader
-        super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operator_reader)
+        self._clock = clock
+        super().__init__(self._writer, self._reader, self._operator_reader)
         self._first_rank = rank(b"first rank of a host", host.encode())
         self._listener = NotificationListener(settings)
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,7 +123,7 @@ class PostgresStore(Store):
             await asyncio.sleep(self._claims.lease_seconds / _RENEWALS_PER_LEASE)
             if self._claims.fences:
                 try:
-                    await self._run(renew_claims)
+                    await self.run(renew_claims)
                 except StoreError as error:
                     log.warning("claim_renewal_failed", error=str(error))
 
@@ -165,14 +167,14 @@ class PostgresStore(Store):
         Returns:
             The fencing token, greater than all earlier ones; None if another host holds the lease.
         """
-        fence = await self._run(acquire_sender_lease, outer)
+        fence = await self.run(acquire_sender_lease, outer)
         self._claims.sender_fence = fence or 0
         return fence
 
     async def renew_sender_lease(self) -> bool:
         """Renew the sender lease. Returns False if another host has acquired it."""
         fence = self._claims.sender_fence
-        renewed = fence != 0 and await self._run(renew_sender_lease, fence)
+        renewed = fence != 0 and await self.run(renew_sender_lease, fence)
         if not renewed and self._claims.sender_fence == fence:
             self._claims.sender_fence = 0
         return renewed
@@ -181,7 +183,7 @@ class PostgresStore(Store):
         """Release the sender lease, so that another host does not have to wait."""
         fence, self._claims.sender_fence = self._claims.sender_fence, 0
         if fence:
-            await self._run(release_sender_lease, fence)
+            await self.run(release_sender_lease, fence)
 
     async def get_sender_host(self) -> str:
         """Return the host that holds the sender lease, "" if none does."""

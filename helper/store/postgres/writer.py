@@ -67,6 +67,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         settings: connection settings.
         keyring: the keys that the hosts share.
         claims: the claims of this host.
+        store_clock: source of the times in history entries.
         on_damaged: called on the event loop with each row that was quarantined.
 
     """
@@ -76,12 +77,14 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         settings: ConnectionSettings,
         keyring: Keyring,
         claims: ClaimState,
+        store_clock: Clock,
         on_damaged: Callable[[DamagedShare], None],
     ) -> None:
         super().__init__(on_damaged)
         self._settings = settings
         self._keyring = keyring
         self._claims = claims
+        self._store_clock = store_clock
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
         self._clock: Clock = SystemClock()  # real time in tests too: the server has no simulated clock
@@ -134,7 +137,9 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         except BaseException:
             conn.close()
             raise
-        self._tx = PostgresTransaction(self._keys, conn, RowEncryption(self._keyring), self._claims)
+        self._tx = PostgresTransaction(
+            self._keys, conn, RowEncryption(self._keyring), self._claims, clock=self._store_clock
+        )
         return self._tx
 
     def _disconnect(self) -> None:

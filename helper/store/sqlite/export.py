@@ -13,8 +13,8 @@ from typing import Final
 from helper.core.share import ShareState
 from helper.store.action_models import ExportedReveal, ExportedShare, RowVersion
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
-from helper.store.operations.actions import matches_filter
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
+from helper.store.shares import matches_filter
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_keys import open_encryption, read_shares

@@ -209,7 +209,7 @@ def _open_locked(
             raise StoreError(f"the last run's WAL could not be checkpointed into {path}: {error}") from error
     if run is not None and run != lock.crashed_run and eraser.write_back():
         lock.mark_open(run)
-    tx = SqliteTransaction(keys, conn, next_id, encryption)
+    tx = SqliteTransaction(keys, conn, next_id, encryption, clock=clock)
     return OpenedDatabase(tx, eraser, lock, PathMonitor(watched))
 
 

@@ -51,7 +51,7 @@ class SqliteStore(Store):
         self._writer: SqliteWriter = SqliteWriter(path, clock, on_damaged, encryption)
         self._reader: SqliteReader = SqliteReader(path, encryption)
         self._operator_reader: SqliteReader = SqliteReader(path, encryption)
-        super().__init__(clock, self._writer, self._reader, self._operator_reader)
+        super().__init__(self._writer, self._reader, self._operator_reader)
 
     async def open(self) -> None:
         """Create or open the file; raises StoreForeign, StoreCorrupt, StoreLocked, StoreKeyError or StoreError."""

@@ -149,7 +149,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         tx.conn.execute("BEGIN IMMEDIATE")
         # If it was quarantined before for a failed check, replace that entry: such a row is read on confirmation.
         tx.execute("drop_damaged", (share_id,))
-        tx.quarantine(share_id, UNREADABLE_SHARE, int(self._clock.now() * 1000))
+        tx.quarantine(share_id, UNREADABLE_SHARE)
         tx.conn.execute("COMMIT")
         tx.damaged_shares.clear()
         call_on_loop(loop, self._on_damaged, UNREADABLE_SHARE)

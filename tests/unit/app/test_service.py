@@ -20,6 +20,7 @@ from helper.core.text_forms import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.wallet_routes import create_wallet_edge
+from helper.store import blocks
 from helper.store.ledger import LEDGER_KEY, BlockRange, Ledger, format_ledger
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -260,7 +261,7 @@ async def test_readiness_fails_while_blocks_stay_unread(
 
     async def show(ranges: list[BlockRange], *, height: int = 100) -> None:
         text = format_ledger(Ledger(1, height, tuple(ranges)))
-        await harness.service.store.set_meta(LEDGER_KEY, text)
+        await harness.service.store.run(blocks.set_meta, LEDGER_KEY, text)
         await follower._load_ledger()
         await harness.poll()
 
@@ -417,7 +418,7 @@ async def test_service_with_displaced_database_pauses_until_it_is_back(harness: 
     service, reason = harness.service, "the database file is no longer at its path"
     (tmp_path / "q.db").rename(tmp_path / "aside.db")
     with pytest.raises(StoreDisplaced):
-        await service.store.set_meta("test", "value")
+        await service.store.run(blocks.set_meta, "test", "value")
 
     assert str(service.gates.intake_pause_reason()) == reason
     assert {check.name: check.problem for check in service.health.run_checks()}["store"] == reason
@@ -427,7 +428,7 @@ async def test_service_with_displaced_database_pauses_until_it_is_back(harness: 
 
     (tmp_path / "aside.db").rename(tmp_path / "q.db")
     await wait_until(lambda: service.gates.intake_pause_reason() is None)
-    await service.store.set_meta("test", "value")
+    await service.store.run(blocks.set_meta, "test", "value")
 
 
 async def test_service_with_require_verified_starts_only_with_the_native_module_of_the_release(tmp_path: Path) -> None:

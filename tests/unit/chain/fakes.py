@@ -21,12 +21,12 @@ from helper.chain.chain_data import BlockHead, parse_round
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import StoreError
+from helper.store import messages
+from helper.store.blocks import set_meta
 from helper.store.ledger import LEDGER_KEY, Ledger, format_ledger, parse_ledger
 from helper.store.models import SentReveal, SpentNullifier, StoredRound
-from helper.store.operations import messages
-from helper.store.operations.blocks import set_meta
-from helper.store.operations.rounds import save_rounds
-from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
+from helper.store.rounds import save_rounds
+from helper.store.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import RoundRow, read_meta_value
@@ -226,7 +226,7 @@ class ChainStore(PartialStore):
         self.conn = sqlite3.connect(":memory:", isolation_level=None)
         migrate_schema(self.conn)
         keys = DatabaseKeys(bytes(32), bytes(32))
-        self._tx = SqliteTransaction(keys, self.conn, 1)
+        self._tx = SqliteTransaction(keys, self.conn, 1, clock=clock)
         self._clock = clock
         self._writer = cast(Any, SimpleNamespace(keys=keys, run=self._commit))
         self._reader = self._operator_reader = cast(Any, SimpleNamespace(fetch=self._fetch))
@@ -264,11 +264,13 @@ class ChainStore(PartialStore):
         """Store a share of this queue with its message."""
         self.add_share(sent.share_id, sent.nullifier)
         (queued,) = claim_due(self._tx, now=self._clock.now(), limit=1, rounds=(ROUND_ID,))
-        messages.prepare(self._tx, queued.id, sent.prepared, 0)
+        messages.prepare(self._tx, queued.id, sent.prepared)
         for _ in range(sent.sends):
-            messages.mark_sending(self._tx, queued.id, 0, sent.last_sent_height or 0, sent.last_endpoint or "")
+            messages.mark_sending(
+                self._tx, queued.id, height=sent.last_sent_height or 0, endpoint=sent.last_endpoint or ""
+            )
             if sent.last_outcome is not None:
-                messages.record_outcome(self._tx, queued.id, 0, sent.last_outcome)
+                messages.record_outcome(self._tx, queued.id, outcome=sent.last_outcome)
         self._tx.flush_counts()
 
     @property

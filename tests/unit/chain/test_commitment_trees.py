@@ -15,6 +15,7 @@ from helper.chain.chain_data import Anchor
 from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Branch, RoundTree
 from helper.core.refusals import PauseCause
 from helper.errors import ChainUnavailable, StoreError
+from helper.store import rounds
 from proofs import CommitmentTree
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
 from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf
@@ -546,7 +547,7 @@ async def test_tree_stays_until_its_round_is_purged() -> None:
     vote = env.trees.leaf(ROUND_ID, 2)
     env.nodes[0].rounds = [recorded_round(1) | {"status": 3}]
     await env.rounds.sync(100)
-    await env.store.mark_closed(ROUND_ID, 1.0)
+    await env.store.run(rounds.mark_closed, ROUND_ID, 1.0)
     await env.trees.sync(100)
     assert env.trees.leaf(ROUND_ID, 2) == vote
     trees = await env.recreate_trees()

@@ -17,8 +17,11 @@ from helper.chain.follower import MAX_START_WAIT_SECONDS, RESET_HEADS, BlockFoll
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError
+from helper.store import blocks
+from helper.store.blocks import begin_rescan
 from helper.store.ledger import BlockRange, Ledger, Rescan, count_heights, find_unread
 from helper.store.models import PreparedReveal, SentReveal
+from helper.store.transaction import Transaction
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import (
     CHAIN_ID,
@@ -516,17 +519,17 @@ async def test_follower_outage_is_not_reported_as_stall() -> None:
     assert env.follower.stalled_height is None
 
 
-async def test_follower_run_continues_after_errors() -> None:
+async def test_follower_run_continues_after_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Environment(rpc=True, cursor=98)
-    apply = env.store.apply_blocks
+    apply = blocks.apply_blocks
     failures = [StoreError("no space"), RuntimeError("unexpected")]
 
-    async def failing(heights: Any, spent: Any, *, now: float) -> list[int]:
+    def failing(tx: Transaction, heights: Any, spent: Any) -> list[int]:
         if failures:
             raise failures.pop(0)
-        return await apply(heights, spent, now=now)
+        return apply(tx, heights, spent)
 
-    env.store.apply_blocks = failing  # type: ignore[method-assign]
+    monkeypatch.setattr(blocks, "apply_blocks", failing)
     await env.endpoints.probe_all()
     with anyio.fail_after(10), capture_logs() as logs:
         async with anyio.create_task_group() as group:
@@ -761,7 +764,7 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
     assert env.store.unconfirmed != [], "the first node served an empty block"
     assert env.follower.disputed_height == 95, "an empty block is compared too"
 
-    await env.store.begin_rescan(90)
+    await env.store.run(begin_rescan, 90)
     await env.follow_for(3)
     assert env.store.unconfirmed != []
     assert env.unread == [(95, 95)], "a disputed block stops no other"
@@ -781,7 +784,7 @@ async def test_rescan_of_pruned_blocks_reports_them_and_reads_the_others(rpc: bo
     await env.follow()
     for node, lowest in ((env.node, 80), (env.others[0], 70)):
         node.lowest_height = lowest
-    await env.store.begin_rescan(60)
+    await env.store.run(begin_rescan, 60)
     await env.follow_for(3)
     assert env.store.unconfirmed == []
     assert env.rescan == Rescan(60, 100, added=1, confirmed=1, pruned=((60, 69),))
@@ -801,7 +804,7 @@ async def test_rescan_waits_for_a_second_copy_of_an_empty_block(response: httpx.
     env = NodePairEnvironment(rpc=False)
     await env.follow()
     env.others[0].faults["/blocks/100"] = lambda _: response
-    await env.store.begin_rescan(100)
+    await env.store.run(begin_rescan, 100)
     await env.follow_for(WAIT_SECONDS)
     assert env.left == 1
     env.others[0].faults.clear()

@@ -13,6 +13,8 @@ from helper.chain.chain_data import RoundStatus
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
+from helper.store import rounds
+from helper.store.blocks import apply_blocks
 from helper.store.ledger import Ledger
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import (
@@ -431,7 +433,7 @@ async def test_purged_round_is_not_stored_again() -> None:
     env.set_rounds(closed_round_json())
     await env.sync()
     env.registry.forget(ROUND_ID)
-    await env.store.purge(ROUND_ID)
+    await env.store.run_batches(rounds.purge, ROUND_ID)
     await env.sync()
     assert env.registry.get(ROUND_ID) is None
     assert env.store.stored_rounds == {}
@@ -503,7 +505,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     assert other.open_rounds() == []
     assert other.revision > before, "the host that closed it may stop before it reports unconfirmed shares"
 
-    await env.store.purge(ROUND_ID)
+    await env.store.run_batches(rounds.purge, ROUND_ID)
     await other.reload_from_store()
     assert other.get(ROUND_ID) is None
 
@@ -594,7 +596,7 @@ async def test_end_of_nodes_behind_the_last_change_is_not_reported(is_restarted:
     await env.sync()
     if is_restarted:
         height = env.nodes["a"].height
-        await env.store.apply_blocks([(height, height)], [], now=env.clock.now())
+        await env.store.run(apply_blocks, [(height, height)], [])
         env.registry = RoundRegistry(env.store, env.endpoints)
         await env.registry.restore()
     env.set_rounds(recorded_round(1))

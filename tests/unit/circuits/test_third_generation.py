@@ -26,6 +26,7 @@ from helper.operations.export_format import ExportHeader, encode_header, encode_
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
 from helper.reveal.prover_pool import ProverPool
 from helper.server.wallet_routes import WalletView, create_wallet_edge
+from helper.store import blocks, rounds
 from helper.store.action_models import ExportedShare
 from helper.store.row_encryption import UNENCRYPTED
 from helper.store.sqlite.store import SqliteStore
@@ -205,9 +206,11 @@ async def test_third_generation_share_is_imported_while_no_helper_runs(tmp_path:
     path = tmp_path / "queue.db"
     store = SqliteStore(path)
     await store.open()
-    await store.set_meta("chain_id", CHAIN_ID)
+    await store.run(blocks.set_meta, "chain_id", CHAIN_ID)
     proposals = (Proposal(1, tuple(range(OPTION_COUNT))),)
-    await store.save_rounds([Round(ROUND, RoundStatus.ACTIVE, START_TIME + 3600, proposals, 50)], START_TIME)
+    await store.run(
+        rounds.save_rounds, [Round(ROUND, RoundStatus.ACTIVE, START_TIME + 3600, proposals, 50)], START_TIME
+    )
     await store.close()
     header = encode_header(ExportHeader(chain_id=CHAIN_ID, made_at=5, shares=1))
     body = header + encode_share_line(export_share(read_share(create_payload())))

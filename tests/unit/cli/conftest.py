@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.observability import log_config
+from helper.store import rounds, shares
 from helper.store.models import EnqueueResult
 from helper.store.sqlite.store import SqliteStore
 from tests.support.command import isolate_commands
@@ -38,12 +39,12 @@ async def fill_database(path: Path, count: int) -> None:
     store = SqliteStore(path)
     await store.open()
     now = FakeClock().now()
-    await store.save_rounds([make_round()], now)
+    await store.run(rounds.save_rounds, [make_round()], now)
     for index in range(count):
         share = parse_share(
             create_body(submit_at=END - 60, enc_share={**create_payload()["enc_share"], "share_index": index})
         )
-        assert await store.enqueue(share, bytes([index]) * 32, now=now) is EnqueueResult.QUEUED
+        assert await store.run(shares.EnqueueOperation(share, bytes([index]) * 32, now=now)) is EnqueueResult.QUEUED
     await store.close()
 
 

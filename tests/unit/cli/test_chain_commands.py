@@ -16,6 +16,7 @@ from helper.clock import SystemClock
 from helper.object_store.bucket import StoredObject
 from helper.operations.archived_objects import IndexEntry, bundle_name, encode_index, index_name, part_of_height
 from helper.operations.proof_bundle import pack_bundle
+from helper.store import rounds
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_foreign_parts
 from tests.support.bucket import MemoryBucket
 from tests.support.schemas import assert_conforms
@@ -172,8 +173,8 @@ def test_rounds_without_helper_are_read_from_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def close_round(harness: OperationsHarness) -> None:
-        await harness.store.mark_closed(ROUND_ID, END)
-        await harness.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
+        await harness.store.run(rounds.mark_closed, ROUND_ID, END)
+        await harness.store.run(rounds.save_leaves, ROUND_ID, 5, 0, bytes(64))
 
     create_queue_file(fill=close_round)
     monkeypatch.setattr(SystemClock, "now", lambda _clock: END + 5)

@@ -18,6 +18,7 @@ from helper.cli.proof import SearchSource
 from helper.core.json_records import to_json
 from helper.core.share import ShareState
 from helper.observability import log_config
+from helper.store import audit_log, messages, rounds, shares
 from helper.store.models import QueueFilter
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_manifest_changes
 from tests.support.schemas import assert_conforms
@@ -71,14 +72,14 @@ async def enqueue_mixed(harness: OperationsHarness) -> None:
     """Enqueue shares in every state, and purge a round."""
     await fill_queue(harness)
     share = recorded_share(9)
-    await harness.store.enqueue(share, nullifier_of(share), now=NOW)
-    (queued,) = await harness.store.claim_due(now=NOW, limit=1, rounds=[ROUND_ID])
+    await harness.store.run(shares.EnqueueOperation(share, nullifier_of(share), now=NOW))
+    (queued,) = await harness.store.run(shares.claim_due, now=NOW, limit=1, rounds=[ROUND_ID])
     exported_reveal = sent_share(9).reveal
     assert exported_reveal is not None
-    await harness.store.prepare(queued.id, exported_reveal.prepared)
-    await harness.store.mark_sending(queued.id, height=5, endpoint="node:80")
+    await harness.store.run(messages.prepare, queued.id, exported_reveal.prepared)
+    await harness.store.run(messages.mark_sending, queued.id, height=5, endpoint="node:80")
     await harness.operations.record_export(ANN, QueueFilter(), 0, 3)
-    await harness.store.begin_action(ANN, "retry", {})
+    await harness.store.run(audit_log.begin_action, ANN, "retry", {})
 
 
 def test_json_output_of_queue_commands_with_helper(run_json: RunJson, tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str
     assert run_json("queue retry", "--stage", "moved", "--yes")["retried"] == (4 if live else 5)
     if live is not None:
         live.harness.authority.closed.add(ROUND_ID)
-        live.run(lambda harness: harness.store.mark_alerted(ROUND_ID, END))
+        live.run(lambda harness: harness.store.run(rounds.mark_alerted, ROUND_ID, END))
         purged = run_json("queue purge", "--round", ROUND_ID.hex(), "--yes")
         assert sum(purged[state.name.lower()] for state in ShareState) == 5
 

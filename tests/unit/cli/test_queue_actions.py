@@ -15,7 +15,7 @@ import pytest
 
 from helper.cli.operator_api import OperatorApi
 from helper.core.share import ShareState
-from helper.store import backup
+from helper.store import backup, rounds, shares
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import DATABASE, LiveDaemon, create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import read_json, run_command
@@ -37,9 +37,9 @@ async def fill_queue(harness: OperationsHarness, *, fail: int = 2) -> None:
     """Enqueue four real shares and fail some of them."""
     for index in range(4):
         share = recorded_share(index, submit_at=0 if index < fail else END - 10)
-        await harness.store.enqueue(share, nullifier_of(share), now=NOW)
-    for queued in await harness.store.claim_due(now=NOW, limit=fail, rounds=[ROUND_ID]):
-        await harness.store.fail(queued.id, stage="proof", note="no")
+        await harness.store.run(shares.EnqueueOperation(share, nullifier_of(share), now=NOW))
+    for queued in await harness.store.run(shares.claim_due, now=NOW, limit=fail, rounds=[ROUND_ID]):
+        await harness.store.run(shares.fail, queued.id, stage="proof", note="no")
 
 
 @pytest.fixture(params=["daemon", "file"])
@@ -204,8 +204,8 @@ def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys
 def test_purge_closed_round_deletes_it(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     async def close(harness: OperationsHarness) -> None:
         harness.authority.closed.add(ROUND_ID)
-        await harness.store.fail_unspent(ROUND_ID, note="closed")
-        await harness.store.mark_alerted(ROUND_ID, NOW)
+        await harness.store.run_batches(rounds.fail_unconfirmed, ROUND_ID, note="closed")
+        await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
 
     daemon_with_shares.run(close)
     assert run_command("queue", "purge", "--round", ROUND_ID.hex(), "--dry-run") == 0

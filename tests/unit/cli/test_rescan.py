@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from helper.cli import chain
+from helper.store import blocks, shares
 from tests.unit.cli.live_daemon import DATABASE, SERVICE_STATUS, LiveDaemon, create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import read_json, run_command
 from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("captured_logs")
 async def read_blocks(harness: OperationsHarness) -> None:
     """Store a share and read all blocks, without finding its reveal."""
     share = recorded_share(0)
-    await harness.store.enqueue(share, nullifier_of(share), now=NOW)
-    await harness.store.begin_ledger(1)
-    await harness.store.apply_blocks([(1, LAST)], [], now=NOW)
+    await harness.store.run(shares.EnqueueOperation(share, nullifier_of(share), now=NOW))
+    await harness.store.run(blocks.begin_ledger, 1)
+    await harness.store.run(blocks.apply_blocks, [(1, LAST)], [])
 
 
 @pytest.fixture
@@ -45,9 +46,11 @@ def test_rescan_waits_and_reports_progress_and_pruned_blocks(
 ) -> None:
     async def read_newest(harness: OperationsHarness) -> None:
         spent = [(ROUND_ID, nullifier_of(recorded_share(0)))]
-        await harness.store.apply_blocks([(LAST - 7, LAST)], spent, now=NOW)
+        await harness.store.run(blocks.apply_blocks, [(LAST - 7, LAST)], spent)
 
-    steps = iter([lambda _: anyio.sleep(0), read_newest, lambda harness: harness.store.give_up_blocks(LAST - 8)])
+    steps = iter(
+        [lambda _: anyio.sleep(0), read_newest, lambda harness: harness.store.run(blocks.give_up_blocks, LAST - 8)]
+    )
     monkeypatch.setattr("helper.cli.chain.time.sleep", lambda _: daemon.run(next(steps)))
 
     assert run_command("chain", "rescan", "--from", "1") == 3

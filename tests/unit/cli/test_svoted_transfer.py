@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from devnet.ballot import seal_ballot
+from helper.store import shares
 from tests.support.schemas import assert_conforms
 from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
 from tests.unit.cli.live_daemon import DATABASE, create_queue_file, run_live_daemon
@@ -209,7 +210,7 @@ def test_export_for_svoted_of_several_rounds_is_refused(capsys: pytest.CaptureFi
     async def enqueue_in_two_rounds(harness: OperationsHarness) -> None:
         share = recorded_share(0)
         for queued in (share, replace(share, round_id=bytes(32))):
-            await harness.store.enqueue(queued, queued.round_id, now=NOW)
+            await harness.store.run(shares.EnqueueOperation(queued, queued.round_id, now=NOW))
 
     create_queue_file(fill=enqueue_in_two_rounds)
 

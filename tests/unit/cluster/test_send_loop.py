@@ -14,6 +14,8 @@ from helper.cluster.send_loop import SendLoop
 from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import ShareState
 from helper.lease.sender_lease import LocalLease
+from helper.store import messages
+from helper.store.transaction import Transaction
 from tests.support.fakes import START_TIME, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
@@ -120,16 +122,16 @@ def lose_and_regain_lease(lease: FakeLease) -> None:
 async def test_lease_change_while_recording_send_prevents_it(
     pipeline: Pipeline, lease: FakeLease, monkeypatch: pytest.MonkeyPatch, lose: Callable[[FakeLease], None]
 ) -> None:
-    mark = pipeline.store.mark_sending
+    mark = messages.mark_sending
     marked: list[int] = []
 
-    async def slow(share_id: int, **details: Any) -> bool:
-        is_marked = await mark(share_id, **details)
+    def slow(tx: Transaction, share_id: int, **details: Any) -> bool:
+        is_marked = mark(tx, share_id, **details)
         lose(lease)
         marked.append(share_id)
         return is_marked
 
-    monkeypatch.setattr(pipeline.store, "mark_sending", slow)
+    monkeypatch.setattr(messages, "mark_sending", slow)
     async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
         await pipeline.enqueue(1)
         await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
@@ -137,7 +139,7 @@ async def test_lease_change_while_recording_send_prevents_it(
         await wait_until(lambda: marked)
         await pipeline.settle_dispatcher()
         assert pipeline.nodes.posts == []
-        monkeypatch.setattr(pipeline.store, "mark_sending", mark)
+        monkeypatch.setattr(messages, "mark_sending", mark)
         lease.is_held = True
         await pipeline.next_block()  # it is unknown whether it was sent: it is sent a block later
         await wait_until(lambda: len(pipeline.nodes.posts) == 1)

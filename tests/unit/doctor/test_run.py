@@ -40,7 +40,9 @@ from helper.observability.queue_snapshot import (
 )
 from helper.observability.service_state import ServiceState
 from helper.runtime.process_security import get_process_limits
+from helper.store import shares
 from helper.store.models import FailureGroup
+from helper.store.rounds import save_rounds
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
 from tests.support.service_state import partial_state, snapshot_of
@@ -132,7 +134,7 @@ async def test_examine_reports_unreachable_node() -> None:
 async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "svote-helper.db")
     await store.open()
-    await store.save_rounds([make_round()], SystemClock().now())
+    await store.run(save_rounds, [make_round()], SystemClock().now())
     await store.close()
     results = await run_checks(config_with_node())
     assert results["database"].message.startswith("svote-helper.db: 0 shares in 1 rounds")
@@ -216,11 +218,11 @@ async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path
     now = clock.now()
     store = SqliteStore(tmp_path / "svote-helper.db", clock=clock)
     await store.open()
-    await store.save_rounds([replace(make_round(), vote_end_time=int(now) + 3600)], now)
+    await store.run(save_rounds, [replace(make_round(), vote_end_time=int(now) + 3600)], now)
     posted = make_posted_share(1, round_id=ROUND_ID)
-    await store.enqueue(posted.share, posted.nullifier, now=now)
-    (queued,) = await store.claim_due(now=now + 1, limit=1, rounds=[ROUND_ID])
-    await store.retry(queued.id, due_ms=int(now + 3590) * 1000, stage="proof", note="no memory for a proof")
+    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
+    (queued,) = await store.run(shares.claim_due, now=now + 1, limit=1, rounds=[ROUND_ID])
+    await store.run(shares.retry, queued.id, due_ms=int(now + 3590) * 1000, stage="proof", note="no memory for a proof")
     await store.close()
 
     results = await run_checks(config_with_node())

@@ -18,6 +18,7 @@ from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.ingest.validator import checked_share
 from helper.store.models import EnqueueResult
+from helper.store.shares import EnqueueOperation
 from proofs import InvalidReason, InvalidShare, ReadShare
 from tests.support.partial_store import PartialStore
 from tests.support.payloads import decode_share
@@ -161,7 +162,9 @@ class FakeStore(PartialStore):
         self.calls.append("spent")
         return (round_id, nullifier) in self.spent
 
-    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> EnqueueResult:
+    async def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(op, EnqueueOperation)
+        share, nullifier = op.share, op.nullifier
         self.calls.append("enqueue")
         if self.error is not None:
             raise self.error

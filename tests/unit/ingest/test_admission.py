@@ -150,7 +150,7 @@ async def test_admission_duplicate_that_moves_a_share_up_wakes_dispatcher(
     async def move_up(*_: object, **__: object) -> EnqueueResult:
         return EnqueueResult.MOVED_UP
 
-    monkeypatch.setattr(harness.store, "enqueue", move_up)
+    monkeypatch.setattr(harness.store, "run", move_up)
     assert await harness.intake.admit(share_body(make_share(submit_at=0))) is EnqueueResult.DUPLICATE
     assert (harness.wake_count, harness.due) == (1, harness.clock.time)
 
@@ -467,7 +467,7 @@ async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.Monke
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 3)
     harness, gate = Harness(), SyncGate()
     with monkeypatch.context() as blocked:
-        blocked.setattr(harness.store, "enqueue", lambda *_, **__: gate.wait())
+        blocked.setattr(harness.store, "run", lambda *_, **__: gate.wait())
         async with anyio.create_task_group() as group:
             assert await gate.hold_shares(harness, group, 5, create_body()) == 3
             assert await harness.expect_temporary(make_share()) is Situation.TOO_MANY_REQUESTS

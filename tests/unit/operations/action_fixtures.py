@@ -10,6 +10,7 @@ import proofs
 from helper.core.share import Share
 from helper.ingest.validator import checked_share
 from helper.operations.operator_actions import OperatorActions
+from helper.store import rounds
 from helper.store.action_models import Actor
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -61,7 +62,7 @@ class OperationsHarness:
     async def open(self) -> None:
         """Open the store and add the recorded round."""
         await self.store.open()
-        await self.store.save_rounds([make_round()], NOW)
+        await self.store.run(rounds.save_rounds, [make_round()], NOW)
 
 
 def recorded_share(index: int, **changes: object) -> Share:

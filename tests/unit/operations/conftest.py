@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helper.store import blocks
 from tests.unit.operations.action_fixtures import OperationsHarness
 
 
@@ -14,6 +15,6 @@ from tests.unit.operations.action_fixtures import OperationsHarness
 async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
     harness_ = OperationsHarness(tmp_path / "queue.db")
     await harness_.open()
-    await harness_.store.set_meta("chain_id", "chain-1")
+    await harness_.store.run(blocks.set_meta, "chain_id", "chain-1")
     yield harness_
     await harness_.store.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,9 @@ from helper.core.share import ShareState
 from helper.errors import ActionRefused, NotFound, StoreError
 from helper.operations import operator_actions
 from helper.operations.operator_actions import BATCH_SHARES
+from helper.store import blocks, rounds, shares
 from helper.store.action_models import MOVED
 from helper.store.models import EnqueueResult, QueueFilter
-from helper.store.operations import shares
-from helper.store.sqlite.store import SqliteStore
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import ANN, NOW, OperationsHarness, nullifier_of, recorded_share
@@ -28,9 +28,9 @@ ANY_FILTER = QueueFilter()
 async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str = "proof") -> list[str]:
     for number in numbers:
         posted = make_posted_share(number, round_id=ROUND_ID)
-        await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
-    for queued in await harness.store.claim_due(now=NOW, limit=len(numbers), rounds=[ROUND_ID]):
-        await harness.store.fail(queued.id, stage=stage, note="no")
+        await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    for queued in await harness.store.run(shares.claim_due, now=NOW, limit=len(numbers), rounds=[ROUND_ID]):
+        await harness.store.run(shares.fail, queued.id, stage=stage, note="no")
     return [entry.ref for entry in await harness.store.list_shares(QueueFilter(stage=stage), 99)]
 
 
@@ -56,7 +56,7 @@ async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(harnes
 async def test_retry_named_shares_keeps_references_out_of_audit_log(harness: OperationsHarness) -> None:
     refs = await enqueue_failed(harness, *range(3))
     other = make_posted_share(9, round_id=ROUND_ID)
-    await harness.store.enqueue(other.share, other.nullifier, now=NOW)
+    await harness.store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
     waiting = (await harness.store.list_shares(QueueFilter(state=ShareState.RECEIVED), 9))[0].ref
 
     counts = await harness.operations.retry(ANN, QueueFilter(stage="proof"), [refs[0][:6], refs[1], refs[1], waiting])
@@ -82,21 +82,13 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
     monkeypatch.setattr(operator_actions, "BATCH_SHARES", 20)
     await fill_failed(harness, 2_000)
     batch_sizes: list[int] = []
-    retry_failed = SqliteStore.retry_failed
+    retry_failed = shares.retry_failed
 
-    async def note_batch(
-        self: SqliteStore,
-        ids: Sequence[int],
-        query_filter: QueueFilter,
-        *,
-        closed: Collection[bytes],
-        note: str,
-        dry_run: bool,
-    ) -> Counter[str]:
+    def note_batch(tx: Transaction, ids: Sequence[int], *filters: QueueFilter, **options: Any) -> Counter[str]:
         batch_sizes.append(len(ids))
-        return await retry_failed(self, ids, query_filter, closed=closed, note=note, dry_run=dry_run)
+        return retry_failed(tx, ids, *filters, **options)
 
-    monkeypatch.setattr(SqliteStore, "retry_failed", note_batch)
+    monkeypatch.setattr(operator_actions, "retry_failed", note_batch)
     action = asyncio.create_task(harness.operations.retry(ANN, ANY_FILTER))
     waits: list[int] = []
     for number in range(30):
@@ -104,7 +96,10 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
             assert not action.done(), "the action has ended before its batches"
             await asyncio.sleep(0)
         posted, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(batch_sizes)
-        assert await harness.store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.QUEUED
+        assert (
+            await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+            is EnqueueResult.QUEUED
+        )
         waits.append(len(batch_sizes) - before)
         assert await harness.store.is_known(posted.share.key)
     assert not action.done(), "the posts happened during the action"
@@ -124,23 +119,21 @@ async def fill_failed(harness: OperationsHarness, number: int) -> None:
             assert shares.EnqueueOperation(posted.share, posted.nullifier, NOW)(tx) is EnqueueResult.QUEUED
 
     await harness.store._writer.run(fill)
-    assert await harness.store.fail_unspent(ROUND_ID, note="failed by the test") == number
+    assert await harness.store.run_batches(rounds.fail_unconfirmed, ROUND_ID, note="failed by the test") == number
 
 
 async def test_action_failure_is_recorded_with_partial_counts(
     harness: OperationsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await enqueue_failed(harness, *range(BATCH_SHARES + 5))
-    retry_failed = SqliteStore.retry_failed
+    retry_failed = shares.retry_failed
 
-    async def retry_once(
-        self: SqliteStore, ids: Sequence[int], *filters: QueueFilter, **options: object
-    ) -> Counter[str]:
+    def retry_once(tx: Transaction, ids: Sequence[int], *filters: QueueFilter, **options: Any) -> Counter[str]:
         if len(ids) < BATCH_SHARES:
             raise StoreError("the disk is full")
-        return await retry_failed(self, ids, *filters, **options)  # type: ignore[arg-type]  # passed on unchanged
+        return retry_failed(tx, ids, *filters, **options)
 
-    monkeypatch.setattr(SqliteStore, "retry_failed", retry_once)
+    monkeypatch.setattr(operator_actions, "retry_failed", retry_once)
     with pytest.raises(StoreError):
         await harness.operations.retry(ANN, ANY_FILTER)
     (action,) = await harness.store.list_actions(limit=5)
@@ -152,10 +145,10 @@ async def test_action_foreign_error_records_only_its_type(
 ) -> None:
     await enqueue_failed(harness, 1)
 
-    async def broken(*_: object, **__: object) -> Counter[str]:
+    def broken(*_: object, **__: object) -> Counter[str]:
         raise RuntimeError("primary_blind is 0011")
 
-    monkeypatch.setattr(SqliteStore, "retry_failed", broken)
+    monkeypatch.setattr(operator_actions, "retry_failed", broken)
     with pytest.raises(RuntimeError):
         await harness.operations.retry(ANN, ANY_FILTER)
     assert [action.outcome for action in await harness.store.list_actions(limit=5)] == [{"error": "RuntimeError"}]
@@ -174,10 +167,12 @@ async def test_actions_run_one_after_the_other(harness: OperationsHarness) -> No
 
 async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -> None:
     await enqueue_failed(harness, 1, 2)
-    await harness.store.apply_blocks([(9, 9)], [(ROUND_ID, make_posted_share(1, round_id=ROUND_ID).nullifier)], now=NOW)
+    await harness.store.run(
+        blocks.apply_blocks, [(9, 9)], [(ROUND_ID, make_posted_share(1, round_id=ROUND_ID).nullifier)]
+    )
     harness.authority.closed.add(ROUND_ID)
-    await harness.store.mark_closed(ROUND_ID, NOW)
-    await harness.store.mark_alerted(ROUND_ID, NOW)
+    await harness.store.run(rounds.mark_closed, ROUND_ID, NOW)
+    await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
 
     dry_result = await harness.operations.purge(ANN, ROUND_ID, dry_run=True)
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1, ShareState.SUBMITTED: 1}}
@@ -202,7 +197,7 @@ async def test_purge_requires_round_closed_by_chain_and_reported(harness: Operat
     harness.authority.closed.add(ROUND_ID)
     with pytest.raises(ActionRefused, match="not reported yet"):
         await harness.operations.purge(ANN, ROUND_ID)
-    await harness.store.mark_alerted(ROUND_ID, NOW)
+    await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
     harness.authority.frozen_reasons[ROUND_ID] = "its end changed"
     with pytest.raises(ActionRefused, match="its end changed"):
         await harness.operations.purge(ANN, ROUND_ID)
@@ -223,10 +218,10 @@ async def test_move_leaves_claimed_shares_to_running_helper(tmp_path: Path, runn
     harness = OperationsHarness(tmp_path / "queue.db", running=running)
     await harness.open()
     share = recorded_share(0, submit_at=END - 10)
-    await harness.store.enqueue(share, nullifier_of(share), now=NOW)
+    await harness.store.run(shares.EnqueueOperation(share, nullifier_of(share), now=NOW))
     posted = make_posted_share(1, round_id=ROUND_ID)
-    await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
-    await harness.store.claim_due(now=NOW, limit=1, rounds=[ROUND_ID])
+    await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    await harness.store.run(shares.claim_due, now=NOW, limit=1, rounds=[ROUND_ID])
 
     counts = await harness.operations.move_shares(ANN, ANY_FILTER, 0, await read_marks(harness))
 

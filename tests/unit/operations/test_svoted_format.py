@@ -17,6 +17,7 @@ from helper.operations.operator_actions import OperatorActions
 from helper.operations.svoted_format import INVALID_LINE, SVOTED_STAGE, encode_svoted_export, read_svoted_export
 from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.models import QueueFilter, SentReveal, SpentNullifier
+from helper.store.shares import EnqueueOperation, claim_due
 from tests.support.svoted import erased_row, pending_broadcast, svoted_file, svoted_row
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import (
@@ -204,7 +205,7 @@ async def test_import_of_other_content_is_a_conflict_and_changes_nothing(
     harness: OperationsHarness, change: dict[str, Any]
 ) -> None:
     stored = recorded_share(0, submit_at=LATER)
-    await harness.store.enqueue(replace(stored, **change), b"n" * 32, now=NOW)
+    await harness.store.run(EnqueueOperation(replace(stored, **change), b"n" * 32, now=NOW))
     before = await harness.store.list_shares(QueueFilter(), 9)
 
     assert await import_file(harness, svoted_row(stored)) == ({"known": 1, "conflict": 1}, [ImportResult.CONFLICT])
@@ -220,7 +221,7 @@ async def test_import_of_file_with_conflicting_rows_takes_the_first(harness: Ope
         {"taken": 1, "known": 2, "queued": 1, "conflict": 1},
         [ImportResult.QUEUED, ImportResult.CONFLICT],
     )
-    (claimed,) = await harness.store.claim_due(now=LATER + 1, limit=9, rounds=[ROUND_ID])
+    (claimed,) = await harness.store.run(claim_due, now=LATER + 1, limit=9, rounds=[ROUND_ID])
     assert claimed.share.vote_decision == row["vote_decision"]
 
 

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, ProverCrashed, StoreError
+from helper.store import rounds, shares
 from helper.store.store import Store
 from tests.support.fakes import (
     ROUND,
@@ -246,7 +247,7 @@ async def test_restart_releases_a_claimed_share_at_its_due_time(tmp_path: Path) 
             "cancelled: left unchanged"
         )
     async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
-        assert await pipeline.store.recover() == 1
+        assert await pipeline.store.run_batches(shares.recover) == 1
         assert pipeline.read_share(1, "state, due_ms, attempts") == (ShareState.RECEIVED, (START_TIME + 5) * 1000, 0)
         async with pipeline.run_dispatcher():
             await wait_until(lambda: pipeline.nodes.posts)
@@ -424,7 +425,7 @@ async def test_proof_finished_after_round_closed_is_no_error(pipeline: Pipeline,
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(1)
         await wait_until(lambda: pipeline.prover.started_proofs)
-        await pipeline.store.fail_unspent(ROUND, note="the round closed")
+        await pipeline.store.run_batches(rounds.fail_unconfirmed, ROUND, note="the round closed")
         with capture_logs() as logs:
             slow.set()
             await wait_until(lambda: pipeline.dispatcher.claimed_count == 0)

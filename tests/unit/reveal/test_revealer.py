@@ -16,6 +16,7 @@ from helper.core.dispatch_order import rank_fraction
 from helper.core.share import ShareState
 from helper.errors import HelperError, ProofFailed, ProverCrashed, ProverTimeout
 from helper.reveal.revealer import RECENT_PROOFS, ProofTimes
+from helper.store import rounds, shares
 from tests.support.fakes import ANCHOR, ROUND, START_TIME, CountingClock, create_share, nullifier_of, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
@@ -186,7 +187,7 @@ async def test_retries_are_quick_then_slower_and_no_failure_is_final(pipeline: P
     for number, wait in enumerate(delays, start=1):
         assert await fail_once(pipeline) == (ShareState.RECEIVED, number, wait)
         pipeline.clock.advance(wait - 1)
-        assert await pipeline.store.claim_due(now=pipeline.clock.now(), limit=1, rounds=[ROUND]) == []
+        assert await pipeline.store.run(shares.claim_due, now=pipeline.clock.now(), limit=1, rounds=[ROUND]) == []
         pipeline.clock.advance(1)
     assert pipeline.stats.counts["failed"] == 0
 
@@ -208,7 +209,7 @@ async def test_retries_go_on_until_the_round_ends(pipeline: Pipeline) -> None:
     assert [at for at in attempts_at if abs(at - last_attempt) <= 11], "one is at the time chosen for this share"
     assert end - 60 <= attempts_at[-1] < end
     assert pipeline.read_share(1, "state") == (ShareState.RECEIVED,), "only the chain ends it"
-    await pipeline.store.fail_unspent(ROUND, note="closed")
+    await pipeline.store.run_batches(rounds.fail_unconfirmed, ROUND, note="closed")
     assert pipeline.read_share(1, "state, attempts") == (ShareState.FAILED, len(attempts_at))
 
 
@@ -241,12 +242,12 @@ async def test_attempts_and_delays_survive_restart(tmp_path: Path) -> None:
     clock = CountingClock(float(START_TIME))
     for number, wait in enumerate((2, 4, 8, 16, 32, 60, 600), start=1):
         async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
-            await pipeline.store.recover()
+            await pipeline.store.run_batches(shares.recover)
             await pipeline.enqueue(1)  # queued the first time, then a duplicate
             result = await fail_once(pipeline)
             assert result[1] == number
         async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
-            await pipeline.store.recover()
+            await pipeline.store.run_batches(shares.recover)
             assert (pipeline.read_share(1) or ())[0] == ShareState.RECEIVED
             assert result[2] == wait
             async with pipeline.run_dispatcher():

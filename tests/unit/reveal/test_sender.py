@@ -27,6 +27,9 @@ from helper.observability.service_state import RecentFailure
 from helper.reveal import sender
 from helper.reveal.send_policy import AVOIDANCE_SECONDS, PROBE_SECONDS, REPROVE_BLOCKS
 from helper.reveal.sender import CONCURRENT_RESENDS, SendCall
+from helper.store import messages
+from helper.store.shares import claim_due, recover, requeue
+from helper.store.transaction import Transaction
 from tests.support.fakes import (
     ACCEPTED_REPLY,
     ANCHOR,
@@ -312,7 +315,7 @@ async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipel
 async def test_share_sent_before_restart_waits_for_new_block(pipeline: Pipeline) -> None:
     share = await pipeline.prepare_message()
     await pipeline.sender.send(share)
-    await pipeline.store.requeue(share, stage="broadcast", note="the chain refuses k10 proofs")
+    await pipeline.store.run(requeue, share, stage="broadcast", note="the chain refuses k10 proofs")
     pipeline.clock.advance(0.1)
     after_restart = pipeline.make_sender()
     assert await pipeline.revealer.prove(await pipeline.claim_due_share())
@@ -511,7 +514,9 @@ async def test_takeover_waits_for_block_after_other_hosts_send(pipeline: Pipelin
     share_id = await pipeline.prepare_message()
     await pipeline.sender.send(share_id)
     await pipeline.next_block()
-    assert await pipeline.store.mark_sending(share_id, height=pipeline.height, endpoint=SECOND_NODE)  # by another host
+    assert await pipeline.store.run(
+        messages.mark_sending, share_id, height=pipeline.height, endpoint=SECOND_NODE
+    )  # by another host
     pipeline.clock.advance(5)
     pipeline.show_block()
     pipeline.clock.advance(1)
@@ -629,8 +634,8 @@ async def test_hanging_node_delays_only_sends_in_flight(pipeline: Pipeline) -> N
     pipeline.set_replies(tarpit)
     number = 3 * CONCURRENT_RESENDS
     await pipeline.enqueue(*range(number))
-    for queued in await pipeline.store.claim_due(
-        now=pipeline.clock.now(), limit=number, rounds=[create_share(1).round_id]
+    for queued in await pipeline.store.run(
+        claim_due, now=pipeline.clock.now(), limit=number, rounds=[create_share(1).round_id]
     ):
         assert await pipeline.revealer.prove(queued)
     task = asyncio.create_task(pipeline.sender.reconcile())
@@ -662,14 +667,14 @@ async def test_error_with_one_unconfirmed_reveal_does_not_stop_others(pipeline: 
 async def test_failing_sends_do_not_occupy_slots_of_others(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "MAX_FOLLOW_UPS", 2)
     broken = [await pipeline.prepare_message(position) for position in (1, 2)]
-    original = pipeline.store.mark_sending
+    original = messages.mark_sending
 
-    async def mark_sending(share_id: int, **details: Any) -> bool:
+    def mark_sending(tx: Transaction, share_id: int, **details: Any) -> bool:
         if share_id in broken:
             raise RuntimeError("a bug")
-        return await original(share_id, **details)
+        return original(tx, share_id, **details)
 
-    monkeypatch.setattr(pipeline.store, "mark_sending", mark_sending)
+    monkeypatch.setattr(messages, "mark_sending", mark_sending)
     await pipeline.prepare_message(3)
     with capture_logs() as logs:
         await pipeline.next_block()
@@ -695,7 +700,7 @@ async def test_cancelled_send_is_resent_after_restart(tmp_path: Path) -> None:
             await pipeline.enqueue(1)
             await wait_for_length(pipeline.nodes.posts, 1)
     async with open_pipeline(tmp_path / "queue.db") as pipeline:
-        assert await pipeline.store.recover() == 0
+        assert await pipeline.store.run_batches(recover) == 0
         await pipeline.sender.reconcile()
         assert pipeline.nodes.posts == [], "the node may have accepted it at this height"
         await pipeline.next_block()

@@ -16,7 +16,6 @@ from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest import payload
 from helper.server.body_reader import BodyReader
 from helper.server.gateway_routes import BODY_SECONDS
-from helper.store.models import EnqueueResult
 from tests.simulation.virtual_loop import SimLoop
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
@@ -185,14 +184,14 @@ async def test_shares_large_bodies_count_until_response() -> None:
     wallets = WalletApp(body_reader=BodyReader(budget=30_000))
     entered, gate = anyio.Event(), anyio.Event()
     large = create_body()[:-1] + b" " * 40_000 + b"}"
-    enqueue = wallets.store.enqueue
+    run = wallets.store.run
 
-    async def wait(*arguments: Any, **parts: Any) -> EnqueueResult:
+    async def wait(*arguments: Any, **parts: Any) -> Any:
         entered.set()
         await gate.wait()
-        return await enqueue(*arguments, **parts)
+        return await run(*arguments, **parts)
 
-    wallets.store.enqueue = wait  # type: ignore[method-assign]
+    wallets.store.run = wait  # type: ignore[method-assign]
     async with wallets.create_client() as client, anyio.create_task_group() as group:
         group.start_soon(partial(client.post, SHARES_PATH, content=large))
         await entered.wait()

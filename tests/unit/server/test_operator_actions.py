@@ -30,8 +30,9 @@ from helper.server.operator_routes import (
     rounds_route,
     user_name,
 )
+from helper.store import audit_log, blocks, shares
 from helper.store.models import StoredRound
-from helper.store.sqlite.store import SqliteStore
+from helper.store.rounds import mark_alerted
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness
@@ -157,7 +158,7 @@ async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: h
 async def test_actions_long_import_refused_early_gets_response(
     harness: OperationsHarness, daemon: httpx.AsyncClient
 ) -> None:
-    await harness.store.set_meta("chain_id", "chain-1")
+    await harness.store.run(blocks.set_meta, "chain_id", "chain-1")
     line = encode_share_line(waiting_share(0))
 
     async def stream() -> AsyncIterator[bytes]:
@@ -183,7 +184,7 @@ async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, 
     assert (await daemon.post("/rounds/zz/purge", json={})).status_code == 400
 
     harness.authority.closed.add(ROUND_ID)
-    await harness.store.mark_alerted(ROUND_ID, NOW)
+    await harness.store.run(mark_alerted, ROUND_ID, NOW)
     dry_result = await daemon.post(path, json={"dry_run": True})
     assert (dry_result.json()["failed"], dry_result.json()["dry_run"]) == (1, True)
     assert (await daemon.post(path, json={})).json()["failed"] == 1
@@ -219,10 +220,10 @@ async def test_actions_invalid_request_is_refused_and_not_logged(
 async def test_actions_store_error_is_reported(
     harness: OperationsHarness, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(*_: object, **__: object) -> int:
+    def full(*_: object, **__: object) -> int:
         raise StoreFull("nothing was written: database or disk is full")
 
-    monkeypatch.setattr(SqliteStore, "begin_action", full)
+    monkeypatch.setattr(audit_log, "begin_action", full)
     await enqueue_failed(harness, 1)
     response = await daemon.post("/queue/retry", json={})
     assert (response.status_code, error_text(response)) == (503, "nothing was written: database or disk is full")
@@ -244,7 +245,7 @@ async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -
 
 async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
     posted = make_posted_share(1, round_id=ROUND_ID)
-    await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
+    await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
 
     body = (await daemon.get("/rounds")).json()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from helper.core.share import Share
+from helper.store import blocks, messages, shares
 from helper.store.models import PreparedReveal, QueuedShare, QueueFilter
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -69,18 +70,20 @@ def make_reveal(number: int) -> PreparedReveal:
 
 async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked for") -> int:
     """Retry failed shares as an operator does; return their number."""
-    return (await store.retry_failed(share_ids, QueueFilter(), closed=(), note=note, dry_run=False))["retried"]
+    return (await store.run(shares.retry_failed, share_ids, QueueFilter(), closed=(), note=note, dry_run=False))[
+        "retried"
+    ]
 
 
 async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
     for number in numbers:
         posted = make_posted_share(number, submit_at=submit_at)
-        await store.enqueue(posted.share, posted.nullifier, now=now)
+        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
 
 
 async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
     """Claim the due shares of the first round."""
-    return await store.claim_due(now=now, limit=limit, rounds=[ROUND])
+    return await store.run(shares.claim_due, now=now, limit=limit, rounds=[ROUND])
 
 
 async def enqueue_and_claim(store: Store, number: int) -> int:
@@ -92,14 +95,14 @@ async def enqueue_and_claim(store: Store, number: int) -> int:
 async def enqueue_and_prepare(store: Store, number: int) -> int:
     """Bring one share to BROADCAST; return its id."""
     share_id = await enqueue_and_claim(store, number)
-    assert await store.prepare(share_id, make_reveal(number))
+    assert await store.run(messages.prepare, share_id, make_reveal(number))
     return share_id
 
 
 async def confirm_shares(store: Store, *numbers: int, height: int) -> list[int]:
     """Apply a block with the reveals of the shares with these numbers; return the ids of the confirmed ones."""
     spent = [(ROUND, make_posted_share(number).nullifier) for number in numbers]
-    return await store.apply_blocks([(height, height)], spent, now=NOW)
+    return await store.run(blocks.apply_blocks, [(height, height)], spent)
 
 
 def read_database_files(path: Path) -> dict[str, bytes]:

@@ -14,8 +14,10 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
+from helper.store import rounds, shares
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import SHARES
+from helper.store.messages import mark_sending, prepare
 from helper.store.models import DamagedShare, QueueFilter
 from helper.store.queue_reader import UNREADABLE_NOTE
 from helper.store.sqlite import integrity_check
@@ -126,7 +128,7 @@ async def test_claim_due_reports_and_skips_damaged_row(
     await enqueue_shares(store, 1, 2, 3, submit_at=int(NOW) + 3)
     reopened = await reopen_after_change(open_sqlite_store, store, path, f"UPDATE shares SET {change} WHERE id = 2")
 
-    claimed = await reopened.claim_due(now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
+    claimed = await reopened.run(shares.claim_due, now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
 
     assert [queued.share for queued in sorted(claimed, key=lambda queued: queued.id)] == [
         make_posted_share(1, submit_at=int(NOW) + 3).share,
@@ -137,7 +139,7 @@ async def test_claim_due_reports_and_skips_damaged_row(
     (entry,) = [entry for entry in await reopened.list_shares(QueueFilter(), 9) if entry.damaged]
     assert entry.ref == reported[0].ref
     assert await reopened.next_due_ms([ROUND]) is None
-    assert await reopened.fail_unspent(ROUND, note="closed") == 2
+    assert await reopened.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 2
 
 
 async def test_damaged_header_of_plain_witness_changes_nothing(
@@ -157,10 +159,10 @@ async def test_damaged_header_of_plain_witness_changes_nothing(
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda store: store.requeue(1, stage="t", note="n"),
-        lambda store: store.retry(1, due_ms=0, stage="t", note="n"),
-        lambda store: store.fail(1, stage="t", note="n"),
-        lambda store: store.mark_sending(1, height=5, endpoint="one"),
+        lambda store: store.run(shares.requeue, 1, stage="t", note="n"),
+        lambda store: store.run(shares.retry, 1, due_ms=0, stage="t", note="n"),
+        lambda store: store.run(shares.fail, 1, stage="t", note="n"),
+        lambda store: store.run(mark_sending, 1, height=5, endpoint="one"),
         lambda store: store.get_sent_reveal(1),
         lambda store: store.list_unconfirmed(),
     ],
@@ -184,7 +186,7 @@ async def test_damaged_share_or_message_is_never_sent(
     await enqueue_and_prepare(store, 1)
     reopened = await reopen_after_change(open_sqlite_store, store, path, change)
 
-    assert not await reopened.mark_sending(1, height=5, endpoint="one")
+    assert not await reopened.run(mark_sending, 1, height=5, endpoint="one")
     assert not await operation(reopened)
 
     assert [share.state for share in reported] == [ShareState.BROADCAST], "reported once"
@@ -313,9 +315,9 @@ async def test_start_after_rebuild_requeues_shares_that_a_damaged_index_hid(
         file.write(bytes(2))  # no cells
     await reopened._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
-    assert await reopened.recover() == 0
+    assert await reopened.run_batches(shares.recover) == 0
     assert "shares_under_way" in " ".join(await reopened.verify())
-    assert await reopened.recover() == 6
+    assert await reopened.run_batches(shares.recover) == 6
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 6}}
 
 
@@ -329,9 +331,9 @@ async def test_purge_with_dangling_index_entry_completes_after_rebuild(
 
     async with asyncio.timeout(20):
         with pytest.raises(StoreCorrupt):
-            await reopened.purge(ROUND)
+            await reopened.run_batches(rounds.purge, ROUND)
         await reopened.verify()
-        await reopened.purge(ROUND)
+        await reopened.run_batches(rounds.purge, ROUND)
 
     assert await reopened.count_shares() == {}
     assert await reopened.verify() == []
@@ -404,9 +406,9 @@ async def test_paging_through_damaged_index_completes(
     await enqueue_shares(store, *range(30))
     for queued in await claim_all_due(store):
         if sent:
-            await store.prepare(queued.id, make_reveal(queued.id))
+            await store.run(prepare, queued.id, make_reveal(queued.id))
         else:
-            await store.fail(queued.id, stage="proof", note="for good")
+            await store.run(shares.fail, queued.id, stage="proof", note="for good")
     await store.close()
     entry = bytes([ShareState.BROADCAST.value if sent else ShareState.FAILED.value, 30, 30])
     data = bytearray(path.read_bytes())
@@ -475,7 +477,7 @@ async def test_unconfirmed_with_unreadable_row_returns_the_others(
 ) -> None:
     await enqueue_shares(store, *range(31))
     for queued in await claim_all_due(store):
-        await store.prepare(queued.id, make_reveal(queued.id))
+        await store.run(prepare, queued.id, make_reveal(queued.id))
     await make_row_unreadable(store, path, 7)
 
     messages = await store.list_unconfirmed()
@@ -492,7 +494,7 @@ async def test_list_shares_marks_unreadable_row_and_lists_the_others(
 ) -> None:
     await enqueue_shares(store, *range(31))
     for queued in await claim_all_due(store) if state is ShareState.BROADCAST else ():
-        await store.prepare(queued.id, make_reveal(queued.id))
+        await store.run(prepare, queued.id, make_reveal(queued.id))
     expected = await store.list_shares(QueueFilter(), 99)
     await make_row_unreadable(store, path, 7)
     with pytest.raises(StoreCorrupt):

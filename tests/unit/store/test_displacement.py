@@ -16,6 +16,7 @@ import structlog
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
+from helper.store import rounds
 from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
@@ -185,7 +186,7 @@ async def test_store_opened_by_link_erases_its_log(path: Path, tmp_path: Path, o
     store = await open_sqlite_store(link)
     await enqueue_shares(store, *range(5))
     await store.wait_for_erasure()
-    assert await store.purge(ROUND) == 5
+    assert await store.run_batches(rounds.purge, ROUND) == 5
     async with asyncio.timeout(PATIENCE_SECONDS):
         await store.wait_for_erasure()
     assert Path(f"{path}-wal").stat().st_size == 0

@@ -10,6 +10,7 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.core.share import ShareState
+from helper.store import blocks, messages, rounds, shares
 from helper.store.sqlite import erasure
 from helper.store.sqlite.erasure import note_stale, scrub_pages
 from helper.store.sqlite.opening import open_database
@@ -96,10 +97,12 @@ async def test_confirmation_of_some_of_many_shares_erases_every_page(store: Sqli
         ids |= {queued.share.tree_position - 70_000: queued.id for queued in claimed}
         for queued in claimed:
             note = "x" * source.randrange(200)
-            await store.requeue(queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note)
+            await store.run(
+                shares.requeue, queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note
+            )
     removed = source.sample(sorted(ids), 250)
 
-    await store.add_spent([(ROUND, make_posted_share(number).nullifier) for number in removed])
+    await store.run(blocks.add_spent, [(ROUND, make_posted_share(number).nullifier) for number in removed])
     await store.wait_for_erasure()
 
     assert (
@@ -118,15 +121,15 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     for number in range(300):
         await enqueue_shares(store, number)
     other = make_posted_share(5, round_id=OTHER_ROUND)
-    await store.enqueue(other.share, other.nullifier, now=NOW)
-    await store.save_leaves(ROUND, 3, 0, b"leaf" * 8 * 40)
-    await store.save_subtrees(ROUND, 0, b"node" * 8 * 1023)
+    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await store.run(rounds.save_leaves, ROUND, 3, 0, b"leaf" * 8 * 40)
+    await store.run(rounds.save_subtrees, ROUND, 0, b"node" * 8 * 1023)
     await confirm_shares(store, *range(20), height=9)
     for queued in await claim_all_due(store, limit=3):
-        await store.prepare(queued.id, make_reveal(1))
+        await store.run(messages.prepare, queued.id, make_reveal(1))
     ((key,),) = query_rows(path, "SELECT substr(mac_key, 45) FROM round_keys WHERE no = 1")
 
-    assert await store.purge(ROUND) == 300
+    assert await store.run_batches(rounds.purge, ROUND) == 300
     await store.wait_for_erasure()
 
     all_rows = [
@@ -138,7 +141,7 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     assert await store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
     assert not await store.is_known(make_posted_share(1).share.key)
     assert not await store.is_spent(ROUND, make_posted_share(1).nullifier)
-    assert await store.purge(ROUND) == 0
+    assert await store.run_batches(rounds.purge, ROUND) == 0
 
 
 async def test_long_reader_delays_erasure_and_does_not_block_writer(

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
+from helper.store import blocks, exported_shares, messages, rounds
 from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ValidatedShare
 from helper.store.models import FailureGroup, HistoryEntry, QueueFilter
+from helper.store.shares import EnqueueOperation, fail, requeue, retry
 from helper.store.sqlite.export import ExportSelection, select_for_export
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
@@ -39,22 +41,22 @@ def select_shares(path: Path, filters: QueueFilter | None = None, *refs: str) ->
 
 async def enqueue_one_of_each(store: SqliteStore) -> None:
     """Share 1 was sent, 2 failed, 3 is being proven, 4 is pending; 5 is of another round."""
-    await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND)], NOW)
-    await store.set_meta("chain_id", "chain-1")
+    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND)], NOW)
+    await store.run(blocks.set_meta, "chain_id", "chain-1")
     await enqueue_shares(store, 2)
     (failed,) = await claim_all_due(store)
-    await store.retry(failed.id, due_ms=int(NOW * 1000), stage="proof", note="timed out")
-    await store.fail(failed.id, stage="proof", note="refused")
+    await store.run(retry, failed.id, due_ms=int(NOW * 1000), stage="proof", note="timed out")
+    await store.run(fail, failed.id, stage="proof", note="refused")
     await enqueue_shares(store, 1)
     (queued,) = await claim_all_due(store)
-    await store.prepare(queued.id, make_reveal(1))
-    await store.mark_sending(queued.id, height=110, endpoint="node:80")
-    await store.record_outcome(queued.id, outcome="ACCEPTED")
+    await store.run(messages.prepare, queued.id, make_reveal(1))
+    await store.run(messages.mark_sending, queued.id, height=110, endpoint="node:80")
+    await store.run(messages.record_outcome, queued.id, outcome="ACCEPTED")
     await enqueue_shares(store, 3)
     await claim_all_due(store)
     await enqueue_shares(store, 4, submit_at=int(NOW) + 50)
     other = make_posted_share(5, round_id=OTHER_ROUND)
-    await store.enqueue(other.share, other.nullifier, now=NOW)
+    await store.run(EnqueueOperation(other.share, other.nullifier, now=NOW))
 
 
 async def test_export_contains_each_share_with_its_state(store: SqliteStore, path: Path) -> None:
@@ -99,7 +101,7 @@ async def test_export_with_filter_skips_unusable_shares(store: SqliteStore, path
     (named,) = select_shares(path, None, entry.ref[:6]).shares
     assert named.state is ShareState.BROADCAST
 
-    await store.mark_closed(OTHER_ROUND, NOW)
+    await store.run(rounds.mark_closed, OTHER_ROUND, NOW)
     assert select_shares(path).skipped == {"closed": 1}
     await store.close()
     with open_closed_database(path) as conn:
@@ -119,7 +121,7 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     selection = select_shares(path)
     await enqueue_shares(store, 6)
 
-    counts = await store.mark_moved(selection.versions, note="gone", idle_only=True)
+    counts = await store.run(exported_shares.mark_moved, selection.versions, note="gone", idle_only=True)
 
     assert counts == {"moved": 3, "stayed": 2}, "shares being proven or sent are in progress"
     assert [queued.share for queued in await claim_all_due(store, now=NOW + 99)] == [make_posted_share(6).share], (
@@ -129,7 +131,7 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     assert await store.list_matching_failures(QueueFilter(stage=MOVED), limit=9) == [
         FailureGroup(int(NOW * 1000), MOVED, "gone", 3)
     ]
-    moved_again = await store.mark_moved(selection.versions, note="gone", idle_only=True)
+    moved_again = await store.run(exported_shares.mark_moved, selection.versions, note="gone", idle_only=True)
     assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
 
     assert await confirm_shares(store, 2, height=9), "confirmed by the other machine's reveal"
@@ -153,7 +155,10 @@ async def count_import_results(
 ) -> dict[str, int]:
     return dict(
         Counter(
-            result.result for result in await store.import_shares(checked_shares, note="from there", dry_run=dry_run)
+            result.result
+            for result in await store.run(
+                exported_shares.import_shares, checked_shares, note="from there", dry_run=dry_run
+            )
         )
     )
 
@@ -163,7 +168,7 @@ async def target_store(open_sqlite_store: StoreOpener, tmp_path: Path) -> Sqlite
     """Another machine's store, which follows the same chain."""
     (tmp_path / "there").mkdir()
     other = await open_sqlite_store(tmp_path / "there" / "queue.db")
-    await other.save_rounds([ChainRound(), ChainRound(OTHER_ROUND)], NOW)
+    await other.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND)], NOW)
     return other
 
 
@@ -244,11 +249,11 @@ async def test_import_never_makes_share_due_early(target_store: SqliteStore, pat
 
 
 async def test_import_keeps_long_history(store: SqliteStore, path: Path, target_store: SqliteStore) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1)
     for number in range(60):
         (queued,) = await claim_all_due(store)
-        await store.requeue(queued.id, stage="tree", note=f"attempt {number}")
+        await store.run(requeue, queued.id, stage="tree", note=f"attempt {number}")
     (share,) = select_shares(path).shares
     assert len(share.history) == 50
     await count_import_results(target_store, with_nullifiers([share]))

@@ -16,8 +16,9 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreFull
+from helper.store import shares
+from helper.store.blocks import set_meta
 from helper.store.models import EnqueueResult
-from helper.store.operations.blocks import set_meta
 from helper.store.sqlite.erasure import scrub_pages
 from helper.store.sqlite.errors import (
     LOCATION_CHECK_SECONDS,
@@ -78,7 +79,10 @@ async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> No
     await store._writer.run(partial(limit_page_count, more=1))
 
     outcomes = await asyncio.gather(
-        *(store.enqueue(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW) for n in range(300)),
+        *(
+            store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
+            for n in range(300)
+        ),
         return_exceptions=True,
     )
 
@@ -89,9 +93,12 @@ async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> No
 
 async def test_refused_operation_does_not_affect_its_batch(store: SqliteStore) -> None:
     share_id = await enqueue_and_claim(store, 999)
-    await store.fail(share_id, stage="proof", note="no")
-    good = [store.enqueue(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW) for n in range(20)]
-    bad = store.requeue(share_id, stage="tree", note="it has failed")
+    await store.run(shares.fail, share_id, stage="proof", note="no")
+    good = [
+        store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
+        for n in range(20)
+    ]
+    bad = store.run(shares.requeue, share_id, stage="tree", note="it has failed")
 
     first, *rest = await asyncio.gather(bad, *good, return_exceptions=True)
 
@@ -106,7 +113,10 @@ async def test_failing_operation_is_rolled_back_and_others_rerun(store: SqliteSt
         tx.adjust_count(tx.ensure_round(ROUND).no, ShareState.RECEIVED, 1000)
         raise ValueError("half way")
 
-    good = [store.enqueue(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW) for n in range(20)]
+    good = [
+        store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
+        for n in range(20)
+    ]
     outcomes = await asyncio.gather(*good[:10], store._writer.run(half), *good[10:], return_exceptions=True)
 
     failed = outcomes.pop(10)
@@ -120,8 +130,8 @@ async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> No
     posted = make_posted_share(1)
 
     results = await asyncio.gather(
-        store.enqueue(posted.share, b"short", now=NOW),
-        store.enqueue(make_posted_share(2).share, make_posted_share(2).nullifier, now=NOW),
+        store.run(shares.EnqueueOperation(posted.share, b"short", now=NOW)),
+        store.run(shares.EnqueueOperation(make_posted_share(2).share, make_posted_share(2).nullifier, now=NOW)),
         return_exceptions=True,
     )
 

@@ -12,6 +12,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import StoreCopyDiffers, StoreCorrupt, StoreKeyError
+from helper.store import rounds, shares
 from helper.store.db_copy import file_encryption
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.keyring import Keyring
@@ -195,8 +196,11 @@ async def test_shares_are_recognized_under_the_old_and_the_new_key(path: Path) -
         same_nullifier = make_posted_share(3)
         for number in (1, 2):
             posted = make_posted_share(number)
-            assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
-            result = await store.enqueue(same_nullifier.share, posted.nullifier, now=NOW)
+            assert (
+                await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+                is EnqueueResult.DUPLICATE
+            )
+            result = await store.run(shares.EnqueueOperation(same_nullifier.share, posted.nullifier, now=NOW))
             assert result is EnqueueResult.DUPLICATE, f"nullifier of share {number}"
         await confirm_shares(store, 1, 2, height=9)
         assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 2}}
@@ -211,7 +215,7 @@ async def test_old_key_can_be_removed_only_once_no_row_needs_it(path: Path) -> N
         async with open_queue_file(path, NEW):
             pass
     async with open_store(path, BOTH) as store:
-        await store.purge(ROUND)
+        await store.run_batches(rounds.purge, ROUND)
     await fill(path, NEW, 3)
     assert query_rows(path, "SELECT value FROM meta WHERE key = 'seal.keys'") == [
         (Keyring([NEW_KEY]).key_ids[0].hex(),)
@@ -272,7 +276,9 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
 
     async with open_store(path, NEW) as store:
         posted = make_posted_share(1)
-        assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+        assert (
+            await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
+        )
         assert await store.verify() == []
 
     rewrite_file(path, SystemClock(), NEW, encrypt=False)

@@ -31,8 +31,10 @@ from helper.errors import (
     StoreUnconfirmed,
 )
 from helper.lease.sender_lease import DatabaseLease
+from helper.store import blocks, rounds
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
+from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
 from helper.store.postgres import PostgresStore, opening, store, writer
 from helper.store.postgres.connection import create_connection_settings
@@ -40,6 +42,18 @@ from helper.store.postgres.opening import check_connection, refuse_host_name_in_
 from helper.store.postgres.reader import CONNECTIONS, NotificationListener
 from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
+from helper.store.shares import (
+    EnqueueOperation,
+    claim_due,
+    claim_listed,
+    fail,
+    record_crash,
+    recover,
+    release_claim,
+    requeue,
+    retry,
+    retry_failed,
+)
 from helper.store.sql_files import FIRST_VERSION
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
@@ -139,7 +153,11 @@ async def test_enqueue_same_share_on_two_hosts_queues_one(join_host: JoinHost) -
     shares = [make_posted_share(number) for number in range(40)]
 
     outcomes = await asyncio.gather(
-        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares for host in (host_a, host_b))
+        *(
+            host.run(EnqueueOperation(share.share, share.nullifier, now=NOW))
+            for share in shares
+            for host in (host_a, host_b)
+        )
     )
 
     assert outcomes.count(EnqueueResult.QUEUED) == outcomes.count(EnqueueResult.DUPLICATE) == 40
@@ -156,7 +174,7 @@ async def test_apply_block_already_applied_does_not_wait(backend: PostgresBacken
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
             assert await confirm_shares(host_b, 1, 2, height=5) == []
             assert await confirm_shares(host_b, height=4) == []
-            assert await host_b.add_spent([(ROUND, make_posted_share(1).nullifier)]) == []
+            assert await host_b.run(blocks.add_spent, [(ROUND, make_posted_share(1).nullifier)]) == []
         held = asyncio.create_task(confirm_shares(host_b, 1, 2, 3, height=6))
         await asyncio.to_thread(wait_for_lock_waiter, backend)
         conn.execute("SELECT pg_advisory_unlock_all()")
@@ -178,10 +196,10 @@ async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> 
 async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(60)]
-    await host_a.save_rounds([ChainRound()], NOW)
+    await host_a.run(rounds.save_rounds, [ChainRound()], NOW)
 
     await asyncio.gather(
-        *(host_a.enqueue(share.share, share.nullifier, now=NOW) for share in shares),
+        *(host_a.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares),
         *(confirm_shares(host_b, number, height=number) for number in range(60)),
     )
 
@@ -196,9 +214,9 @@ async def test_exclusive_operations_that_wait_with_others_need_no_rerun(join_hos
     commits = host.stats.commits
 
     await asyncio.gather(
-        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares[:2]),
-        host.save_rounds([ChainRound()], NOW),
-        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares[2:]),
+        *(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares[:2]),
+        host.run(rounds.save_rounds, [ChainRound()], NOW),
+        *(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares[2:]),
     )
 
     assert (host.stats.failures, host.stats.commits - commits, host.stats.operations) == (0, 3, 5)
@@ -216,7 +234,7 @@ async def enqueue_and_prepare(host: PostgresStore, number: int = 1) -> int:
     """Enqueue a share and store its message on this host; return its id."""
     await enqueue_shares(host, number)
     (queued,) = await claim_all_due(host)
-    assert await host.prepare(queued.id, make_reveal(number))
+    assert await host.run(prepare, queued.id, make_reveal(number))
     return queued.id
 
 
@@ -224,19 +242,19 @@ async def test_mark_sending_without_sender_lease_is_refused(join_host: JoinHost,
     host_a, host_b = await join_host("one"), await join_host("two")
     share = await enqueue_and_prepare(host_b)
     before = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
-    assert not await host_a.mark_sending(share, height=1, endpoint="node")
+    assert not await host_a.run(mark_sending, share, height=1, endpoint="node")
 
     assert await host_a.acquire_sender_lease()
 
     assert await host_b.acquire_sender_lease() is None
     assert await host_b.get_sender_host() == "one"
-    assert not await host_b.mark_sending(share, height=1, endpoint="node")
-    assert not await host_b.requeue(share, stage="broadcast", note="late")
-    assert not await host_b.retry(share, due_ms=0, stage="broadcast", note="late")
-    assert not await host_b.fail(share, stage="broadcast", note="late")
+    assert not await host_b.run(mark_sending, share, height=1, endpoint="node")
+    assert not await host_b.run(requeue, share, stage="broadcast", note="late")
+    assert not await host_b.run(retry, share, due_ms=0, stage="broadcast", note="late")
+    assert not await host_b.run(fail, share, stage="broadcast", note="late")
     assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == before
-    assert await host_a.mark_sending(share, height=1, endpoint="node")
-    await host_b.record_outcome(share, outcome="ACCEPTED")
+    assert await host_a.run(mark_sending, share, height=1, endpoint="node")
+    await host_b.run(record_outcome, share, outcome="ACCEPTED")
     assert backend.query_rows("SELECT sends, last_outcome FROM reveals") == [(1, None)]
 
 
@@ -245,9 +263,9 @@ async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, b
     share = await enqueue_and_prepare(host_a)
     first = await host_a.acquire_sender_lease()
     expire_sender_lease(backend)
-    assert not await host_a.mark_sending(share, height=1, endpoint="node")
+    assert not await host_a.run(mark_sending, share, height=1, endpoint="node")
     assert await host_a.renew_sender_lease()
-    assert await host_a.mark_sending(share, height=1, endpoint="node")
+    assert await host_a.run(mark_sending, share, height=1, endpoint="node")
     expire_sender_lease(backend)
 
     second = await host_b.acquire_sender_lease()
@@ -255,10 +273,10 @@ async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, b
     assert first is not None
     assert second is not None
     assert second > first
-    assert not await host_a.mark_sending(share, height=2, endpoint="node")
+    assert not await host_a.run(mark_sending, share, height=2, endpoint="node")
     assert not await host_a.renew_sender_lease()
     await host_a.release_sender_lease()
-    assert await host_b.mark_sending(share, height=2, endpoint="node")
+    assert await host_b.run(mark_sending, share, height=2, endpoint="node")
     assert await host_b.get_sender_host() == "two"
 
 
@@ -316,21 +334,21 @@ async def test_takeover_by_bucket_lease_fences_former_holder(join_host: JoinHost
         DatabaseLease(at, clock=clock, outer=lease_for_host(bucket, clock, name)) for at, name in named_hosts
     )
     assert await first.acquire()
-    assert await host_a.mark_sending(share, height=1, endpoint="node")
+    assert await host_a.run(mark_sending, share, height=1, endpoint="node")
     assert not await second.acquire()
     assert second.holder == "one"
     clock.advance(10)  # the lease object is not renewed; the database lease would last ten minutes
 
     assert await second.acquire()
 
-    assert not await host_a.mark_sending(share, height=2, endpoint="node")
-    assert await host_b.mark_sending(share, height=2, endpoint="node")
+    assert not await host_a.run(mark_sending, share, height=2, endpoint="node")
+    assert await host_b.run(mark_sending, share, height=2, endpoint="node")
     assert not await first.renew()
     assert not await first.acquire()
     assert (first.is_held, first.holder) == (False, "two")
     await second.release()
     assert await first.acquire()
-    assert await host_a.mark_sending(share, height=3, endpoint="node")
+    assert await host_a.run(mark_sending, share, height=3, endpoint="node")
 
 
 async def test_notifications_reach_all_hosts(
@@ -351,7 +369,7 @@ async def test_notifications_reach_all_hosts(
         await enqueue_shares(host_a, 2)
         await expect_received("", "due")
         (queued,) = await claim_all_due(host_a)
-        await host_a.prepare(queued.id, make_reveal(2))
+        await host_a.run(prepare, queued.id, make_reveal(2))
         await expect_received("", "due", "prepared")
         listener_filter = "application_name = 'listener' AND query LIKE 'LISTEN%'"
         backend.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listener_filter}")
@@ -367,7 +385,7 @@ async def test_hosts_claim_backlog_of_both_rounds_without_collisions(join_host: 
     await enqueue_shares(hosts[0], *range(30))
     for number in range(30, 60):
         posted = make_posted_share(number, round_id=OTHER_ROUND)
-        await hosts[0].enqueue(posted.share, posted.nullifier, now=NOW)
+        await hosts[0].run(EnqueueOperation(posted.share, posted.nullifier, now=NOW))
     ends, late = {ROUND: math.inf, OTHER_ROUND: math.inf}, NOW + 60
     own_orders = [await host.list_due(ROUND, now=late, limit=30, by_rank=True) for host in hosts]
     assert own_orders[0][0] != own_orders[1][0], "hosts begin at different places of one order"
@@ -395,7 +413,7 @@ async def test_claim_listed_by_two_hosts_at_once_claims_share_once(join_host: Jo
     ids = [share.id for share in await hosts[0].list_due(ROUND, now=NOW + 60, limit=40, by_rank=True)]
 
     claims = await asyncio.gather(
-        hosts[0].claim_listed(ids, now=NOW + 60), hosts[1].claim_listed(ids[::-1], now=NOW + 60)
+        hosts[0].run(claim_listed, ids, now=NOW + 60), hosts[1].run(claim_listed, ids[::-1], now=NOW + 60)
     )
 
     assert sorted(queued.id for claimed in claims for queued in claimed) == sorted(ids)
@@ -421,12 +439,12 @@ async def test_claims_of_silent_host_go_to_others_at_due_time(join_host: JoinHos
 
 
 LATE_CALLS: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
-    "prepare": lambda store, share: store.prepare(share, make_reveal(1)),
-    "put_back": lambda store, share: store.requeue(share, stage="tree", note="late"),
-    "release": lambda store, share: store.release_claim(share),
-    "record_crash": lambda store, share: store.record_crash(share, due_ms=0, note="late"),
-    "retry": lambda store, share: store.retry(share, due_ms=0, stage="proof", note="late"),
-    "fail": lambda store, share: store.fail(share, stage="proof", note="late"),
+    "prepare": lambda store, share: store.run(prepare, share, make_reveal(1)),
+    "put_back": lambda store, share: store.run(requeue, share, stage="tree", note="late"),
+    "release": lambda store, share: store.run(release_claim, share),
+    "record_crash": lambda store, share: store.run(record_crash, share, due_ms=0, note="late"),
+    "retry": lambda store, share: store.run(retry, share, due_ms=0, stage="proof", note="late"),
+    "fail": lambda store, share: store.run(fail, share, stage="proof", note="late"),
 }
 
 
@@ -439,7 +457,7 @@ async def test_host_with_expired_claim_changes_nothing(join_host: JoinHost, back
         if is_claimed_again:
             await claim_all_due(host_b)
         else:  # this releases expired claims, and claims nothing
-            assert await host_b.claim_due(now=NOW, limit=1, rounds=[]) == []
+            assert await host_b.run(claim_due, now=NOW, limit=1, rounds=[]) == []
         tables = ("shares", "claims", "reveals", "history")
         rows = [backend.query_rows(f"SELECT * FROM {table}") for table in tables]
         assert len(rows[1]) == is_claimed_again
@@ -450,10 +468,10 @@ async def test_host_with_expired_claim_changes_nothing(join_host: JoinHost, back
         owner = host_b
         if not is_claimed_again:
             owner, (queued,) = host_a, await claim_all_due(host_a)
-        assert await owner.prepare(queued.id, make_reveal(2))
+        assert await owner.run(prepare, queued.id, make_reveal(2))
         (sent,) = await host_a.list_unconfirmed()
         assert sent.prepared == make_reveal(2)
-        assert await host_b.apply_blocks([(number, number)], [(ROUND, queued.nullifier)], now=NOW) == [queued.id]
+        assert await host_b.run(blocks.apply_blocks, [(number, number)], [(ROUND, queued.nullifier)]) == [queued.id]
 
 
 async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
@@ -462,9 +480,9 @@ async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHo
     (queued_a,) = await claim_all_due(host_a)
     expire_claims(backend)
     (queued_b,) = await claim_all_due(host_b)
-    assert await host_b.fail(queued_b.id, stage="proof", note="for good")
+    assert await host_b.run(fail, queued_b.id, stage="proof", note="for good")
 
-    counts = await host_a.retry_failed([queued_a.id], QueueFilter(), closed=(), note="by ann", dry_run=False)
+    counts = await host_a.run(retry_failed, [queued_a.id], QueueFilter(), closed=(), note="by ann", dry_run=False)
 
     assert counts == {"retried": 1}
     assert await host_a.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
@@ -491,7 +509,7 @@ async def test_host_with_untaken_expired_claim_continues(join_host: JoinHost, ba
     (queued,) = await claim_all_due(host_a)
     expire_claims(backend)
     assert await claim_all_due(host_a) == []
-    assert await host_a.prepare(queued.id, make_reveal(1))
+    assert await host_a.run(prepare, queued.id, make_reveal(1))
 
 
 async def test_claim_unknown_to_its_host_expires(join_host: JoinHost, backend: PostgresBackend) -> None:
@@ -552,7 +570,7 @@ async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
     host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1, 2)
     first, second = await claim_all_due(host_a)
-    assert await host_a.prepare(first.id, make_reveal(1))
+    assert await host_a.run(prepare, first.id, make_reveal(1))
     assert backend.query_rows("SELECT share_id, host FROM claims") == [(second.id, "one")]
     expire_claims(backend)
     await claim_all_due(host_b)
@@ -591,34 +609,34 @@ async def test_recover_releases_only_own_claims(join_host: JoinHost, backend: Po
 
     rejoined = await join_host("one")
 
-    assert await rejoined.recover() == 1
+    assert await rejoined.run_batches(recover) == 1
     assert await rejoined.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.WITNESSED: 1}}
     assert [row[0] for row in backend.query_rows("SELECT host FROM claims")] == ["two"]
 
 
 async def test_round_closure_ends_claims_of_all_hosts(join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    await host_a.save_rounds([ChainRound()], NOW)
+    await host_a.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(host_a, 1)
     (queued,) = await claim_all_due(host_a)
 
-    assert await host_b.fail_unspent(ROUND, note="closed") == 1
+    assert await host_b.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 1
 
-    assert not await host_a.requeue(queued.id, stage="tree", note="late")
-    assert await host_b.purge(ROUND) == 1
-    assert not await host_a.release_claim(queued.id)
+    assert not await host_a.run(requeue, queued.id, stage="tree", note="late")
+    assert await host_b.run_batches(rounds.purge, ROUND) == 1
+    assert not await host_a.run(release_claim, queued.id)
 
 
 async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    await host_a.save_rounds([ChainRound()], NOW)
+    await host_a.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(host_b, 1)
-    await host_a.mark_closed(ROUND, NOW)
-    assert await host_a.fail_unspent(ROUND, note="closed") == 1
+    await host_a.run(rounds.mark_closed, ROUND, NOW)
+    assert await host_a.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 1
 
     late, known = make_posted_share(2), make_posted_share(1)
-    assert await host_b.enqueue(late.share, late.nullifier, now=NOW) is EnqueueResult.CLOSED
-    assert await host_b.enqueue(known.share, known.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await host_b.run(EnqueueOperation(late.share, late.nullifier, now=NOW)) is EnqueueResult.CLOSED
+    assert await host_b.run(EnqueueOperation(known.share, known.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
 
     assert await host_a.count_unconfirmed(ROUND) == {ShareState.FAILED: 1}
 
@@ -653,7 +671,7 @@ async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBack
         await enqueue_shares(host_a, 2)
     await enqueue_shares(host_a, 2)
 
-    assert await host_a.prepare(queued.id, make_reveal(1))
+    assert await host_a.run(prepare, queued.id, make_reveal(1))
     assert host_a.write_error is None
     assert await host_a.count_shares() == {ROUND: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
 
@@ -801,7 +819,7 @@ async def test_share_that_standby_may_lack_is_not_acknowledged(
     try:
         for number in count():  # a new setting takes effect with a delay
             share = make_posted_share(number)
-            posting = asyncio.create_task(host_a.enqueue(share.share, share.nullifier, now=NOW))
+            posting = asyncio.create_task(host_a.run(EnqueueOperation(share.share, share.nullifier, now=NOW)))
             while not posting.done() and backend.query_rows(waiting) == []:
                 await asyncio.sleep(0.01)
             if not posting.done():
@@ -821,7 +839,7 @@ async def test_share_that_standby_may_lack_is_not_acknowledged(
         server.execute_all(REQUIRE_NO_STANDBY)
     assert await asking
     await wait_until(lambda: host_a.write_error is None)
-    assert await host_a.enqueue(share.share, share.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await host_a.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
 
 
 async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: FakeClock, join_host: JoinHost) -> None:
@@ -841,12 +859,12 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
         share = make_posted_share(2)
         with backend.connect() as other, other.transaction():
             other.execute("SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1)")
-            posting = asyncio.create_task(host.enqueue(share.share, share.nullifier, now=NOW))
+            posting = asyncio.create_task(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)))
             await asyncio.to_thread(wait_for_lock_waiter, backend)
             other.execute("INSERT INTO spent (round_no, nullifier) SELECT no, %s FROM round_keys", (share.nullifier,))
         assert await posting is EnqueueResult.DUPLICATE
         (claimed,) = await claim_all_due(host)
-        assert await host.fail(claimed.id, stage="broadcast", note="not in LATIN1: …")
+        assert await host.run(fail, claimed.id, stage="broadcast", note="not in LATIN1: …")
         assert [share.note for share in await host.list_shares(QueueFilter(), limit=1)] == ["not in LATIN1: …"]
     finally:
         await host.close()
@@ -1055,7 +1073,7 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
     both = backend.create_store(clock, print, sealing_keys=[b"x" * 32, *SEALING_KEYS])
     await both.open()
     assert (
-        await both.enqueue(make_posted_share(1).share, make_posted_share(1).nullifier, now=NOW)
+        await both.run(EnqueueOperation(make_posted_share(1).share, make_posted_share(1).nullifier, now=NOW))
         is EnqueueResult.DUPLICATE
     )
     await enqueue_shares(both, 2)
@@ -1119,7 +1137,7 @@ async def test_start_upgrades_the_schema_and_keeps_the_shares(
     assert backend.query_rows("SELECT version FROM schema_version") == [(FIRST_VERSION - 1 + len(steps),)]
     (queued,) = await claim_all_due(upgraded)
     assert queued.share == make_posted_share(1).share
-    assert await upgraded.prepare(queued.id, make_reveal(1))
+    assert await upgraded.run(prepare, queued.id, make_reveal(1))
     assert [sent.prepared for sent in await upgraded.list_unconfirmed()] == [make_reveal(1)]
 
 
@@ -1130,7 +1148,7 @@ async def test_witness_never_reaches_server_disk_in_plain(
     host_a = await join_host("one")
     await enqueue_shares(host_a, 901, 902)
     first, _ = await claim_all_due(host_a)
-    await host_a.prepare(first.id, make_reveal(901))
+    await host_a.run(prepare, first.id, make_reveal(901))
     backend.execute("CHECKPOINT")
 
     disk = b"".join(file.read_bytes() for file in server.data_directory.rglob("*") if file.is_file())

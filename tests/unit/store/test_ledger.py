@@ -12,7 +12,7 @@ from helper.store.ledger import (
     Ledger,
     Rescan,
     add,
-    begin_rescan,
+    add_rescan,
     count_heights,
     find_unread,
     format_ledger,
@@ -110,13 +110,13 @@ def test_every_height_is_read_although_some_attempts_fail(read: set[int], limit:
 
 
 def test_rescan_reports_what_is_left_and_pruned() -> None:
-    ledger = begin_rescan(Ledger(1, 100, ((20, 29),)), 11)
+    ledger = add_rescan(Ledger(1, 100, ((20, 29),)), 11)
     assert ledger == Ledger(1, 10, (), Rescan(11, 100))
     ledger = give_up(take_out(ledger, 51, 100), 15)
     assert ledger == Ledger(1, 100, ((16, 50),), Rescan(11, 100, pruned=((11, 15),)))
     assert parse_ledger(format_ledger(ledger)) == ledger
-    assert begin_rescan(ledger, 101).rescan == Rescan(101, 100), "nothing to read"
-    assert begin_rescan(ledger, 101).unread == ledger.unread
+    assert add_rescan(ledger, 101).rescan == Rescan(101, 100), "nothing to read"
+    assert add_rescan(ledger, 101).unread == ledger.unread
 
 
 @given(HEIGHTS, HEIGHTS, st.sets(HEIGHTS))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from structlog.testing import capture_logs
 
 from helper.errors import StoreError
 from helper.store.maintenance import CHECK_SECONDS, FIRST_CHECK_SECONDS, run_maintenance
+from helper.store.rounds import delete_old_failure_counts
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
 
@@ -23,7 +25,8 @@ class FakeStore(PartialStore):
     def has_met_damage(self) -> bool:
         return self.is_damage_met
 
-    async def delete_old_failure_counts(self) -> int:
+    async def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        assert op is delete_old_failure_counts
         self.calls.append("cleaned")
         return 0
 

@@ -16,6 +16,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked, StoreMoved
+from helper.store import audit_log, blocks, messages, rounds, shares
 from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source, read_moved_mark, undo_copy
@@ -154,23 +155,23 @@ def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
 async def fill_store(store: Store) -> None:
     """Data of every kind: a share in each state, tombstones, trees, audit entries, a purged round."""
     await fail_share(store, 20, note="no leaf")
-    await store.purge(ROUND)
-    action = await store.begin_action(ACTOR, "purge", {"round": ROUND.hex()})
-    await store.end_action(action, {"purged": 1})
-    await store.begin_action(ACTOR, "retry", {})
-    await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
-    await store.set_meta("chain_id", "chain-1")
+    await store.run_batches(rounds.purge, ROUND)
+    action = await store.run(audit_log.begin_action, ACTOR, "purge", {"round": ROUND.hex()})
+    await store.run(audit_log.end_action, action, {"purged": 1})
+    await store.run(audit_log.begin_action, ACTOR, "retry", {})
+    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
+    await store.run(blocks.set_meta, "chain_id", "chain-1")
     await enqueue_shares(store, 8)
     assert len(await confirm_shares(store, 8, 99, height=90)) == 1
     share_id = await enqueue_and_prepare(store, 1)  # may have been sent
-    assert await store.mark_sending(share_id, height=110, endpoint="node:80")
+    assert await store.run(messages.mark_sending, share_id, height=110, endpoint="node:80")
     await fail_share(store, 2, note="refused")
     await enqueue_and_claim(store, 3)  # is being proven
     await enqueue_shares(store, 4, 5, 6, submit_at=int(NOW) + 50)
     other = make_posted_share(7, round_id=OTHER_ROUND)
-    await store.enqueue(other.share, other.nullifier, now=NOW)
-    await store.save_leaves(ROUND, 7, 0, LEAVES)
-    await store.save_subtrees(ROUND, 0, SUBTREE_BYTES)
+    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await store.run(rounds.save_leaves, ROUND, 7, 0, LEAVES)
+    await store.run(rounds.save_subtrees, ROUND, 0, SUBTREE_BYTES)
 
 
 async def list_refs(store: Store) -> list[tuple[str, ShareState]]:
@@ -211,7 +212,7 @@ async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPai
 
     target_store = await open_store(target)
     assert (
-        await target_store.recover() == 1
+        await target_store.run_batches(shares.recover) == 1
     )  # the share that was being proven; a share that may have been sent is unchanged
 
     assert await target_store.list_unconfirmed() == [sent]
@@ -229,7 +230,9 @@ async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPai
     assert sorted(queued.share.tree_position - 70_000 for queued in claimed) == [3, 4, 5, 6]
     for number in (1, 8):  # known in the target: live, and confirmed
         posted = make_posted_share(number)
-        assert (await target_store.enqueue(posted.share, posted.nullifier, now=NOW)).name == "DUPLICATE"
+        assert (
+            await target_store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+        ).name == "DUPLICATE"
     await enqueue_shares(target_store, 30)
     (fresh,) = await claim_all_due(target_store, now=NOW + 60)
     assert fresh.id > max(queued.id for queued in claimed)
@@ -241,8 +244,8 @@ async def test_round_trip_migration_restores_no_erased_rows(filled: BackendPair,
     target_store = await open_store(target)
     assert len(await confirm_shares(target_store, 1, 3, 4, height=120)) == 3
     await enqueue_shares(target_store, 40, 41)
-    await target_store.mark_closed(OTHER_ROUND, NOW)
-    await target_store.purge(OTHER_ROUND)
+    await target_store.run(rounds.mark_closed, OTHER_ROUND, NOW)
+    await target_store.run_batches(rounds.purge, OTHER_ROUND)
     counted = await target_store.count_shares()
     await target_store.close()
     expected = read_all_rows(target)
@@ -260,7 +263,10 @@ async def test_round_trip_migration_restores_no_erased_rows(filled: BackendPair,
     reopened = await open_store(source)
     assert await reopened.count_shares() == counted
     assert await reopened.list_damaged() == []
-    assert await reopened.enqueue(make_posted_share(4).share, make_posted_share(4).nullifier, now=NOW) is not None
+    assert (
+        await reopened.run(shares.EnqueueOperation(make_posted_share(4).share, make_posted_share(4).nullifier, now=NOW))
+        is not None
+    )
     assert await reopened.count_shares() == counted
     with pytest.raises(StoreMoved):
         await open_store(target)

@@ -13,6 +13,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
+from helper.store import shares
 from helper.store.backup import restore_database
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.opening import open_database, quick_check
@@ -165,7 +166,7 @@ async def fill(store: SqliteStore) -> int:
     await enqueue_and_prepare(store, 4)
     await enqueue_shares(store, 5)
     (failed,) = await claim_all_due(store)
-    await store.fail(failed.id, stage="proof", note="invalid")
+    await store.run(shares.fail, failed.id, stage="proof", note="invalid")
     await enqueue_shares(store, 1, 2)
     return failed.id
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 from helper.store.writer_thread import BatchOperation, WriteJob, run_part, split_batch
 
 
-class AddOperation(BatchOperation):
+class AddOperation(BatchOperation[Any]):
     """Adds a number to a list, and returns how many were added with it."""
 
     def __init__(self, number: int) -> None:

@@ -9,6 +9,7 @@ from helper.core.share import ShareState
 from helper.observability.stats import Stats
 from helper.reveal.dispatcher import Backlog, BacklogClaim
 from helper.reveal.revealer import ProofTimes
+from helper.store import blocks, shares
 from helper.store.models import QueuedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock
@@ -31,7 +32,7 @@ def create_backlog(store: Store, clock: FakeClock) -> Backlog:
 async def enqueue_in_other_round(store: Store, *numbers: int, now: float = NOW) -> None:
     for number in numbers:
         posted = make_posted_share(number, round_id=OTHER_ROUND)
-        await store.enqueue(posted.share, posted.nullifier, now=now)
+        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
 
 
 async def claim(
@@ -71,10 +72,10 @@ async def test_claim_listed_omits_shares_that_are_gone_claimed_or_not_due(store:
         await enqueue_shares(store, number, now=NOW + number)
     await enqueue_shares(store, 4, submit_at=int(NOW) + 50)
     ids = [share.id for share in await store.list_due(ROUND, now=LATE, limit=9, by_rank=False)]
-    await store.add_spent([(ROUND, make_posted_share(2).nullifier)])
-    await store.claim_listed([ids[2]], now=NOW + 10)
+    await store.run(blocks.add_spent, [(ROUND, make_posted_share(2).nullifier)])
+    await store.run(shares.claim_listed, [ids[2]], now=NOW + 10)
 
-    claimed = await store.claim_listed([ids[3], *reversed(ids[:3]), 12345], now=NOW + 10)
+    claimed = await store.run(shares.claim_listed, [ids[3], *reversed(ids[:3]), 12345], now=NOW + 10)
 
     assert [(queued.id, queued.state) for queued in claimed] == [(ids[0], ShareState.WITNESSED)]
     assert await store.count_waiting() == {ROUND: 1}
@@ -126,7 +127,7 @@ async def test_share_on_time_exceeds_limit_of_a_backlog_in_another_round(store: 
     await enqueue_shares(store, *range(20))
     await enqueue_in_other_round(store, 20, now=LATE - 0.5)
     posted = make_posted_share(21, submit_at=int(LATE) + 7, round_id=OTHER_ROUND)
-    await store.enqueue(posted.share, posted.nullifier, now=NOW)
+    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
 
     claimed = await claim(create_backlog(store, clock), 0, first_limit=2)
 
@@ -139,7 +140,7 @@ async def test_backlog_omits_shares_confirmed_since_they_were_listed(store: Stor
     backlog = create_backlog(store, clock)
     await claim(backlog, 1)
     spent = [(ROUND, make_posted_share(number).nullifier) for number in range(25)]
-    await store.add_spent(spent)
+    await store.run(blocks.add_spent, spent)
 
     claimed = await claim(backlog, 2)
 

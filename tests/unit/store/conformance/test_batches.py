@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from helper.errors import StoreCorrupt, StoreError
+from helper.store import blocks, shares
 from helper.store.models import DamagedShare, EnqueueResult
+from helper.store.rounds import mark_closed, save_rounds
 from helper.store.store import Store
 from helper.store.transaction import Transaction
 from tests.support.clock import FakeClock
@@ -172,13 +174,14 @@ def can_close_rounds(backend: StoreBackend) -> bool:
 async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialState) -> None:
     """Bring the rounds of a batch to their initial state."""
     round_id = rounds[0]
-    await store.save_rounds([ChainRound(round_id)], NOW)
+    await store.run(save_rounds, [ChainRound(round_id)], NOW)
     await enqueue_together(store, [posted_in_round(round_id, number) for number in before.waiting | before.confirmed])
-    await store.add_spent(
-        [(round_id, make_posted_share(number).nullifier) for number in before.confirmed | before.spent]
+    await store.run(
+        blocks.add_spent,
+        [(round_id, make_posted_share(number).nullifier) for number in before.confirmed | before.spent],
     )
     if before.is_closed:
-        await store.mark_closed(round_id, NOW)
+        await store.run(mark_closed, round_id, NOW)
     if before.is_damaged:
         await store._writer.run(partial(add_damaged_round, round_id=rounds[1]))
 
@@ -198,7 +201,7 @@ def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
 async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialState) -> set[tuple[object, ...]]:
     """Claim the pending shares, without ids and ranks, which differ; round ids are replaced with indexes."""
     intact_rounds = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
-    claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=intact_rounds)
+    claimed = await store.run(shares.claim_due, now=NOW + 1000, limit=1000, rounds=intact_rounds)
     return {
         (
             rounds.index(queued.share.round_id),
@@ -213,6 +216,6 @@ async def enqueue_one_by_one(store: Store, batch: Sequence[PostedShare]) -> list
 
 
 async def enqueue_together(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
-    calls = (store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in batch)
+    calls = (store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) for posted in batch)
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     return [type(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]

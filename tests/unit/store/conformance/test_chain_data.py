@@ -8,6 +8,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreError
+from helper.store import blocks, messages, rounds, shares
 from helper.store.ledger import Ledger, Rescan
 from helper.store.models import QueueFilter, StoredRound
 from helper.store.store import Store
@@ -46,12 +47,12 @@ class ChainRound:
 async def test_rounds_after_reopen_keep_closed_and_alerted_times(
     reopen: Reopen, store: Store, backend: StoreBackend
 ) -> None:
-    await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
-    await store.mark_closed(ROUND, NOW + 1)
-    await store.mark_closed(ROUND, NOW + 2)
-    await store.mark_alerted(ROUND, NOW + 3)
-    await store.mark_closed(b"?" * 32, NOW)
-    await store.save_rounds([ChainRound(status=2)], NOW + 4)
+    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
+    await store.run(rounds.mark_closed, ROUND, NOW + 1)
+    await store.run(rounds.mark_closed, ROUND, NOW + 2)
+    await store.run(rounds.mark_alerted, ROUND, NOW + 3)
+    await store.run(rounds.mark_closed, b"?" * 32, NOW)
+    await store.run(rounds.save_rounds, [ChainRound(status=2)], NOW + 4)
     await store.close()
 
     reopened = await reopen()
@@ -69,9 +70,9 @@ async def test_rounds_after_reopen_keep_closed_and_alerted_times(
 
 
 async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen, store: Store) -> None:
-    await store.save_rounds([ChainRound()], NOW)
-    await store.mark_closed(ROUND, NOW + 1)
-    await store.save_rounds([ChainRound(vote_end_time=int(NOW) + 900)], NOW + 2)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.mark_closed, ROUND, NOW + 1)
+    await store.run(rounds.save_rounds, [ChainRound(vote_end_time=int(NOW) + 900)], NOW + 2)
     await store.close()
     (stored_round,) = await (await reopen()).list_rounds()
     assert (stored_round.vote_end_time, stored_round.closed_at) == (int(NOW) + 900, NOW + 1)
@@ -81,10 +82,10 @@ async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBac
     await enqueue_shares(store, 1, 2)
     block = [(ROUND, make_posted_share(1).nullifier), (ROUND, b"n" * 32)]
 
-    assert await store.apply_blocks([(10, 10)], block, now=NOW) == [1]
+    assert await store.run(blocks.apply_blocks, [(10, 10)], block) == [1]
     before = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
-    assert await store.apply_blocks([(10, 10)], block, now=NOW) == []
-    assert await store.add_spent(block) == []
+    assert await store.run(blocks.apply_blocks, [(10, 10)], block) == []
+    assert await store.run(blocks.add_spent, block) == []
 
     assert (backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")) == before
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
@@ -92,10 +93,10 @@ async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBac
 
 async def test_ledger_records_read_blocks_in_any_order(store: Store, reopen: Reopen) -> None:
     assert await store.get_ledger() is None
-    await store.add_spent([(ROUND, b"n" * 32)])
+    await store.run(blocks.add_spent, [(ROUND, b"n" * 32)])
     assert await store.get_ledger() is None
-    await store.begin_ledger(4)
-    await store.begin_ledger(9)
+    await store.run(blocks.begin_ledger, 4)
+    await store.run(blocks.begin_ledger, 9)
     for height, ledger in (
         (5, Ledger(4, 5, ((4, 4),))),
         (9, Ledger(4, 9, ((4, 4), (6, 8)))),
@@ -103,29 +104,29 @@ async def test_ledger_records_read_blocks_in_any_order(store: Store, reopen: Reo
     ):
         await confirm_shares(store, height=height)
         assert await store.get_ledger() == ledger
-    await store.apply_blocks([(6, 7), (11, 12)], [], now=NOW)
+    await store.run(blocks.apply_blocks, [(6, 7), (11, 12)], [])
     await store.close()
     assert await (await reopen()).get_ledger() == Ledger(4, 12, ((8, 8), (10, 10)))
 
 
 async def test_move_back_forgets_blocks_above_and_reads_the_others_again(store: Store) -> None:
-    await store.begin_ledger(41)
-    await store.apply_blocks([(41, 50), (2**60, 2**60)], [], now=NOW)
-    await store.move_back(90, first=45)
-    await store.move_back(95, first=1)
+    await store.run(blocks.begin_ledger, 41)
+    await store.run(blocks.apply_blocks, [(41, 50), (2**60, 2**60)], [])
+    await store.run(blocks.move_back, 90, first=45)
+    await store.run(blocks.move_back, 95, first=1)
     assert await store.get_ledger() == Ledger(41, 44)
 
 
 @pytest.mark.rule("R12")
 async def test_apply_blocks_confirms_shares_in_gaps(store: Store) -> None:
     await enqueue_shares(store, 1, 2)
-    await store.begin_ledger(41)
+    await store.run(blocks.begin_ledger, 41)
     await confirm_shares(store, height=100)
     spent = [(ROUND, make_posted_share(1).nullifier)]
 
-    assert await store.apply_blocks([(93, 99)], spent, now=NOW) == [1]
-    assert await store.apply_blocks([(93, 99)], spent, now=NOW) == []
-    await store.give_up_blocks(60)
+    assert await store.run(blocks.apply_blocks, [(93, 99)], spent) == [1]
+    assert await store.run(blocks.apply_blocks, [(93, 99)], spent) == []
+    await store.run(blocks.give_up_blocks, 60)
 
     assert await store.get_ledger() == Ledger(41, 100, ((61, 92),))
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
@@ -135,42 +136,42 @@ async def test_nullifiers_of_rounds_that_are_not_stored_are_found_again_when_the
     store: Store, backend: StoreBackend
 ) -> None:
     spent = [(ROUND, b"n" * 32)]
-    await store.begin_ledger(1)
-    await store.apply_blocks([(1, 20)], spent, now=NOW)
+    await store.run(blocks.begin_ledger, 1)
+    await store.run(blocks.apply_blocks, [(1, 20)], spent)
     assert backend.query_rows("SELECT * FROM spent") == []
-    assert await store.list_unspent(spent) == []
-    await store.save_rounds([ChainRound()], NOW)
+    assert await store.run(blocks.list_unspent, spent) == []
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     assert await store.get_ledger() == Ledger(1, 6), "the blocks since the round's creation are read again"
-    assert await store.list_unspent(spent) == spent
-    await store.apply_blocks([(7, 20)], spent, now=NOW)
-    assert await store.list_unspent(spent) == []
-    await store.save_rounds([ChainRound()], NOW)
+    assert await store.run(blocks.list_unspent, spent) == spent
+    await store.run(blocks.apply_blocks, [(7, 20)], spent)
+    assert await store.run(blocks.list_unspent, spent) == []
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     assert await store.get_ledger() == Ledger(1, 20)
 
 
 async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones(
     store: Store, backend: StoreBackend, reopen: Reopen
 ) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1, 2, 3)
     found, missed = make_posted_share(1).nullifier, make_posted_share(2).nullifier
-    await store.begin_ledger(1)
-    await store.apply_blocks([(1, 50)], [(ROUND, found)], now=NOW)
+    await store.run(blocks.begin_ledger, 1)
+    await store.run(blocks.apply_blocks, [(1, 50)], [(ROUND, found)])
     tombstones = backend.query_rows("SELECT * FROM tombstones")
     spent = [(ROUND, found), (ROUND, missed), (ROUND, b"n" * 32), (OTHER_ROUND, b"p" * 32)]
 
-    assert await store.begin_rescan(1) == Ledger(1, 6, (), Rescan(7, 50)), "not before the oldest round"
-    assert await store.apply_blocks([(43, 50)], spent, now=NOW) == [2]
+    assert await store.run(blocks.begin_rescan, 1) == Ledger(1, 6, (), Rescan(7, 50)), "not before the oldest round"
+    assert await store.run(blocks.apply_blocks, [(43, 50)], spent) == [2]
     await store.close()
     store = await reopen()
     assert await store.get_ledger() == Ledger(1, 50, ((7, 42),), Rescan(7, 50, added=2, confirmed=1))
-    await store.give_up_blocks(9)
-    await store.apply_blocks([(10, 42)], [], now=NOW)
+    await store.run(blocks.give_up_blocks, 9)
+    await store.run(blocks.apply_blocks, [(10, 42)], [])
     assert await store.get_ledger() == Ledger(1, 50, (), Rescan(7, 50, 2, 1, ((7, 9),)))
 
     before = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
-    await store.begin_rescan(1)
-    assert await store.apply_blocks([(7, 50)], spent, now=NOW) == []
+    await store.run(blocks.begin_rescan, 1)
+    assert await store.run(blocks.apply_blocks, [(7, 50)], spent) == []
     assert await store.get_ledger() == Ledger(1, 50, (), Rescan(7, 50))
     after = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
     assert after == before
@@ -181,23 +182,23 @@ async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones
 
 async def test_rescan_without_stored_rounds_has_no_blocks(store: Store) -> None:
     await confirm_shares(store, height=100)
-    assert await store.begin_rescan(1) == Ledger(100, 100, (), Rescan(101, 100))
+    assert await store.run(blocks.begin_rescan, 1) == Ledger(100, 100, (), Rescan(101, 100))
 
 
 async def test_save_leaves_twice_stores_them_once_in_order(store: Store) -> None:
-    await store.save_leaves(ROUND, 3, 0, LEAVES[:96])
-    await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
-    await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
-    await store.save_leaves(ROUND, 5, 0, LEAVES[:160])
-    await store.save_leaves(ROUND, 9, 4, LEAVES[128:])
-    await store.save_leaves(ROUND, 9, 0, b"")
+    await store.run(rounds.save_leaves, ROUND, 3, 0, LEAVES[:96])
+    await store.run(rounds.save_leaves, ROUND, 5, 3, LEAVES[96:160])
+    await store.run(rounds.save_leaves, ROUND, 5, 3, LEAVES[96:160])
+    await store.run(rounds.save_leaves, ROUND, 5, 0, LEAVES[:160])
+    await store.run(rounds.save_leaves, ROUND, 9, 4, LEAVES[128:])
+    await store.run(rounds.save_leaves, ROUND, 9, 0, b"")
 
     assert await store.load_leaves(ROUND) == (LEAVES, 9)
     assert await store.load_leaves(OTHER_ROUND) == (b"", 0)
 
 
 async def test_save_leaves_conflicting_or_with_gap_is_refused(store: Store) -> None:
-    await store.save_leaves(ROUND, 3, 0, LEAVES[:128])
+    await store.run(rounds.save_leaves, ROUND, 3, 0, LEAVES[:128])
     for start, leaves, message in (
         (0, b"?" * 32, "contradict"),
         (2, LEAVES[64:96] + b"?" * 32, "contradict"),
@@ -207,23 +208,23 @@ async def test_save_leaves_conflicting_or_with_gap_is_refused(store: Store) -> N
         (-1, b"?" * 32, "32 bytes"),
     ):
         with pytest.raises(StoreError, match=message):
-            await store.save_leaves(ROUND, 4, start, leaves)
+            await store.run(rounds.save_leaves, ROUND, 4, start, leaves)
         assert await store.load_leaves(ROUND) == (LEAVES[:128], 3)
 
 
 async def test_subtrees_are_returned_up_to_first_missing(store: Store) -> None:
     first, second, fourth = (bytes([n]) * TREE_BYTES for n in (1, 2, 4))
-    await store.save_subtrees(ROUND, 0, first + second)
-    await store.save_subtrees(ROUND, 3, fourth)
+    await store.run(rounds.save_subtrees, ROUND, 0, first + second)
+    await store.run(rounds.save_subtrees, ROUND, 3, fourth)
 
     assert await store.load_subtrees(ROUND) == first + second
-    await store.save_subtrees(ROUND, 1, fourth)
+    await store.run(rounds.save_subtrees, ROUND, 1, fourth)
     assert await store.load_subtrees(ROUND) == first + fourth
     with pytest.raises(StoreError, match="must be complete"):
-        await store.save_subtrees(ROUND, 0, b"?")
+        await store.run(rounds.save_subtrees, ROUND, 0, b"?")
 
-    await store.save_leaves(ROUND, 3, 0, LEAVES)
-    await store.delete_tree(ROUND)
+    await store.run(rounds.save_leaves, ROUND, 3, 0, LEAVES)
+    await store.run(rounds.delete_tree, ROUND)
     assert (await store.load_subtrees(ROUND), await store.load_leaves(ROUND)) == (b"", (b"", 0))
 
 
@@ -231,18 +232,18 @@ async def test_subtrees_are_returned_up_to_first_missing(store: Store) -> None:
 async def test_fail_unspent_of_closed_round_fails_and_keeps_unconfirmed_shares(store: Store) -> None:
     await enqueue_shares(store, *range(250))
     other = make_posted_share(1, round_id=OTHER_ROUND)
-    await store.enqueue(other.share, other.nullifier, now=NOW)
+    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
     for queued in await claim_all_due(store, limit=3):
         if queued.id % 2:
-            await store.prepare(queued.id, make_reveal(1))
-    await store.fail(250, stage="proof", note="its own reason")
+            await store.run(messages.prepare, queued.id, make_reveal(1))
+    await store.run(shares.fail, 250, stage="proof", note="its own reason")
     await confirm_shares(store, 100, height=5)
     waiting = sum((await store.count_unconfirmed(ROUND)).values())
 
     assert waiting == 249
-    assert await store.fail_unspent(ROUND, note="closed") == 248
+    assert await store.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 248
     assert await store.count_unconfirmed(ROUND) == {ShareState.FAILED: 249}
-    assert await store.fail_unspent(ROUND, note="closed") == 0
+    assert await store.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 0
     assert await store.count_shares() == {
         ROUND: {ShareState.FAILED: 249, ShareState.SUBMITTED: 1},
         OTHER_ROUND: {ShareState.RECEIVED: 1},
@@ -253,6 +254,6 @@ async def test_fail_unspent_of_closed_round_fails_and_keeps_unconfirmed_shares(s
 
 async def test_set_meta_is_readable_after_reopen(store: Store) -> None:
     assert await store.get_meta("chain") is None
-    await store.set_meta("chain", "svote-1")
-    await store.set_meta("chain", "svote-2")
+    await store.run(blocks.set_meta, "chain", "svote-1")
+    await store.run(blocks.set_meta, "chain", "svote-2")
     assert await store.get_meta("chain") == "svote-2"

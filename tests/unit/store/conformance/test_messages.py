@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helper.store import audit_log, messages, shares
 from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 from helper.store.store import Store
@@ -22,7 +23,7 @@ from tests.unit.store.fixtures import (
 async def test_prepare_returns_after_message_is_on_disk(store: Store, backend: StoreBackend) -> None:
     share_id = await enqueue_and_claim(store, 1)
 
-    assert await store.prepare(share_id, make_reveal(1))
+    assert await store.run(messages.prepare, share_id, make_reveal(1))
 
     assert backend.query_rows("SELECT sends FROM reveals") == [(0,)]
     (sent,) = await store.list_unconfirmed()
@@ -35,15 +36,15 @@ async def test_send_is_recorded_before_and_its_outcome_after(store: Store) -> No
     assert (fresh.sends, fresh.first_sent_height, fresh.last_outcome, fresh.is_first_attempt) == (0, None, None, True)
     assert (fresh.nullifier, fresh.round_id, fresh.prepared) == (make_posted_share(1).nullifier, ROUND, make_reveal(1))
 
-    assert await store.mark_sending(share_id, height=110, endpoint="one")
-    await store.record_outcome(share_id, outcome="AMBIGUOUS")
-    assert await store.mark_sending(share_id, height=113, endpoint="two")
+    assert await store.run(messages.mark_sending, share_id, height=110, endpoint="one")
+    await store.run(messages.record_outcome, share_id, outcome="AMBIGUOUS")
+    assert await store.run(messages.mark_sending, share_id, height=113, endpoint="two")
     sent = await store.get_sent_reveal(share_id)
     assert sent is not None
     assert (sent.sends, sent.first_sent_height, sent.last_sent_height) == (2, 110, 113)
     assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old response does not belong to the new send"
 
-    await store.record_outcome(share_id, outcome="ACCEPTED")
+    await store.run(messages.record_outcome, share_id, outcome="ACCEPTED")
     assert [message.last_outcome for message in await store.list_unconfirmed()] == ["ACCEPTED"]
 
 
@@ -53,10 +54,10 @@ async def test_mark_sending_outside_broadcast_state_is_refused(store: Store) -> 
     waiting = await enqueue_and_claim(store, 2)
 
     for absent_id in (share_id, waiting, 99):
-        assert not await store.mark_sending(absent_id, height=110, endpoint="one")
-        await store.record_outcome(absent_id, outcome="ACCEPTED")
+        assert not await store.run(messages.mark_sending, absent_id, height=110, endpoint="one")
+        await store.run(messages.record_outcome, absent_id, outcome="ACCEPTED")
         assert await store.get_sent_reveal(absent_id) is None
-    assert not await store.prepare(share_id, make_reveal(1))
+    assert not await store.run(messages.prepare, share_id, make_reveal(1))
     assert await store.list_unconfirmed() == []
 
 
@@ -64,15 +65,15 @@ async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
     ids = [await enqueue_and_prepare(store, number) for number in range(5)]
     assert set(await store.list_follow_ups(height=0, limit=9)) == set(ids), "the messages were never sent"
     for share_id, height in zip(ids, (113, 110, 123, 112, 111), strict=True):
-        await store.mark_sending(share_id, height=100, endpoint="one", decide_height=101)
-        await store.record_outcome(share_id, outcome="ACCEPTED", decide_height=height)
-    await store.fail(ids[4], stage="broadcast", note="refused")
+        await store.run(messages.mark_sending, share_id, height=100, endpoint="one", decide_height=101)
+        await store.run(messages.record_outcome, share_id, outcome="ACCEPTED", decide_height=height)
+    await store.run(shares.fail, ids[4], stage="broadcast", note="refused")
 
     assert await store.list_follow_ups(height=115, limit=2) == [ids[1], ids[3]]
     assert await store.list_follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], (
         "the failed share has no follow-up"
     )
-    await store.record_outcome(ids[1], outcome="SPENT", decide_height=110)
+    await store.run(messages.record_outcome, ids[1], outcome="SPENT", decide_height=110)
     for limit in (1, 2, 3):
         assert await store.list_follow_ups(height=115, limit=limit) == [ids[3], ids[0], ids[1]][:limit]
 
@@ -80,7 +81,7 @@ async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
 async def test_share_sent_at_or_above_a_height_is_listed_unless_it_needs_a_decision_there(store: Store) -> None:
     ids = [await enqueue_and_prepare(store, number) for number in range(5)]
     for share_id, height in zip(ids[:4], (109, 110, 111, 160), strict=True):
-        await store.mark_sending(share_id, height=height, endpoint="one", decide_height=height + 3)
+        await store.run(messages.mark_sending, share_id, height=height, endpoint="one", decide_height=height + 3)
 
     assert await store.list_sent_ahead(height=110, limit=9) == [ids[1], ids[2], ids[3]]
     assert await store.list_sent_ahead(height=113, limit=9) == [ids[3]]
@@ -93,11 +94,11 @@ async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
     claimed = [queued.id for queued in await claim_all_due(store)]
     assert claimed != sorted(claimed), "row ids show the order of arrival"
     for share_id in reversed(claimed):
-        await store.prepare(share_id, make_reveal(share_id))
+        await store.run(messages.prepare, share_id, make_reveal(share_id))
 
     assert await store.list_follow_ups(height=0, limit=99) == claimed
     for share_id in sorted(claimed):
-        await store.mark_sending(share_id, height=100, endpoint="one", decide_height=101)
+        await store.run(messages.mark_sending, share_id, height=100, endpoint="one", decide_height=101)
     assert await store.list_follow_ups(height=100, limit=99) == []
     assert await store.list_follow_ups(height=101, limit=99) == claimed
 
@@ -105,7 +106,7 @@ async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
 async def test_unconfirmed_shares_are_paged(store: Store) -> None:
     await enqueue_shares(store, *range(7))
     for queued in await claim_all_due(store):
-        await store.prepare(queued.id, make_reveal(queued.id))
+        await store.run(messages.prepare, queued.id, make_reveal(queued.id))
 
     first = await store.list_unconfirmed(limit=4)
     second = await store.list_unconfirmed(limit=4, after_id=first[-1].share_id)
@@ -124,9 +125,9 @@ async def test_long_note_and_history_are_truncated_but_keep_attempts(store: Stor
     for n in range(60):
         (queued,) = await claim_all_due(store, now=NOW + 1000)
         if n == 1:
-            await store.retry(queued.id, due_ms=int(NOW), stage="proof", note="x" * 1000)
+            await store.run(shares.retry, queued.id, due_ms=int(NOW), stage="proof", note="x" * 1000)
         else:
-            await store.requeue(queued.id, stage="tree", note=f"{n}")
+            await store.run(shares.requeue, queued.id, stage="tree", note=f"{n}")
 
     (entry,) = await store.list_shares(QueueFilter(), 1)
     details = await store.get_share_details(entry.ref)
@@ -140,14 +141,14 @@ async def test_long_note_and_history_are_truncated_but_keep_attempts(store: Stor
 
 async def test_share_without_message_is_distinguished_from_one_with_message(store: Store) -> None:
     share = await enqueue_and_claim(store, 1)
-    await store.requeue(share, stage="tree", note="no root yet")
+    await store.run(shares.requeue, share, stage="tree", note="no root yet")
     await claim_all_due(store)
-    await store.prepare(share, make_reveal(1))
+    await store.run(messages.prepare, share, make_reveal(1))
     (sent,) = await store.list_unconfirmed()
     assert (sent.is_first_attempt, sent.is_first_message) == (False, True)
-    await store.requeue(share, stage="broadcast", note="not counted")
+    await store.run(shares.requeue, share, stage="broadcast", note="not counted")
     await claim_all_due(store)
-    await store.prepare(share, make_reveal(1))
+    await store.run(messages.prepare, share, make_reveal(1))
     (sent,) = await store.list_unconfirmed()
     assert (sent.is_first_attempt, sent.is_first_message) == (False, False)
 
@@ -157,13 +158,15 @@ UNSAFE_TEXTS = "out of gas\x00 \x1b[2J \x9b one\ntwo \ud800\u202e"
 
 async def test_notes_with_control_characters_are_sanitized_and_spend_attempt(store: Store) -> None:
     share_id = await enqueue_and_prepare(store, 1)
-    await store.mark_sending(share_id, height=110, endpoint=UNSAFE_TEXTS)
-    await store.record_outcome(share_id, outcome=UNSAFE_TEXTS)
+    await store.run(messages.mark_sending, share_id, height=110, endpoint=UNSAFE_TEXTS)
+    await store.run(messages.record_outcome, share_id, outcome=UNSAFE_TEXTS)
     (sent,) = await store.list_unconfirmed()
     assert (sent.last_endpoint or "").isprintable()
     assert (sent.last_outcome or "").isprintable()
 
-    assert await store.retry(share_id, due_ms=int(NOW * 1000), stage=UNSAFE_TEXTS[:20], note=UNSAFE_TEXTS) == 1
+    assert (
+        await store.run(shares.retry, share_id, due_ms=int(NOW * 1000), stage=UNSAFE_TEXTS[:20], note=UNSAFE_TEXTS) == 1
+    )
 
     (entry,) = await store.list_shares(QueueFilter(), 9)
     assert entry.attempts == 1
@@ -175,7 +178,7 @@ async def test_notes_with_control_characters_are_sanitized_and_spend_attempt(sto
 
 
 async def test_audit_log_with_control_characters_is_sanitized(store: Store) -> None:
-    number = await store.begin_action(Actor(1000, "ann\x1b\udcff\x00", "socket"), "retry", {})
-    await store.end_action(number, {"error": "a\x00"})
+    number = await store.run(audit_log.begin_action, Actor(1000, "ann\x1b\udcff\x00", "socket"), "retry", {})
+    await store.run(audit_log.end_action, number, {"error": "a\x00"})
     (action,) = await store.list_actions(limit=1)
     assert action.actor.name == "ann   "

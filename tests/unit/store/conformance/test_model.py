@@ -28,8 +28,12 @@ from hypothesis.stateful import (
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
+from helper.store import exported_shares, messages, shares
+from helper.store import rounds as round_operations
 from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ImportResult
+from helper.store.blocks import apply_blocks
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter, SpentNullifier
+from helper.store.rounds import fail_unconfirmed, save_rounds
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
@@ -130,7 +134,7 @@ class StoreModel(RuleBasedStateMachine):
         self.run_until_complete(self.store.open())
         self.run_until_complete(self._backend.prepare_store(self.store))
         for round_id in (ROUND, OTHER_ROUND):
-            self.run_until_complete(self.store.save_rounds([ChainRound(round_id)], NOW))
+            self.run_until_complete(self.store.run(save_rounds, [ChainRound(round_id)], NOW))
 
     def teardown(self) -> None:
         self.run_until_complete(self.store.close())
@@ -170,7 +174,9 @@ class StoreModel(RuleBasedStateMachine):
         name = (round_id, number)
         submit_at = 0 if wait is None else int(self.clock.now()) + wait
         posted = make_posted_share(number, submit_at=submit_at, round_id=round_id)
-        outcome = self.run_until_complete(self.store.enqueue(posted.share, posted.nullifier, now=self.clock.now()))
+        outcome = self.run_until_complete(
+            self.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=self.clock.now()))
+        )
         model, due_ms = self.live.get(name), max(submit_at * 1000, self.now_ms)
         is_earlier = model is not None and model.waits_for_first_attempt and due_ms < model.submit_at * 1000
         if not is_earlier and (model is not None or name in self.confirmed or name in self.spent):
@@ -193,7 +199,9 @@ class StoreModel(RuleBasedStateMachine):
             for (round_id, _), model in self.live.items()
             if round_id in rounds and model.state is ShareState.RECEIVED and model.due_ms <= self.now_ms
         )
-        claimed = self.run_until_complete(self.store.claim_due(now=self.clock.now(), limit=limit, rounds=rounds))
+        claimed = self.run_until_complete(
+            self.store.run(shares.claim_due, now=self.clock.now(), limit=limit, rounds=rounds)
+        )
         assert [queued.due_ms for queued in claimed] == due[:limit]
         rows = {model.share_id: model for model in self.live.values()}
         for queued in claimed:
@@ -209,7 +217,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            operation = self.store.prepare(self.live[name].share_id, make_reveal(name[1]))
+            operation = self.store.run(messages.prepare, self.live[name].share_id, make_reveal(name[1]))
             if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.BROADCAST):
                 model.sends = 0
 
@@ -219,7 +227,7 @@ class StoreModel(RuleBasedStateMachine):
         if name := self.draw_key(data):
             model = self.live[name]
             sent = self.run_until_complete(
-                self.store.mark_sending(model.share_id, height=self.height, endpoint="node:80")
+                self.store.run(messages.mark_sending, model.share_id, height=self.height, endpoint="node:80")
             )
             assert sent is (model.state is ShareState.BROADCAST)
             model.sends += sent
@@ -229,7 +237,9 @@ class StoreModel(RuleBasedStateMachine):
     def requeue(self, data: st.DataObject, wait: int | None) -> None:
         if name := self.draw_key(data):
             due_ms = None if wait is None else self.now_ms + wait * 1000
-            operation = self.store.requeue(self.live[name].share_id, due_ms=due_ms, stage="tree", note="later")
+            operation = self.store.run(
+                shares.requeue, self.live[name].share_id, due_ms=due_ms, stage="tree", note="later"
+            )
             if model := self.apply_transition(name, operation, IN_PROGRESS, ShareState.RECEIVED):
                 model.due_ms = model.due_ms if due_ms is None else due_ms
 
@@ -238,7 +248,7 @@ class StoreModel(RuleBasedStateMachine):
     def record_crash(self, data: st.DataObject, wait: int) -> None:
         if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            operation = self.store.record_crash(self.live[name].share_id, due_ms=due_ms, note="killed")
+            operation = self.store.run(shares.record_crash, self.live[name].share_id, due_ms=due_ms, note="killed")
             if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.RECEIVED):
                 model.crashes, model.due_ms = model.crashes + 1, due_ms
 
@@ -247,7 +257,9 @@ class StoreModel(RuleBasedStateMachine):
     def retry(self, data: st.DataObject, wait: int) -> None:
         if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            operation = self.store.retry(self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed")
+            operation = self.store.run(
+                shares.retry, self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed"
+            )
             if model := self.apply_transition(name, operation, UNFINISHED, ShareState.RECEIVED):
                 model.attempts, model.due_ms = model.attempts + 1, due_ms
 
@@ -255,7 +267,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            operation = self.store.fail(self.live[name].share_id, stage="proof", note="for good")
+            operation = self.store.run(shares.fail, self.live[name].share_id, stage="proof", note="for good")
             self.apply_transition(name, operation, UNFINISHED, ShareState.FAILED)
 
     @precondition(lambda self: self.live)
@@ -286,7 +298,9 @@ class StoreModel(RuleBasedStateMachine):
         ]
         ids = [model.share_id for model in selected]
         counts = self.run_until_complete(
-            self.store.retry_failed(ids, QueueFilter(stage=stage), closed=closed, note="asked for", dry_run=dry)
+            self.store.run(
+                shares.retry_failed, ids, QueueFilter(stage=stage), closed=closed, note="asked for", dry_run=dry
+            )
         )
         of_open_round = [name for name in failed if name[0] not in closed]
         retried = [name for name in of_open_round if stage == MOVED or not self.live[name].is_moved]
@@ -303,7 +317,9 @@ class StoreModel(RuleBasedStateMachine):
         selected = [self.live[name] for name in sorted(self.live) if name[1] in numbers]
         checks = dict(self._backend.query_rows("SELECT id, row_check FROM shares"))
         marks = [(model.share_id, b"12345678" if stale else checks[model.share_id]) for model in selected]
-        counts = self.run_until_complete(self.store.mark_moved(marks, note="gone", idle_only=at_rest))
+        counts = self.run_until_complete(
+            self.store.run(exported_shares.mark_moved, marks, note="gone", idle_only=at_rest)
+        )
         at_rest_states = {ShareState.RECEIVED, ShareState.FAILED}
         moved = [] if stale else [model for model in selected if model.state in at_rest_states or not at_rest]
         assert (counts["moved"], counts["stayed"]) == (len(moved), len(selected) - len(moved))
@@ -325,7 +341,7 @@ class StoreModel(RuleBasedStateMachine):
         exported = ExportedShare(posted.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run_until_complete(self.store.list_rounds()))
         (outcome,) = self.run_until_complete(
-            self.store.import_shares([(exported, posted.nullifier)], note="taken", dry_run=False)
+            self.store.run(exported_shares.import_shares, [(exported, posted.nullifier)], note="taken", dry_run=False)
         )
         result, model = outcome.result, self.live.get(name)
         early = state is ShareState.BROADCAST and posted.share.submit_at * 1000 > self.now_ms
@@ -356,7 +372,7 @@ class StoreModel(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
             model = self.live[name]
-            assert self.run_until_complete(self.store.release_claim(model.share_id)) is (
+            assert self.run_until_complete(self.store.run(shares.release_claim, model.share_id)) is (
                 model.state is ShareState.WITNESSED
             )
             if model.state is ShareState.WITNESSED:
@@ -381,14 +397,16 @@ class StoreModel(RuleBasedStateMachine):
 
     def apply_newest_block(self, spent: list[SpentNullifier]) -> set[int]:
         blocks = [(self.height, self.height)]
-        return set(self.run_until_complete(self.store.apply_blocks(blocks, spent, now=self.clock.now())))
+        return set(self.run_until_complete(self.store.run(apply_blocks, blocks, spent)))
 
     @rule(round_id=ROUNDS, confirmed=RARELY_TRUE)
     def close_round(self, round_id: bytes, confirmed: bool) -> None:
         if not confirmed:
             return
         unfinished = [model for name, model in self.live.items() if name[0] == round_id and model.state in UNFINISHED]
-        assert self.run_until_complete(self.store.fail_unspent(round_id, note="closed")) == len(unfinished)
+        assert self.run_until_complete(self.store.run_batches(fail_unconfirmed, round_id, note="closed")) == len(
+            unfinished
+        )
         for model in unfinished:
             model.state, model.failed_by_closure = ShareState.FAILED, True
 
@@ -397,7 +415,7 @@ class StoreModel(RuleBasedStateMachine):
         if not confirmed:
             return
         purged = [name for name in (*self.live, *self.confirmed) if name[0] == round_id]
-        assert self.run_until_complete(self.store.purge(round_id)) == len(purged)
+        assert self.run_until_complete(self.store.run_batches(round_operations.purge, round_id)) == len(purged)
         self.live = {name: model for name, model in self.live.items() if name[0] != round_id}
         self.confirmed = {name for name in self.confirmed if name[0] != round_id}
         self.spent = {name for name in self.spent if name[0] != round_id}
@@ -417,7 +435,7 @@ class StoreModel(RuleBasedStateMachine):
         self.run_until_complete(self.store.open())
         self.run_until_complete(self._backend.prepare_store(self.store))
         witnessed = [model for model in self.live.values() if model.state is ShareState.WITNESSED]
-        assert self.run_until_complete(self.store.recover()) == len(witnessed)
+        assert self.run_until_complete(self.store.run_batches(shares.recover)) == len(witnessed)
         for model in witnessed:
             model.state = ShareState.RECEIVED
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from helper.core.share import ShareState
+from helper.store import audit_log, blocks, exported_shares, messages, rounds
 from helper.store.action_models import Actor, ExportedReveal, ExportedShare, ImportedShare, ImportResult, PurgedFailures
+from helper.store.audit_log import MAX_ACTIONS
 from helper.store.models import HistoryEntry, QueueFilter
-from helper.store.operations.actions import MAX_ACTIONS
-from helper.store.operations.rounds import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
+from helper.store.rounds import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
+from helper.store.shares import fail, record_crash, retry, retry_failed
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
@@ -37,7 +39,7 @@ async def fail_share(store: Store, *numbers: int, stage: str = "proof", note: st
     await enqueue_shares(store, *numbers)
     claimed = await claim_all_due(store)
     for queued in claimed:
-        await store.fail(queued.id, stage=stage, note=note)
+        await store.run(fail, queued.id, stage=stage, note=note)
     return [queued.id for queued in claimed]
 
 
@@ -49,7 +51,7 @@ async def retry_matching(
     closed: tuple[bytes, ...] = (),
     dry: bool = False,
 ) -> dict[str, int]:
-    return dict(await store.retry_failed(ids, filters or QueueFilter(), closed=closed, note="by ann", dry_run=dry))
+    return dict(await store.run(retry_failed, ids, filters or QueueFilter(), closed=closed, note="by ann", dry_run=dry))
 
 
 # ---------------------------------------------------------------------- the audit log
@@ -58,10 +60,10 @@ async def retry_matching(
 async def test_operator_action_is_recorded_at_begin_and_shows_interruption(
     reopen: Reopen, store: Store, backend: StoreBackend, clock: FakeClock
 ) -> None:
-    first = await store.begin_action(ACTOR, "retry", {"round": ROUND.hex(), "named": 3})
+    first = await store.run(audit_log.begin_action, ACTOR, "retry", {"round": ROUND.hex(), "named": 3})
     clock.advance(2)
-    await store.end_action(first, {"retried": 3})
-    await store.begin_action(Actor(0, "root", "file"), "purge", {})
+    await store.run(audit_log.end_action, first, {"retried": 3})
+    await store.run(audit_log.begin_action, Actor(0, "root", "file"), "purge", {})
     await store.close()
 
     reopened = await reopen()
@@ -81,19 +83,19 @@ async def test_operator_action_is_recorded_at_begin_and_shows_interruption(
 
 
 async def test_audit_log_is_bounded(store: Store, backend: StoreBackend) -> None:
-    await store.begin_action(ACTOR, "first", {})
+    await store.run(audit_log.begin_action, ACTOR, "first", {})
     await store.close()
     columns = "id, begun_ms, uid, who, way, what, wanted"
     backend.execute(f"INSERT INTO actions ({columns}) VALUES ({MAX_ACTIONS}, 0, 0, 'x', 'file', 'x', '{{}}')")
     await store.open()
-    await store.begin_action(ACTOR, "last", {})
+    await store.run(audit_log.begin_action, ACTOR, "last", {})
 
     assert [action.name for action in await store.list_actions(limit=9)] == ["last", "x"]
     await store.close()
 
 
 async def test_audit_log_damaged_entry_is_shown_as_damaged(store: Store, backend: StoreBackend) -> None:
-    await store.begin_action(ACTOR, "retry", {"named": 1})
+    await store.run(audit_log.begin_action, ACTOR, "retry", {"named": 1})
     await store.close()
     backend.execute("UPDATE actions SET wanted = '{\"nam'")
     await store.open()
@@ -106,13 +108,13 @@ async def test_audit_log_damaged_entry_is_shown_as_damaged(store: Store, backend
 
 @pytest.mark.rule("R15")
 async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, backend: StoreBackend) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1, submit_at=int(NOW) + 5)
     (queued,) = await claim_all_due(store)
-    await store.record_crash(queued.id, due_ms=queued.due_ms, note="killed")
+    await store.run(record_crash, queued.id, due_ms=queued.due_ms, note="killed")
     (queued,) = await claim_all_due(store)
-    await store.prepare(queued.id, make_reveal(1))
-    await store.fail(queued.id, stage="broadcast", note="refused")
+    await store.run(messages.prepare, queued.id, make_reveal(1))
+    await store.run(fail, queued.id, stage="broadcast", note="refused")
 
     assert await retry_matching(store, [queued.id], dry=True) == {"retried": 1}
     assert backend.query_rows("SELECT state FROM shares") == [(3,)], "a dry run changes nothing"
@@ -131,10 +133,10 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
 
 
 async def test_retry_failed_tries_waiting_share_now(store: Store, backend: StoreBackend) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1, 2, submit_at=int(NOW) + 5)
     waiting, claimed = await claim_all_due(store)
-    await store.retry(waiting.id, due_ms=int(NOW + 6 * 3600) * 1000, stage="proof", note="refused")
+    await store.run(retry, waiting.id, due_ms=int(NOW + 6 * 3600) * 1000, stage="proof", note="refused")
     await enqueue_shares(store, 3, submit_at=int(NOW) + 9000)
     ids = [row[0] for row in backend.query_rows("SELECT id FROM shares")]
 
@@ -149,10 +151,10 @@ async def test_retry_failed_tries_waiting_share_now(store: Store, backend: Store
 
 
 async def test_retry_failed_in_closed_round_leaves_shares_failed(store: Store) -> None:
-    await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND)], NOW)
+    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND)], NOW)
     ids = await fail_share(store, 1, 2)
     assert await retry_matching(store, ids, closed=(ROUND,)) == {"closed": 2}
-    await store.mark_closed(ROUND, NOW)
+    await store.run(rounds.mark_closed, ROUND, NOW)
     assert await retry_matching(store, ids) == {"closed": 2}, "the round's own mark reports it too"
     assert await store.count_shares() == {ROUND: {ShareState.FAILED: 2}}
 
@@ -202,7 +204,7 @@ async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store,
     assert await store.list_matching_failures(QueueFilter(round_id=OTHER_ROUND), limit=9) == []
     assert await store.list_matching_failures(QueueFilter(state=ShareState.RECEIVED), limit=9) == []
 
-    await store.purge(ROUND)
+    await store.run_batches(rounds.purge, ROUND)
 
     assert await store.list_matching_failures(QueueFilter(), limit=9) == []
     expected = [PurgedFailures(TODAY, "proof", "the node said …", 2), PurgedFailures(TODAY, "tree", "no leaf", 1)]
@@ -214,27 +216,27 @@ async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store,
 
 async def test_past_failures_are_deleted_after_retention_days(store: Store, clock: FakeClock) -> None:
     await fail_share(store, 1)
-    await store.purge(ROUND)
+    await store.run_batches(rounds.purge, ROUND)
     clock.advance(RETENTION_DAYS * DAY)
-    assert await store.delete_old_failure_counts() == 0
+    assert await store.run(rounds.delete_old_failure_counts) == 0
     clock.advance(DAY)
-    assert await store.delete_old_failure_counts() == 1
+    assert await store.run(rounds.delete_old_failure_counts) == 1
     assert await store.list_purged_failures() == []
 
 
 async def test_past_failures_of_future_days_are_deleted(store: Store, clock: FakeClock) -> None:
     clock.advance(3650 * DAY)
     await fail_share(store, 1)
-    await store.purge(ROUND)
+    await store.run_batches(rounds.purge, ROUND)
     clock.advance(-3650 * DAY)
-    assert await store.delete_old_failure_counts() == 1
+    assert await store.run(rounds.delete_old_failure_counts) == 1
 
 
 async def test_past_failures_per_day_are_bounded(store: Store) -> None:
     await enqueue_shares(store, *range(MAX_REASONS_PER_DAY + 3))
     for queued in await claim_all_due(store, limit=1000):
-        await store.fail(queued.id, stage="proof", note=f"reason {queued.id}")
-    await store.purge(ROUND)
+        await store.run(fail, queued.id, stage="proof", note=f"reason {queued.id}")
+    await store.run_batches(rounds.purge, ROUND)
 
     counts = await store.list_purged_failures()
     assert len(counts) == MAX_REASONS_PER_DAY + 1
@@ -247,7 +249,7 @@ async def test_failure_counts_include_damaged_share_as_damaged(store: Store, bac
     await store.close()
     backend.execute("UPDATE shares SET note = 'a flipped bit'")
     await store.open()
-    await store.purge(ROUND)
+    await store.run_batches(rounds.purge, ROUND)
     assert [(group.stage, group.count) for group in await store.list_purged_failures()] == [("damaged", 1)]
     await store.close()
 
@@ -261,11 +263,11 @@ async def test_find_shares_by_name_and_database_size(store: Store) -> None:
     assert [len(await store.find_share_ids(entry.ref)) for entry in entries] == [1] * 9
     assert await store.find_share_ids("ffffff000000") == []
     assert await store.find_share_ids("zz") == []
-    await store.save_leaves(ROUND, 5, 0, bytes(96))
-    await store.save_leaves(ROUND, 6, 3, bytes(32))
+    await store.run(rounds.save_leaves, ROUND, 5, 0, bytes(96))
+    await store.run(rounds.save_leaves, ROUND, 6, 3, bytes(32))
     assert await store.count_leaves() == {ROUND: 4}
-    await store.save_rounds([ChainRound(OTHER_ROUND)], NOW)
-    await store.add_spent([(ROUND, b"n" * 32), (OTHER_ROUND, b"n" * 32), (ROUND, b"m" * 32)])
+    await store.run(rounds.save_rounds, [ChainRound(OTHER_ROUND)], NOW)
+    await store.run(blocks.add_spent, [(ROUND, b"n" * 32), (OTHER_ROUND, b"n" * 32), (ROUND, b"m" * 32)])
     assert sorted(await store.find_rounds_of_nullifier(b"n" * 32)) == sorted([ROUND, OTHER_ROUND])
     assert await store.find_rounds_of_nullifier(b"x" * 32) == []
 
@@ -288,7 +290,7 @@ def exported_share(number: int, **changes: Any) -> ExportedShare:
 
 async def import_all(store: Store, *exported: ExportedShare, dry_run: bool = False) -> list[ImportedShare]:
     checked = [(share, make_posted_share(share.share.tree_position - 70_000).nullifier) for share in exported]
-    return await store.import_shares(checked, note="from there", dry_run=dry_run)
+    return await store.run(exported_shares.import_shares, checked, note="from there", dry_run=dry_run)
 
 
 async def import_results(store: Store, *exported: ExportedShare, dry_run: bool = False) -> list[ImportResult]:
@@ -297,14 +299,14 @@ async def import_results(store: Store, *exported: ExportedShare, dry_run: bool =
 
 async def mark_all_moved(store: Store, backend: StoreBackend, *, at_rest: bool = True) -> None:
     marks = backend.query_rows("SELECT id, row_check FROM shares ORDER BY id")
-    counts = await store.mark_moved(marks, note="gone", idle_only=at_rest)
+    counts = await store.run(exported_shares.mark_moved, marks, note="gone", idle_only=at_rest)
     assert counts == {"moved": len(marks)}
 
 
 async def test_import_of_moved_share_requeues_it_at_its_due_time(
     store: Store, backend: StoreBackend, reopen: Reopen
 ) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1, submit_at=int(NOW) + 50)
     await enqueue_shares(store, 2)
     await fail_share(store, 3)
@@ -336,7 +338,7 @@ async def test_import_of_moved_share_requeues_it_at_its_due_time(
 
 
 async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: Store, backend: StoreBackend) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await fail_share(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 9)
     before = await store.get_share_details(entry.ref)  # its first entry is derived from the row, not stored
@@ -353,7 +355,7 @@ async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: S
 
 
 async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: Store, backend: StoreBackend) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_and_prepare(store, 1)
     await enqueue_shares(store, 2, submit_at=int(NOW) + 50)
     await mark_all_moved(store, backend, at_rest=False)
@@ -374,7 +376,7 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
 
 
 async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend: StoreBackend) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1, 2)
     await mark_all_moved(store, backend)
     assert await import_results(store, exported_share(1)) == [ImportResult.RESTORED], (
@@ -397,7 +399,7 @@ async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend:
 async def test_import_of_known_unmoved_shares_reports_each_reason(
     store: Store, backend: StoreBackend, clock: FakeClock
 ) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await fail_share(store, 1)
     await enqueue_and_prepare(store, 2)
     await enqueue_shares(store, 3, 4, 5)
@@ -412,15 +414,15 @@ async def test_import_of_known_unmoved_shares_reports_each_reason(
     shares = [exported_share(number) for number in (1, 2, 3, 4, 5, 6)]
     expected = ["failed", "queued", "queued", "confirmed", "damaged", "confirmed"]
     assert await import_results(store, *shares) == expected
-    await store.mark_closed(ROUND, clock.now())
+    await store.run(rounds.mark_closed, ROUND, clock.now())
     assert await import_results(store, *shares) == ["closed"] * 6
-    await store.purge(ROUND)
+    await store.run_batches(rounds.purge, ROUND)
     assert await import_all(store, exported_share(1)) == [ImportedShare(ImportResult.UNKNOWN, None, ROUND)]
     await store.close()
 
 
 async def test_import_of_moved_share_confirmed_in_between_stays_confirmed(store: Store, backend: StoreBackend) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1)
     await mark_all_moved(store, backend)
     await confirm_shares(store, 1, height=9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from helper.core.share import ShareState
+from helper.store import messages, rounds, shares
 from helper.store.models import DueBucket, DueForecast, QueueFilter, RetryGroup, RevealFacts
 from helper.store.store import Store
 from tests.support.clock import FakeClock
@@ -30,16 +31,16 @@ def secrets_of(number: int) -> list[bytes]:
 
 
 async def test_share_details_contain_all_but_the_witness(store: Store, backend: StoreBackend, clock: FakeClock) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1)
     clock.advance(5)
     (queued,) = await claim_all_due(store)
-    await store.retry(queued.id, due_ms=int(NOW + 7) * 1000, stage="proof", note="it failed")
+    await store.run(shares.retry, queued.id, due_ms=int(NOW + 7) * 1000, stage="proof", note="it failed")
     clock.advance(5)
     (queued,) = await claim_all_due(store)
-    await store.prepare(queued.id, make_reveal(1))
-    await store.mark_sending(queued.id, height=110, endpoint="one")
-    await store.record_outcome(queued.id, outcome="ACCEPTED")
+    await store.run(messages.prepare, queued.id, make_reveal(1))
+    await store.run(messages.mark_sending, queued.id, height=110, endpoint="one")
+    await store.run(messages.record_outcome, queued.id, outcome="ACCEPTED")
     (entry,) = await store.list_shares(QueueFilter(), 5)
 
     async with backend.open_offline_readers() as offline:
@@ -98,7 +99,7 @@ async def test_list_shares_includes_shares_that_change_state_meanwhile(store: St
     async def claim_and_release() -> None:
         while True:
             for queued in await claim_all_due(store):
-                await store.release_claim(queued.id)
+                await store.run(shares.release_claim, queued.id)
 
     changing = asyncio.create_task(claim_and_release())
     try:
@@ -114,9 +115,9 @@ async def test_list_shares_is_ordered_by_due_time_and_filtered(store: Store) -> 
     for number in (3, 1, 2):
         await enqueue_shares(store, number, submit_at=start + number)
     other = make_posted_share(9, submit_at=start + 2, round_id=OTHER_ROUND)
-    await store.enqueue(other.share, other.nullifier, now=NOW)
+    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
     (first,) = await claim_all_due(store, limit=1)
-    await store.fail(first.id, stage="proof", note="no")
+    await store.run(shares.fail, first.id, stage="proof", note="no")
 
     async def listed(query: QueueFilter, limit: int = 99) -> list[int]:
         return [entry.submit_at - start for entry in await store.list_shares(query, limit)]
@@ -143,7 +144,7 @@ async def test_queue_counts_waiting_by_minute_and_failed_by_reason(store: Store)
 
     for queued in await claim_all_due(store, now=NOW + 60):
         reason = "refused" if queued.id % 2 else "no leaf"
-        await store.fail(queued.id, stage="proof", note=reason)
+        await store.run(shares.fail, queued.id, stage="proof", note=reason)
 
     assert await store.count_due_ahead(now=NOW) == {ROUND: DueForecast((0,) * 60, 2)}
     failures = {
@@ -158,9 +159,9 @@ async def test_list_retries_groups_waiting_shares_by_failure_and_minute(store: S
     first, second, third, fourth, fifth = await claim_all_due(store)
     now_ms = int(NOW * 1000)
     for queued, delay_ms, note in ((first, 70_000, "no memory"), (second, 119_000, "no memory"), (third, 90_000, "x")):
-        await store.retry(queued.id, due_ms=now_ms + delay_ms, stage="proof", note=note)
-    await store.retry(fourth.id, due_ms=now_ms - 1, stage="proof", note="due now")
-    await store.requeue(fifth.id, due_ms=now_ms + 5_000, stage="tree", note="no attempt spent")
+        await store.run(shares.retry, queued.id, due_ms=now_ms + delay_ms, stage="proof", note=note)
+    await store.run(shares.retry, fourth.id, due_ms=now_ms - 1, stage="proof", note="due now")
+    await store.run(shares.requeue, fifth.id, due_ms=now_ms + 5_000, stage="tree", note="no attempt spent")
 
     assert await store.list_retries(now=NOW) == [
         RetryGroup(ROUND, "proof", "no memory", 1, 2, now_ms + 70_000),
@@ -175,12 +176,12 @@ async def retry_and_list(store: Store, share_id: int) -> list[RetryGroup]:
 
 
 async def test_due_buckets_and_ready_counts(store: Store) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1, 2, 3)
     await enqueue_shares(store, 4, submit_at=int(NOW) + 90)
     await enqueue_shares(store, 5, submit_at=int(NOW) + 150)
     first, second, _ = await claim_all_due(store)
-    await store.fail(first.id, stage="proof", note="no")
+    await store.run(shares.fail, first.id, stage="proof", note="no")
 
     assert await store.count_ready(now=NOW) == {ROUND: 0}
     assert await store.count_ready(now=NOW + 100) == {ROUND: 1}

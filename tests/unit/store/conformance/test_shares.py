@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
+from helper.store import blocks, messages, rounds, shares
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
-from helper.store.operations.shares import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
+from helper.store.shares import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
 from helper.store.store import Store
 from helper.store.table_rows import Row
 from tests.support.clock import FakeClock
@@ -39,7 +40,7 @@ from tests.unit.store.fixtures import (
 async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> None:
     posted = make_posted_share(5, submit_at=int(NOW) + 100)
 
-    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.QUEUED
+    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.QUEUED
 
     assert await claim_all_due(store, now=NOW + 99.9) == []
     (queued,) = await claim_all_due(store, now=NOW + 100)
@@ -54,7 +55,7 @@ async def test_claim_due_returns_extra_fields_of_share(store: Store) -> None:
     posted = make_posted_share(5)
     share = replace(posted.share, kind="hidden-choice", extra=bytes(range(256)) * 2)
 
-    await store.enqueue(share, posted.nullifier, now=NOW)
+    await store.run(shares.EnqueueOperation(share, posted.nullifier, now=NOW))
 
     (queued,) = await claim_all_due(store)
     assert queued.share == share
@@ -63,10 +64,12 @@ async def test_claim_due_returns_extra_fields_of_share(store: Store) -> None:
 @pytest.mark.rule("R10")
 async def test_enqueue_same_share_later_changes_nothing(store: Store, backend: StoreBackend) -> None:
     posted = make_posted_share(1, submit_at=int(NOW) + 60)
-    await store.enqueue(posted.share, posted.nullifier, now=NOW)
+    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
     before = backend.query_rows("SELECT * FROM shares")
     for again_at in (int(NOW) + 60, int(NOW) + 500):
-        outcome = await store.enqueue(posted.with_submit_at(again_at).share, posted.nullifier, now=NOW + 1)
+        outcome = await store.run(
+            shares.EnqueueOperation(posted.with_submit_at(again_at).share, posted.nullifier, now=NOW + 1)
+        )
         assert outcome is EnqueueResult.DUPLICATE
         assert backend.query_rows("SELECT * FROM shares") == before
         assert await store.is_known(posted.share.key)
@@ -80,7 +83,7 @@ async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store) -> 
     assert counts == {ROUND: dict.fromkeys(ShareState, 1)}
     for number in range(1, len(ShareState) + 1):
         posted = make_posted_share(number)
-        outcome = await store.enqueue(posted.with_submit_at(0).share, posted.nullifier, now=NOW)
+        outcome = await store.run(shares.EnqueueOperation(posted.with_submit_at(0).share, posted.nullifier, now=NOW))
         assert outcome is EnqueueResult.DUPLICATE
         assert await store.count_shares() == counts
         assert await store.is_known(posted.share.key)
@@ -93,12 +96,16 @@ async def test_enqueue_waiting_share_with_earlier_time_moves_it_up(
 ) -> None:
     first, other = make_posted_share(1, submit_at=int(NOW) + 3600), make_posted_share(2, submit_at=int(NOW) + 3600)
     for posted in (first, other):
-        await store.enqueue(posted.share, posted.nullifier, now=NOW)
+        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
 
     again = first.with_submit_at(again_at)
-    assert await store.enqueue(again.share, again.nullifier, now=NOW + 1) is EnqueueResult.MOVED_UP
-    assert await store.enqueue(first.share, first.nullifier, now=NOW + 2) is EnqueueResult.DUPLICATE
-    assert await store.enqueue(again.share, again.nullifier, now=NOW + 2) is EnqueueResult.DUPLICATE
+    assert await store.run(shares.EnqueueOperation(again.share, again.nullifier, now=NOW + 1)) is EnqueueResult.MOVED_UP
+    assert (
+        await store.run(shares.EnqueueOperation(first.share, first.nullifier, now=NOW + 2)) is EnqueueResult.DUPLICATE
+    )
+    assert (
+        await store.run(shares.EnqueueOperation(again.share, again.nullifier, now=NOW + 2)) is EnqueueResult.DUPLICATE
+    )
 
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
     await store.close()
@@ -114,7 +121,9 @@ async def test_enqueue_same_share_in_one_batch_takes_earliest_time(store: Store)
     times = (3600, 60, 600, 0, 3600)
     posts = [make_posted_share(1, submit_at=int(NOW) + seconds) for seconds in times]
 
-    outcomes = await asyncio.gather(*(store.enqueue(each.share, each.nullifier, now=NOW) for each in posts))
+    outcomes = await asyncio.gather(
+        *(store.run(shares.EnqueueOperation(each.share, each.nullifier, now=NOW)) for each in posts)
+    )
 
     moved, known = EnqueueResult.MOVED_UP, EnqueueResult.DUPLICATE
     assert outcomes == [EnqueueResult.QUEUED, moved, known, moved, known]
@@ -125,23 +134,25 @@ async def test_enqueue_same_share_in_one_batch_takes_earliest_time(store: Store)
 @pytest.mark.rule("R10")
 async def test_enqueue_earlier_time_does_not_shorten_a_retry(store: Store, backend: StoreBackend) -> None:
     posted = make_posted_share(1, submit_at=int(NOW) + 60)
-    await store.enqueue(posted.share, posted.nullifier, now=NOW)
+    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
     (queued,) = await claim_all_due(store, now=NOW + 60)
-    await store.retry(queued.id, due_ms=int(NOW + 600) * 1000, stage="proof", note="no")
+    await store.run(shares.retry, queued.id, due_ms=int(NOW + 600) * 1000, stage="proof", note="no")
     before = backend.query_rows("SELECT * FROM shares")
 
     again = posted.with_submit_at(0)
-    assert await store.enqueue(again.share, again.nullifier, now=NOW + 61) is EnqueueResult.DUPLICATE
+    assert (
+        await store.run(shares.EnqueueOperation(again.share, again.nullifier, now=NOW + 61)) is EnqueueResult.DUPLICATE
+    )
 
     assert backend.query_rows("SELECT * FROM shares") == before
 
 
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
     posted = make_posted_share(1)
-    await store.save_rounds([ChainRound()], NOW)
-    await store.apply_blocks([(7, 7)], [(ROUND, posted.nullifier)], now=NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(blocks.apply_blocks, [(7, 7)], [(ROUND, posted.nullifier)])
 
-    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
 
     assert await store.count_shares() == {}
     assert not await store.is_known(posted.share.key)
@@ -156,7 +167,10 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     before = store.stats.commits
 
     outcomes = await asyncio.gather(
-        *(store.enqueue(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW) for n in numbers)
+        *(
+            store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
+            for n in numbers
+        )
     )
 
     assert set(outcomes) == {EnqueueResult.QUEUED}
@@ -168,28 +182,29 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
 
 async def test_enqueue_known_share_waits_for_a_sync_like_a_new_one(store: Store, backend: StoreBackend) -> None:
     posted = make_posted_share(1)
-    await store.enqueue(posted.share, posted.nullifier, now=NOW)
+    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
     before = backend.read_synced_log()
 
-    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
 
     assert backend.read_synced_log() != before
 
 
 async def test_enqueue_with_cancelled_caller_still_stores_share(store: Store) -> None:
     posted = make_posted_share(1)
-    task = asyncio.create_task(store.enqueue(posted.share, posted.nullifier, now=NOW))
+    task = asyncio.create_task(store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)))
     await asyncio.sleep(0)
     task.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
 
 
 CHILD_SCRIPT = """
 import asyncio, sys
+from helper.store.shares import EnqueueOperation
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import parse_locator
 from tests.unit.store.fixtures import NOW, make_posted_share
@@ -199,7 +214,8 @@ async def main() -> None:
     await store.open()
 
     async def one(number: int) -> None:
-        await store.enqueue(make_posted_share(number).share, make_posted_share(number).nullifier, now=NOW)
+        posted = make_posted_share(number)
+        await store.run(EnqueueOperation(posted.share, posted.nullifier, NOW))
         print(number, flush=True)
 
     await asyncio.gather(*(one(number) for number in range(4_000)))
@@ -277,7 +293,7 @@ async def test_claim_due_before_due_second_claims_nothing(store: Store) -> None:
 async def test_claim_due_merges_requested_rounds_by_due_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for second in range(6):
         posted = make_posted_share(second, submit_at=DUE_SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
-        await store.enqueue(posted.share, posted.nullifier, now=NOW)
+        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
 
     fetch, names = store._reader.fetch, list[str]()
 
@@ -290,11 +306,11 @@ async def test_claim_due_merges_requested_rounds_by_due_time(store: Store, monke
     assert await store.next_due_ms([b"?" * 32, OTHER_ROUND, ROUND]) == DUE_SECOND * 1000
     assert names == ["next_due", "next_due"], "one query, however many rounds there are"
 
-    both = await store.claim_due(now=DUE_SECOND + 60, limit=3, rounds=[OTHER_ROUND, ROUND, b"?" * 32])
+    both = await store.run(shares.claim_due, now=DUE_SECOND + 60, limit=3, rounds=[OTHER_ROUND, ROUND, b"?" * 32])
     assert [queued.share.submit_at - DUE_SECOND for queued in both] == [0, 1, 2]
-    rest = await store.claim_due(now=DUE_SECOND + 60, limit=99, rounds=[OTHER_ROUND])
+    rest = await store.run(shares.claim_due, now=DUE_SECOND + 60, limit=99, rounds=[OTHER_ROUND])
     assert [queued.share.submit_at - DUE_SECOND for queued in rest] == [3, 5]
-    assert await store.claim_due(now=DUE_SECOND + 60, limit=99, rounds=[]) == []
+    assert await store.run(shares.claim_due, now=DUE_SECOND + 60, limit=99, rounds=[]) == []
 
 
 async def test_enqueue_after_purge_does_not_reuse_ids(store: Store) -> None:
@@ -331,14 +347,14 @@ def damage(store: Store, backend: StoreBackend, reopen: Reopen) -> Damage:
 
 async def post(store: Store, number: int, *, submit_at: int = 0, now: float = NOW) -> EnqueueResult:
     posted = make_posted_share(number, submit_at=submit_at)
-    return await store.enqueue(posted.share, posted.nullifier, now=now)
+    return await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
 
 
 async def send_message(store: Store, number: int) -> None:
     """Bring one share to BROADCAST, with one recorded send."""
     share_id = await enqueue_and_prepare(store, number)
-    assert await store.mark_sending(share_id, height=110, endpoint="one")
-    await store.record_outcome(share_id, outcome="ACCEPTED", decide_height=113)
+    assert await store.run(messages.mark_sending, share_id, height=110, endpoint="one")
+    await store.run(messages.record_outcome, share_id, outcome="ACCEPTED", decide_height=113)
 
 
 @pytest.mark.rule("R10", "N25")
@@ -379,7 +395,7 @@ async def test_post_of_damaged_share_keeps_the_message_that_may_have_been_sent(s
     assert await store.list_follow_ups(height=113, limit=9) == [sent.share_id], "sent again by the same rules"
     assert await claim_all_due(store) == [], "not proven again"
     assert await store.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
-    assert await store.apply_blocks([(114, 114)], [(ROUND, sent.nullifier)], now=NOW) == [sent.share_id]
+    assert await store.run(blocks.apply_blocks, [(114, 114)], [(ROUND, sent.nullifier)]) == [sent.share_id]
     assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
@@ -430,7 +446,7 @@ async def test_post_of_share_with_damaged_message_delays_the_new_proof(
 async def test_post_of_failed_damaged_share_proves_it_again(store: Store, damage: Damage) -> None:
     await send_message(store, 1)
     (sent,) = await store.list_unconfirmed()
-    await store.fail(sent.share_id, stage="broadcast", note="refused")
+    await store.run(shares.fail, sent.share_id, stage="broadcast", note="refused")
     store = await damage()
 
     assert await post(store, 1) is EnqueueResult.QUEUED
@@ -445,13 +461,13 @@ async def test_work_on_a_replaced_row_has_no_effect(store: Store, backend: Store
 
     assert await post(store, 1) is EnqueueResult.QUEUED
 
-    assert not await store.prepare(old_id, make_reveal(1))
-    assert not await store.mark_sending(old_id, height=110, endpoint="one")
-    assert not await store.release_claim(old_id)
+    assert not await store.run(messages.prepare, old_id, make_reveal(1))
+    assert not await store.run(messages.mark_sending, old_id, height=110, endpoint="one")
+    assert not await store.run(shares.release_claim, old_id)
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
     (queued,) = await claim_all_due(store)
     assert queued.id != old_id
-    assert await store.prepare(queued.id, make_reveal(1))
+    assert await store.run(messages.prepare, queued.id, make_reveal(1))
 
 
 async def test_posts_of_one_batch_replace_a_damaged_row_once(store: Store, damage: Damage) -> None:
@@ -468,11 +484,11 @@ async def test_posts_of_one_batch_replace_a_damaged_row_once(store: Store, damag
 async def test_post_of_damaged_share_that_is_spent_or_in_closed_round_is_duplicate(
     store: Store, damage: Damage, *, is_closed: bool
 ) -> None:
-    await store.save_rounds([ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
     await enqueue_shares(store, 1)
     store = await damage()
     if is_closed:
-        await store.mark_closed(ROUND, now=NOW)
+        await store.run(rounds.mark_closed, ROUND, now=NOW)
     else:
         await confirm_shares(store, 1, height=5)
 

@@ -10,6 +10,7 @@ import pytest
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
+from helper.store import messages, rounds, shares
 from helper.store.models import QueueFilter
 from helper.store.store import Store
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
@@ -30,27 +31,27 @@ TransitionCall = Callable[[Store, int], Awaitable[object]]
 
 TRANSITION_CASES: dict[str, tuple[TransitionCall, set[ShareState], ShareState]] = {
     "requeue": (
-        lambda store, share: store.requeue(share, due_ms=LATER_MS, stage="tree", note="no root yet"),
+        lambda store, share: store.run(shares.requeue, share, due_ms=LATER_MS, stage="tree", note="no root yet"),
         {ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.RECEIVED,
     ),
     "record_crash": (
-        lambda store, share: store.record_crash(share, due_ms=LATER_MS, note="killed"),
+        lambda store, share: store.run(shares.record_crash, share, due_ms=LATER_MS, note="killed"),
         {ShareState.WITNESSED},
         ShareState.RECEIVED,
     ),
     "retry": (
-        lambda store, share: store.retry(share, due_ms=LATER_MS, stage="proof", note="failed"),
+        lambda store, share: store.run(shares.retry, share, due_ms=LATER_MS, stage="proof", note="failed"),
         {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.RECEIVED,
     ),
     "fail": (
-        lambda store, share: store.fail(share, stage="proof", note="for good"),
+        lambda store, share: store.run(shares.fail, share, stage="proof", note="for good"),
         {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.FAILED,
     ),
     "prepare": (
-        lambda store, share: store.prepare(share, make_reveal(share)),
+        lambda store, share: store.run(messages.prepare, share, make_reveal(share)),
         {ShareState.WITNESSED},
         ShareState.BROADCAST,
     ),
@@ -61,11 +62,11 @@ async def create_share_in_state(store: Store, state: ShareState, number: int = 1
     """Bring the share with this number and id to this state."""
     await enqueue_shares(store, number)
     if state is ShareState.FAILED:
-        await store.fail(number, stage="proof", note="no")
+        await store.run(shares.fail, number, stage="proof", note="no")
     elif state is not ShareState.RECEIVED:
-        assert len(await store.claim_listed([number], now=NOW)) == 1
+        assert len(await store.run(shares.claim_listed, [number], now=NOW)) == 1
     if state is ShareState.BROADCAST:
-        await store.prepare(number, make_reveal(number))
+        await store.run(messages.prepare, number, make_reveal(number))
     if state is ShareState.SUBMITTED:
         await confirm_shares(store, number, height=number)
 
@@ -101,7 +102,7 @@ async def test_transition_of_confirmed_share_changes_nothing(store: Store) -> No
 
 async def test_transition_after_round_closed_returns_false(store: Store) -> None:
     await create_share_in_state(store, ShareState.WITNESSED)
-    await store.fail_unspent(ROUND, note="the round closed")
+    await store.run_batches(rounds.fail_unconfirmed, ROUND, note="the round closed")
     before = await store.list_shares(QueueFilter(), 10)
     for transition, _, _ in TRANSITION_CASES.values():
         assert not await transition(store, 1)
@@ -142,10 +143,13 @@ async def test_attempts_survive_restart_and_outages_spend_none(
     await enqueue_shares(store, 1)
     for attempt in range(1, 4):
         (queued,) = await claim_all_due(store, now=NOW + 100)
-        await store.requeue(queued.id, stage="outage", note="no node")
+        await store.run(shares.requeue, queued.id, stage="outage", note="no node")
         (queued,) = await claim_all_due(store, now=NOW + 100)
         assert queued.attempts == attempt - 1
-        assert await store.retry(queued.id, due_ms=LATER_MS, stage="proof", note=f"failure {attempt}") == attempt
+        assert (
+            await store.run(shares.retry, queued.id, due_ms=LATER_MS, stage="proof", note=f"failure {attempt}")
+            == attempt
+        )
         assert await claim_all_due(store, now=NOW + 49) == [], "the next time is on disk before the wait begins"
     await store.close()
 
@@ -161,12 +165,12 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     await enqueue_shares(store, 1, submit_at=int(NOW) + 3)
     await enqueue_shares(store, 2)
     first, second = await claim_all_due(store)
-    await store.prepare(first.id, make_reveal(2))
+    await store.run(messages.prepare, first.id, make_reveal(2))
     await store.close()
 
     reopened = await reopen()
-    assert await reopened.recover() == 1
-    assert await reopened.recover() == 0
+    assert await reopened.run_batches(shares.recover) == 1
+    assert await reopened.run_batches(shares.recover) == 0
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
     assert await reopened.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
     (sent,) = await reopened.list_unconfirmed()
@@ -176,8 +180,8 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
 @pytest.mark.rule("R15")
 async def test_failed_share_keeps_witness_and_reason_and_can_be_retried(store: Store, backend: StoreBackend) -> None:
     await create_share_in_state(store, ShareState.WITNESSED)
-    await store.retry(1, due_ms=int(NOW * 1000), stage="proof", note="timed out")
-    await store.fail(1, stage="broadcast", note="invalid field")
+    await store.run(shares.retry, 1, due_ms=int(NOW * 1000), stage="proof", note="timed out")
+    await store.run(shares.fail, 1, stage="broadcast", note="invalid field")
 
     (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 10)
     assert (entry.stage, entry.note, entry.attempts) == ("broadcast", "invalid field", 1)
@@ -190,12 +194,12 @@ async def test_failed_share_keeps_witness_and_reason_and_can_be_retried(store: S
 
 async def test_prepare_again_replaces_old_message(store: Store, backend: StoreBackend) -> None:
     await create_share_in_state(store, ShareState.BROADCAST)
-    await store.requeue(1, stage="broadcast", note="not counted")
+    await store.run(shares.requeue, 1, stage="broadcast", note="not counted")
     assert backend.query_rows("SELECT * FROM reveals") == []
 
     (queued,) = await claim_all_due(store)
     assert queued.proved_height == make_reveal(1).height
-    assert await store.prepare(1, make_reveal(2))
+    assert await store.run(messages.prepare, 1, make_reveal(2))
     (sent,) = await store.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
     assert sent.sends == 0
@@ -220,5 +224,5 @@ async def test_batch_of_damaged_rows_does_not_end_closure_or_recovery(
     ((damaged,),) = backend.query_rows("SELECT count(*) FROM shares WHERE attempts = 3")
     store = await reopen()
     if state is ShareState.WITNESSED:
-        assert await store.recover() == 7 - damaged
-    assert await store.fail_unspent(ROUND, note="closed") == 7 - damaged
+        assert await store.run_batches(shares.recover) == 7 - damaged
+    assert await store.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 7 - damaged

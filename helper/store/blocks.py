@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from helper.core.share import ShareState
@@ -11,7 +11,7 @@ from helper.store.ledger import (
     BlockRange,
     Ledger,
     add,
-    begin_rescan,
+    add_rescan,
     find_unread,
     format_ledger,
     give_up,
@@ -34,7 +34,7 @@ def set_meta(tx: Transaction, key: str, value: str) -> None:
 
 
 @exclusive
-def add_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
+def add_spent(tx: Transaction, spent: Sequence[SpentNullifier]) -> list[int]:
     """Store nullifiers counted by the chain, and replace this queue's shares among them with tombstones.
 
     Returns:
@@ -43,10 +43,10 @@ def add_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> l
     if tx.are_all_spent(spent):
         return []
     tx.lock_exclusive()
-    return _apply_spent(tx, spent, at_ms)
+    return _apply_spent(tx, spent)
 
 
-def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
+def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier]) -> list[int]:
     """Implement `add_spent` under the exclusive lock."""
     if tx.are_all_spent(spent):
         return []  # another host applied them while this one waited for the lock
@@ -58,12 +58,10 @@ def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -
     numbers = [(key.no, nullifier) for round_id, nullifier in spent if (key := rounds[round_id]) is not None]
     tx.execute_many("add_spent", numbers)
     shares = tx.find_shares_by_nullifier(numbers)
-    return [
-        share_id for share_id, round_no, nullifier in shares if _confirm_share(tx, share_id, round_no, nullifier, at_ms)
-    ]
+    return [share_id for share_id, round_no, nullifier in shares if _confirm_share(tx, share_id, round_no, nullifier)]
 
 
-def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: bytes, at_ms: int) -> bool:
+def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: bytes) -> bool:
     """Replace the share that has this nullifier with a tombstone. This is the only transition to SUBMITTED.
 
     A damaged share is confirmed too, as far as possible, because a damaged row must not block processing of the block.
@@ -73,7 +71,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
         return False
     if (row.round_no, row.nullifier) != (round_no, nullifier):
         if not row.is_sound(tx.keys.row_check):
-            tx.quarantine(share_id, row.to_damaged_share(), at_ms)
+            tx.quarantine(share_id, row.to_damaged_share())
         return False
     if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("insert_tombstone", (round_no, row.mac)):
         tx.adjust_count(round_no, ShareState.SUBMITTED, 1)
@@ -94,10 +92,11 @@ def delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> b
 
 
 @exclusive
-def apply_blocks(
-    tx: Transaction, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier], at_ms: int
-) -> list[int]:
-    """Apply the nullifiers of these blocks, and record the blocks as read; see `Store.apply_blocks`.
+def apply_blocks(tx: Transaction, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier]) -> list[int]:
+    """Record the nullifiers of these blocks as spent, confirm the shares among them, and record the blocks as read.
+
+    Idempotent. Blocks between the greatest one read and these are then unread. Returns the ids of the shares that this
+    call confirmed.
 
     Every host reads every new block. If another host has applied these already, no exclusive lock is taken.
     """
@@ -111,7 +110,7 @@ def apply_blocks(
         find_unread(ledger, max(first, rescan.first), min(last, rescan.last)) for first, last in heights
     )
     added = len(list_unspent(tx, spent)) if is_rescanned else 0
-    confirmed = _apply_spent(tx, spent, at_ms)
+    confirmed = _apply_spent(tx, spent)
     for first, last in heights:
         ledger = take_out(ledger, first, last)
     if rescan is not None and is_rescanned:
@@ -121,8 +120,8 @@ def apply_blocks(
     return confirmed
 
 
-def list_unspent(tx: Transaction, nullifiers: Sequence[SpentNullifier]) -> list[SpentNullifier]:
-    """Return those nullifiers of stored rounds that are not stored as spent."""
+def list_unspent(tx: Transaction, nullifiers: Iterable[SpentNullifier]) -> list[SpentNullifier]:
+    """Return those nullifiers of stored rounds that are not stored as spent, in any order."""
     keys = [(tx.round_key(round_id), round_id, nullifier) for round_id, nullifier in set(nullifiers)]
     return [
         (round_id, nullifier)
@@ -133,7 +132,7 @@ def list_unspent(tx: Transaction, nullifiers: Sequence[SpentNullifier]) -> list[
 
 @exclusive
 def begin_ledger(tx: Transaction, first: int) -> None:
-    """Start the ledger at a height, unless there is one."""
+    """Start the ledger: the blocks from `first` on are unread. Nothing changes if there is a ledger."""
     tx.lock_exclusive()
     if _read_ledger(tx) is None:
         _write_ledger(tx, start_ledger(first))
@@ -141,7 +140,7 @@ def begin_ledger(tx: Transaction, first: int) -> None:
 
 @exclusive
 def give_up_blocks(tx: Transaction, last: int) -> None:
-    """Record the unread blocks up to `last` as read; see `Store.give_up_blocks`."""
+    """Record the unread blocks up to `last` as read although they were not, because every node has pruned them."""
     tx.lock_exclusive()
     ledger = _read_ledger(tx)
     if ledger is not None:
@@ -149,8 +148,11 @@ def give_up_blocks(tx: Transaction, last: int) -> None:
 
 
 @exclusive
-def move_back(tx: Transaction, last: int, first: int) -> None:
-    """Forget the blocks above `last`, and record those from `first` to it as unread; see `Store.move_back`."""
+def move_back(tx: Transaction, last: int, *, first: int) -> None:
+    """Forget the blocks above `last`, and record those from `first` to it as unread.
+
+    Nothing changes if no block above `last` was read.
+    """
     tx.lock_exclusive()
     ledger = _read_ledger(tx)
     if ledger is not None and ledger.top > last:
@@ -165,11 +167,14 @@ def add_unread(tx: Transaction, first: int) -> None:
 
 
 @exclusive
-def rescan(tx: Transaction, first: int) -> Ledger:
-    """Record the blocks from `first` on as to be read again; see `Store.begin_rescan`."""
+def begin_rescan(tx: Transaction, first: int) -> Ledger:
+    """Record the blocks from `first` to the greatest one read as to be read again.
+
+    Blocks before the oldest stored round are omitted, because they contain no reveal of a stored round.
+    """
     tx.lock_exclusive()
     ledger = _read_ledger(tx) or start_ledger(1)
-    ledger = begin_rescan(ledger, max(first, _oldest_round_height(tx, default=ledger.top + 1)))
+    ledger = add_rescan(ledger, max(first, _oldest_round_height(tx, default=ledger.top + 1)))
     _write_ledger(tx, ledger)
     return ledger
 

@@ -30,7 +30,6 @@ class Transition:
         target: the new state.
         stage: stage of the history entry.
         note: text of the history entry.
-        at_ms: Unix milliseconds now.
         due_ms: the new due time, None for no change.
         attempts: attempts to add, None to reset attempts and crashes to 0.
         crashes: prover crashes to add.
@@ -42,7 +41,6 @@ class Transition:
     target: ShareState
     stage: str
     note: str
-    at_ms: int
     due_ms: int | None = None
     attempts: int | None = 0
     crashes: int = 0
@@ -83,7 +81,7 @@ def apply_transition_to_row(tx: Transaction, row: ShareRow, change: Transition) 
         note=truncate_text(change.note),
     )
     new_row = update_row(tx, row, new_row)
-    entry = HistoryEntry(change.at_ms, change.stage, change.note, spent_attempt=bool(change.attempts))
+    entry = HistoryEntry(tx.now_ms, change.stage, change.note, spent_attempt=bool(change.attempts))
     number = add_history(tx, row.id, entry)
     if number > MAX_HISTORY_ENTRIES:
         tx.execute("trim_history", (row.id, number - MAX_HISTORY_ENTRIES))
@@ -123,7 +121,7 @@ def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow
     None means that the row was deleted or quarantined, that the share failed because its round was closed (which may
     happen while it is proven or sent), or that another host has claimed or sends it.
     """
-    row = load_row(tx, share_id, change.at_ms)
+    row = load_row(tx, share_id)
     if row is None or not (change.ignore_claim or _can_change(tx, row, change)):
         return None
     if row.state == ShareState.FAILED and row.stage == CLOSED_STAGE:
@@ -140,11 +138,11 @@ def _can_change(tx: Transaction, row: ShareRow, change: Transition) -> bool:
     return tx.can_send() if row.state == ShareState.BROADCAST and not is_by_prover else tx.has_claim(row)
 
 
-def load_row(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
+def load_row(tx: Transaction, share_id: int) -> ShareRow | None:
     """Return a verified row, None if it does not exist. A damaged row is quarantined, and None is returned."""
     row = tx.get_live_share(share_id)
     if row is not None and not row.is_sound(tx.keys.row_check):
-        tx.quarantine(share_id, row.to_damaged_share(), at_ms)
+        tx.quarantine(share_id, row.to_damaged_share())
         return None
     return row
 

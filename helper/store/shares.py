@@ -1,4 +1,4 @@
-"""Operations on shares: enqueue, claim, requeue, retry, fail, release, recover."""
+"""Operations on shares: enqueue, claim, requeue, retry, fail, release, recover, and an operator's retries."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Final
 
 from helper.core.dispatch_order import due_ms, rank
 from helper.core.share import Share, ShareState
-from helper.store.models import EnqueueResult, QueuedShare
-from helper.store.operations.actions import is_marked_closed
-from helper.store.operations.blocks import delete_share
-from helper.store.operations.messages import restore_message
-from helper.store.operations.transitions import (
+from helper.store.action_models import MOVED
+from helper.store.blocks import delete_share
+from helper.store.messages import restore_message
+from helper.store.models import EnqueueResult, QueuedShare, QueueFilter
+from helper.store.rounds import is_marked_closed
+from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness
+from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
+from helper.store.transitions import (
     Transition,
     apply_transition,
     apply_transition_to_batch,
+    apply_transition_to_row,
     load_row,
     update_row,
 )
-from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness
-from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
 from helper.store.writer_thread import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
@@ -35,12 +37,17 @@ LOST_MESSAGE_DELAY_MS: Final = 60_000
 
 _RECEIVED: Final = ShareState.RECEIVED.value
 _WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
+IDLE_STATES: Final = frozenset({ShareState.RECEIVED, ShareState.FAILED})
 _CLAIMED: Final = frozenset({ShareState.WITNESSED, ShareState.BROADCAST})
 
 
 @dataclass(slots=True, eq=False)
-class EnqueueOperation(BatchOperation):
-    """A share to be stored.
+class EnqueueOperation(BatchOperation[EnqueueResult]):
+    """Store a share, in place of its row if that is damaged; see `enqueue_all`.
+
+    QUEUED if it is now on disk. MOVED_UP if it waits and its due time is now the earlier one of this post. DUPLICATE if
+    its key is known in any state or its nullifier is spent, CLOSED if another host has closed its round; then nothing
+    changes.
 
     Attributes:
         share: as it was posted.
@@ -139,7 +146,7 @@ def _lock_waiting(
     waiting: dict[int, ShareRow] = {}
     for share_id in sorted(indexes):
         for index in indexes[share_id]:
-            row = load_row(tx, share_id, int(operations[index].now * 1000))
+            row = load_row(tx, share_id)
             if row is not None and _is_earlier(operations[index], row) and not tx.is_round_closed(row.round_no):
                 waiting[index] = row
     return waiting
@@ -211,7 +218,7 @@ def _create_replacement(
     if row is None or not _is_damaged(tx, StoredShare(damaged_id, row, is_quarantined)):
         return None, None
     message, is_lost = _read_sent_message(tx, row)
-    tx.quarantine(damaged_id, row.to_damaged_share(), now_ms)  # reports it, unless it was reported before
+    tx.quarantine(damaged_id, row.to_damaged_share())  # reports it, unless it was reported before
     delete_share(tx, damaged_id, round_no, row.state)
     due = due_ms(operation.share.submit_at, operation.now)
     due = max(due, now_ms + LOST_MESSAGE_DELAY_MS) if is_lost else due
@@ -262,15 +269,18 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
 
 
 def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
-    """Claim due shares, in order of due time and rank across these rounds."""
+    """Claim at most `limit` due shares of `rounds`, RECEIVED -> WITNESSED, in order of due time and rank.
+
+    Rows that fail their check are quarantined and never returned.
+    """
     now_ms = int(now * 1000)
-    _requeue_expired(tx, now_ms, limit)
+    _requeue_expired(tx, limit)
     claimed: list[QueuedShare] = []
     tried: set[int] = set()
     incomplete = True
     while incomplete and len(claimed) < limit:
         due: list[Row] = []
-        for round_id in rounds:
+        for round_id in sorted(rounds):
             key = tx.round_key(round_id)
             if key is not None:
                 params = {"round_no": key.no, "now_ms": now_ms, "limit": limit - len(claimed)}
@@ -285,27 +295,30 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
     return claimed
 
 
-def claim_listed(tx: Transaction, *, now: float, ids: Sequence[int]) -> list[QueuedShare]:
-    """Claim those of these shares that are still due, in this order."""
+def claim_listed(tx: Transaction, ids: Sequence[int], *, now: float) -> list[QueuedShare]:
+    """Claim shares returned by `Store.list_due`, RECEIVED -> WITNESSED, in this order.
+
+    Shares that are no longer due are omitted: they may have been confirmed, or claimed by another host.
+    """
     now_ms = int(now * 1000)
-    _requeue_expired(tx, now_ms, len(ids))
+    _requeue_expired(tx, len(ids))
     # Read in order of id, so that hosts that claim the same shares do not wait for each other's row locks in a cycle.
-    rows = {share_id: load_row(tx, share_id, now_ms) for share_id in sorted(ids)}
+    rows = {share_id: load_row(tx, share_id) for share_id in sorted(ids)}
     due = [row for share_id in ids if (row := rows.get(share_id)) is not None and row.due_ms <= now_ms]
     return [_claim_row(tx, row) for row in due if row.state == ShareState.RECEIVED]
 
 
-def _requeue_expired(tx: Transaction, at_ms: int, limit: int) -> None:
+def _requeue_expired(tx: Transaction, limit: int) -> None:
     """Return shares with an expired claim to RECEIVED, with their own due times."""
     note = "the claim of its host expired"
-    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, ignore_claim=True)
+    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, ignore_claim=True)
     for share_id in tx.expired_claims(limit):
         apply_transition(tx, share_id, change)
 
 
 def _load_due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
     """Return the row of a share that is due by the index; None if it was quarantined, or is not due by its row."""
-    row = load_row(tx, share_id, now_ms)
+    row = load_row(tx, share_id)
     return row if row is not None and row.due_ms <= now_ms and row.state == ShareState.RECEIVED else None
 
 
@@ -319,43 +332,136 @@ def _claim_row(tx: Transaction, row: ShareRow) -> QueuedShare:
 # ---------------------------------------------------------------------- transitions
 
 
-def requeue(tx: Transaction, share_id: int, at_ms: int, due_ms: int | None, *, stage: str, note: str) -> bool:
-    """WITNESSED or BROADCAST -> RECEIVED without spending an attempt."""
-    change = Transition(_CLAIMED, ShareState.RECEIVED, stage, note, at_ms, due_ms)
+def requeue(tx: Transaction, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
+    """WITNESSED or BROADCAST -> RECEIVED without spending an attempt; its message is deleted.
+
+    If `due_ms` is None, its due time is unchanged.
+    """
+    change = Transition(_CLAIMED, ShareState.RECEIVED, stage, note, due_ms)
     return apply_transition(tx, share_id, change) is not None
 
 
-def record_crash(tx: Transaction, share_id: int, at_ms: int, due_ms: int, note: str) -> int:
-    """WITNESSED -> RECEIVED, recording a crash. Returns the crashes so far."""
-    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, due_ms, crashes=1)
+def record_crash(tx: Transaction, share_id: int, *, due_ms: int, note: str) -> int:
+    """WITNESSED -> RECEIVED after a prover worker crashed on it. Returns its crashes so far."""
+    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, due_ms, crashes=1)
     row = apply_transition(tx, share_id, change)
     return 0 if row is None else row.crashes
 
 
-def retry(tx: Transaction, share_id: int, at_ms: int, due_ms: int, *, stage: str, note: str) -> int:
-    """Any working state -> RECEIVED, spending an attempt. Returns the attempts so far."""
-    change = Transition(_WORKING, ShareState.RECEIVED, stage, note, at_ms, due_ms, attempts=1)
+def retry(tx: Transaction, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
+    """Any working state -> RECEIVED at `due_ms`, spending an attempt. Returns its attempts so far.
+
+    A share that is already RECEIVED (after a crash) remains so; the attempt and the due time are stored.
+    """
+    change = Transition(_WORKING, ShareState.RECEIVED, stage, note, due_ms, attempts=1)
     row = apply_transition(tx, share_id, change)
     return 0 if row is None else row.attempts
 
 
-def fail(tx: Transaction, share_id: int, at_ms: int, *, stage: str, note: str) -> bool:
-    """Any working state -> FAILED, without spending an attempt."""
-    change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms)
+def fail(tx: Transaction, share_id: int, *, stage: str, note: str) -> bool:
+    """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness remains until the round is purged."""
+    change = Transition(_WORKING, ShareState.FAILED, stage, note)
     return apply_transition(tx, share_id, change) is not None
 
 
-def release_claim(tx: Transaction, share_id: int, at_ms: int) -> bool:
-    """WITNESSED -> RECEIVED; no change in any other state."""
-    row = load_row(tx, share_id, at_ms)
+def release_claim(tx: Transaction, share_id: int) -> bool:
+    """WITNESSED -> RECEIVED with its own due time, after an internal error; no change in any other state."""
+    row = load_row(tx, share_id)
     if row is None or row.state != ShareState.WITNESSED:
         return False
-    change = Transition(_CLAIMED, ShareState.RECEIVED, "proof", "released after an internal error", at_ms)
+    change = Transition(_CLAIMED, ShareState.RECEIVED, "proof", "released after an internal error")
     return apply_transition(tx, share_id, change) is not None
 
 
-def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> tuple[int, bool]:
-    """Return up to `limit` WITNESSED shares to RECEIVED. Returns how many, and whether there may be more."""
-    note = "the helper was restarted"
-    change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
+def recover(tx: Transaction, limit: int) -> tuple[int, bool]:
+    """On start, return up to `limit` WITNESSED shares to RECEIVED with their own due times."""
+    change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", "the helper was restarted", ignore_claim=True)
     return apply_transition_to_batch(tx, tx.orphaned_claims(limit), change)
+
+
+# ---------------------------------------------------------------------- retries
+
+
+def retry_failed(
+    tx: Transaction,
+    ids: Sequence[int],
+    query: QueueFilter,
+    *,
+    closed: Collection[bytes],
+    note: str,
+    dry_run: bool,
+) -> Counter[str]:
+    """FAILED -> RECEIVED at the time of their first attempt with attempts reset, for the shares that match.
+
+    A share that is RECEIVED and waits for a retry is changed in the same way.
+
+    Args:
+        tx: the transaction.
+        ids: row ids; the caller bounds their number, so that wallets never wait long.
+        query: the filter that they must match.
+        closed: closed rounds, in addition to those marked closed; their shares remain failed.
+        note: text of the history entry.
+        dry_run: only count.
+
+    Returns:
+        How many were `retried`, and how many are unchanged because their round is `closed`, or because they were
+        `moved` to another machine and the filter is not for this stage.
+    """
+    counts: Counter[str] = Counter()
+    for share_id in ids:
+        row = load_row(tx, share_id)
+        if row is None or not _can_be_retried(row) or not matches_filter(row, query):
+            continue
+        if row.round_id in closed or is_marked_closed(tx, row.round_no):
+            counts["closed"] += 1
+            continue
+        if row.is_moved and query.stage != MOVED:  # the other machine reveals it
+            counts["moved"] += 1
+            continue
+        if not dry_run:
+            requeue_failed(tx, row, "operator", note)
+        counts["retried"] += 1
+    return counts
+
+
+def _can_be_retried(row: ShareRow) -> bool:
+    return row.state == ShareState.FAILED or (row.state == ShareState.RECEIVED and row.attempts > 0)
+
+
+def requeue_failed(
+    tx: Transaction, row: ShareRow, stage: str, note: str, *, proved_height: int | None = None
+) -> ShareRow:
+    """Make a share RECEIVED at the time of its first attempt, with attempts reset and without its message.
+
+    Args:
+        row: a sound row in FAILED, or in RECEIVED while it waits for a retry, read in this transaction.
+        stage: stage of the history entry.
+        note: text of the history entry.
+        proved_height: chain height of a proof made on another machine, None for no change.
+
+    Returns:
+        The new row.
+    """
+    change = Transition(
+        IDLE_STATES,
+        ShareState.RECEIVED,
+        stage,
+        note,
+        due_ms=min(row.due_ms, row.first_due_ms),
+        attempts=None,
+        proved_height=proved_height,
+        ignore_claim=True,
+    )
+    requeued = apply_transition_to_row(tx, row, change)
+    tx.execute("drop_reveal", (row.id,))
+    return requeued
+
+
+def matches_filter(row: ShareRow, query: QueueFilter) -> bool:
+    """Return whether a sound row matches a filter."""
+    return (
+        query.round_id in (None, row.round_id)
+        and query.state in (None, row.state)
+        and query.stage in (None, row.stage)
+        and (query.due_before_ms is None or row.due_ms < query.due_before_ms)
+    )

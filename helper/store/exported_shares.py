@@ -1,31 +1,33 @@
-"""Imports shares from another machine's export.
+"""Moves shares between queues: imports shares of an export, and marks exported shares as moved.
 
-A share that was exported from this queue is queued again.
+A moved share that is imported into the queue from which it was exported is queued again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from hmac import compare_digest
 from typing import Final
 
 from helper.core.share import Share, ShareState
-from helper.store.action_models import ExportedShare, ImportedShare, ImportResult, ValidatedShare
+from helper.store.action_models import MOVED, ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
+from helper.store.messages import restore_message
 from helper.store.models import HistoryEntry
-from helper.store.operations.actions import requeue_failed
-from helper.store.operations.messages import restore_message
-from helper.store.operations.shares import create_row
-from helper.store.operations.transitions import add_history, load_row, update_row
+from helper.store.shares import IDLE_STATES, create_row, requeue_failed
 from helper.store.table_rows import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
 from helper.store.transaction import ShareIdentity, Transaction
+from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
 IMPORT_STAGE: Final = "import"
+_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
 
 def import_shares(
-    tx: Transaction, shares: Sequence[ValidatedShare], note: str, at_ms: int, *, dry_run: bool
+    tx: Transaction, shares: Sequence[ValidatedShare], *, note: str, dry_run: bool
 ) -> list[ImportedShare]:
-    """Import shares, each in the state that it had on the other machine.
+    """Import shares, each in the state that it had on the other machine. None is due before its `submit_at`.
 
     A share that is FAILED here with the stage `MOVED` was moved to another machine earlier. It returns to RECEIVED with
     attempts reset, regardless of its state on the other machine; otherwise neither machine would reveal it.
@@ -33,18 +35,17 @@ def import_shares(
     Args:
         shares: validated in the same way as posted shares.
         note: text of the history entry.
-        at_ms: Unix milliseconds now.
         dry_run: change nothing.
 
     Returns:
         The results in the order of `shares`. A share of an unknown round is skipped, because it could never be purged.
     """
     tx.lock_shared()
-    return [_import_share(tx, exported, nullifier, note, at_ms, dry_run=dry_run) for exported, nullifier in shares]
+    return [_import_share(tx, exported, nullifier, note, dry_run=dry_run) for exported, nullifier in shares]
 
 
 def _import_share(
-    tx: Transaction, exported: ExportedShare, nullifier: bytes, note: str, at_ms: int, *, dry_run: bool
+    tx: Transaction, exported: ExportedShare, nullifier: bytes, note: str, *, dry_run: bool
 ) -> ImportedShare:
     round_id = exported.share.round_id
     key = tx.round_key(round_id)
@@ -58,21 +59,21 @@ def _import_share(
     elif tx.fetch_one("is_spent", (key.no, nullifier)) is not None:
         result = ImportResult.CONFIRMED
     elif tx.find_taken([(key.no, mac, nullifier)]):
-        known = _find_moved(tx, (key.no, mac, nullifier), exported.share, at_ms)
+        known = _find_moved(tx, (key.no, mac, nullifier), exported.share)
         result = known if isinstance(known, ImportResult) else ImportResult.RESTORED
         if isinstance(known, ShareRow) and not dry_run:
-            _requeue_moved(tx, known, exported, note, at_ms)
+            _requeue_moved(tx, known, exported, note)
     elif not dry_run:
         row = _create_row(tx, (key.no, mac, nullifier), exported)
         tx.add_shares([row])
         tx.adjust_count(key.no, ShareState.RECEIVED, 1)
-        for entry in (*exported.history, HistoryEntry(at_ms, IMPORT_STAGE, note, spent_attempt=False)):
+        for entry in (*exported.history, HistoryEntry(tx.now_ms, IMPORT_STAGE, note, spent_attempt=False)):
             add_history(tx, row.id, entry)
-        _restore_state(tx, row, exported, at_ms)
+        _restore_state(tx, row, exported)
     return ImportedShare(result, share_ref(mac), round_id)
 
 
-def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share, at_ms: int) -> ShareRow | ImportResult:
+def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share) -> ShareRow | ImportResult:
     """Return the row of a known share that was moved to another machine, else the reason for skipping the share."""
     round_no, mac, nullifier = identity
     live = tx.fetch_one("get_share_id", (mac,))
@@ -80,7 +81,7 @@ def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share, at_ms: i
         is_confirmed = tx.fetch_one("has_tombstone", (round_no, mac)) is not None
         # Neither live nor confirmed under its own key, so another share has its nullifier.
         return ImportResult.CONFIRMED if is_confirmed else ImportResult.QUEUED
-    row = load_row(tx, live[0], at_ms)
+    row = load_row(tx, live[0])
     if row is None:
         return ImportResult.DAMAGED
     if _comparable_fields(row.to_share()) != _comparable_fields(share):
@@ -95,17 +96,17 @@ def _comparable_fields(share: Share) -> tuple[object, ...]:
     return astuple(replace(share, submit_at=0))
 
 
-def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:
+def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str) -> None:
     """Return a moved share to RECEIVED, or to BROADCAST if its message may have been sent."""
     rows = tx.fetch_all("history", (row.id,))
     stored = {HistoryEntry(entry_at_ms, stage, text, bool(counted)) for entry_at_ms, stage, text, counted in rows}
     for entry in exported.history:
         if entry not in stored:
             add_history(tx, row.id, entry)
-    requeued = requeue_failed(tx, row, IMPORT_STAGE, note, at_ms, proved_height=exported.proved_height)
+    requeued = requeue_failed(tx, row, IMPORT_STAGE, note, proved_height=exported.proved_height)
     # The file may have another submit_at for the same share; the value acknowledged here applies.
-    if exported.state is ShareState.BROADCAST and row.submit_at * 1000 <= at_ms:
-        _restore_state(tx, requeued, exported, at_ms)
+    if exported.state is ShareState.BROADCAST and row.submit_at * 1000 <= tx.now_ms:
+        _restore_state(tx, requeued, exported)
 
 
 def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShare) -> ShareRow:
@@ -121,11 +122,11 @@ def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShar
     ).with_check(tx.keys.row_check)
 
 
-def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_ms: int) -> None:
+def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare) -> None:
     """Move a share from RECEIVED to its exported state by legal transitions."""
     if exported.state is ShareState.FAILED:
         update_row(tx, row, row._replace(state=ShareState.FAILED.value))
-    elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, at_ms):
+    elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, tx.now_ms):
         restore_message(tx, row, _create_reveal(row.id, exported))
 
 
@@ -161,3 +162,28 @@ def _create_reveal(share_id: int, exported: ExportedShare) -> RevealRow:
 
 def _truncate_or_none(text: str | None) -> str | None:
     return None if text is None else truncate_text(text)
+
+
+def mark_moved(tx: Transaction, versions: Sequence[RowVersion], *, note: str, idle_only: bool) -> Counter[str]:
+    """Fail shares that an export moves to another machine (stage `MOVED`), unless their row has changed.
+
+    Args:
+        tx: the transaction.
+        versions: the rows as they were exported.
+        note: text of the history entry.
+        idle_only: only shares in RECEIVED or FAILED. Set while a helper is running, which may be processing the others.
+
+    Returns:
+        How many were `moved`, and how many `stayed`.
+    """
+    counts: Counter[str] = Counter()
+    sources = IDLE_STATES if idle_only else _LIVE_STATES
+    change = Transition(sources, ShareState.FAILED, MOVED, note, ignore_claim=True)
+    for share_id, check in versions:
+        row = load_row(tx, share_id)
+        if row is None or row.state not in sources or not compare_digest(row.row_check, check):
+            counts["stayed"] += 1
+            continue
+        apply_transition(tx, share_id, change)
+        counts["moved"] += 1
+    return counts

@@ -11,11 +11,11 @@ import orjson
 
 from helper.core.share import ShareState
 from helper.errors import LeavesMissing, StoreCorrupt, StoreError
+from helper.store.blocks import add_unread, delete_share
 from helper.store.models import RoundLike
-from helper.store.operations.blocks import add_unread, delete_share
-from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
 from helper.store.table_rows import MAX_STAGE_CHARS, RoundRow, truncate_text
 from helper.store.transaction import Transaction, exclusive
+from helper.store.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
 
 RETENTION_DAYS: Final = 14
 """Days for which counts are stored."""
@@ -28,14 +28,9 @@ _IDENTIFYING_TEXT: Final = re.compile(r"[0-9A-Fa-f]{12,}|[A-Za-z0-9+/]{40,}={0,2
 """Text that could identify a share, such as a hash or a field in a node's error message."""
 
 
-def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int) -> None:
-    """Count failed shares that are about to be deleted. No other data about these shares is stored.
-
-    Args:
-        failed: stage and note of each.
-        at_ms: Unix milliseconds now.
-    """
-    day = at_ms // _DAY_MS
+def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]]) -> None:
+    """Count failed shares, given by stage and note, that are about to be deleted. No other data of them is stored."""
+    day = tx.now_ms // _DAY_MS
     kinds = Counter(
         (truncate_text(_redact(stage), MAX_STAGE_CHARS), truncate_text(_redact(note))) for stage, note in failed
     )
@@ -52,9 +47,9 @@ def _redact(text: str) -> str:
     return _IDENTIFYING_TEXT.sub("…", text)
 
 
-def delete_old_counts(tx: Transaction, at_ms: int) -> int:
+def delete_old_failure_counts(tx: Transaction) -> int:
     """Delete counts that exceed their retention or are dated in the future. Returns the number of rows."""
-    day = at_ms // _DAY_MS
+    day = tx.now_ms // _DAY_MS
     return tx.execute("delete_old_purged_failures", {"first": day - RETENTION_DAYS, "last": day + 1})
 
 
@@ -64,7 +59,7 @@ SUBTREE_BYTES: Final = 1023 * 32
 
 @exclusive
 def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leaves: bytes) -> None:
-    """Append leaves to a round's tree. Leaves that are stored already must be equal.
+    """Store the leaves that one block appended to a round's tree (n × 32 bytes). Idempotent.
 
     Raises:
         LeavesMissing: earlier leaves are not stored.
@@ -98,7 +93,7 @@ def _stored_leaves(tx: Transaction, round_no: int, start: int, stop: int) -> byt
 
 @exclusive
 def save_subtrees(tx: Transaction, round_id: bytes, first_index: int, subtrees: bytes) -> None:
-    """Store the inner nodes of complete subtrees, from subtree `first_index` on.
+    """Store the inner nodes of complete subtrees (each 1023 × 32 bytes), from subtree `first_index` on.
 
     Raises:
         StoreError: a subtree is incomplete.
@@ -122,7 +117,7 @@ def delete_tree(tx: Transaction, round_id: bytes) -> None:
 
 
 @exclusive
-def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> None:
+def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], now: float) -> None:
     """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
     tx.lock_exclusive()
     for listed in rounds:
@@ -135,7 +130,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
             vote_end_time=listed.vote_end_time,
             created_at_height=listed.created_at_height,
             proposals=orjson.dumps(proposals).decode(),
-            seen_ms=at_ms,
+            seen_ms=int(now * 1000),
             closed_ms=None if stored is None else stored.closed_ms,
             alerted_ms=None if stored is None else stored.alerted_ms,
         )
@@ -145,27 +140,33 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
 
 
 @exclusive
-def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
+def mark_closed(tx: Transaction, round_id: bytes, now: float) -> None:
     """Record that the chain has closed a round; an earlier mark is unchanged."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
     stored = None if key is None else tx.read_round(key.no)
     if stored is not None and stored.closed_ms is None:
-        tx.execute("save_round", stored._replace(closed_ms=at_ms).with_check(tx.keys.row_check))
+        tx.execute("save_round", stored._replace(closed_ms=int(now * 1000)).with_check(tx.keys.row_check))
+
+
+def is_marked_closed(tx: Transaction, round_no: int) -> bool:
+    """Return whether the store has marked a round as closed by the chain."""
+    stored = tx.read_round(round_no)
+    return stored is not None and stored.closed_ms is not None
 
 
 @exclusive
-def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
+def mark_alerted(tx: Transaction, round_id: bytes, now: float) -> None:
     """Record that a round's unconfirmed shares were reported; an earlier mark is unchanged."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
     stored = None if key is None else tx.read_round(key.no)
     if stored is not None and stored.alerted_ms is None:
-        tx.execute("save_round", stored._replace(alerted_ms=at_ms).with_check(tx.keys.row_check))
+        tx.execute("save_round", stored._replace(alerted_ms=int(now * 1000)).with_check(tx.keys.row_check))
 
 
 @exclusive
-def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> tuple[int, bool]:
+def fail_unconfirmed(tx: Transaction, limit: int, round_id: bytes, *, note: str) -> tuple[int, bool]:
     """Fail up to `limit` unconfirmed shares of a closed round. Returns how many, and whether there may be more."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
@@ -175,13 +176,15 @@ def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: i
     ids = [row[0] for row in tx.fetch_all("round_waiting_verified", params)]
     ids += [row[0] for row in tx.fetch_all("round_in_progress_verified", params)]
     sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
-    change = Transition(sources, ShareState.FAILED, CLOSED_STAGE, note, at_ms, ignore_claim=True)
+    change = Transition(sources, ShareState.FAILED, CLOSED_STAGE, note, ignore_claim=True)
     return apply_transition_to_batch(tx, ids, change)
 
 
 @exclusive
-def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
-    """Delete a part of a round's data and count its failed shares by stage and reason.
+def purge(tx: Transaction, limit: int, round_id: bytes) -> tuple[int, bool]:
+    """Delete a part of the data of a closed round.
+
+    Failed shares remain only as counts by stage and reason (`Store.list_purged_failures`).
 
     Returns:
         The number of deleted shares and tombstones, and whether data of the round is left.
@@ -198,7 +201,7 @@ def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tup
     ids += [(row[0], row[1]) for row in tx.fetch_all("round_not_waiting", params)]
     if ids:
         failures = [_read_failure(tx, share_id) for share_id, _ in ids]
-        count_failed(tx, [failure for failure in failures if failure is not None], at_ms)
+        count_failed(tx, [failure for failure in failures if failure is not None])
         deleted = sum(delete_share(tx, share_id, key.no, state) for share_id, state in ids)
         if not deleted:
             raise StoreCorrupt("the database is damaged: an index lists shares of a closed round that do not exist")

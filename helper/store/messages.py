@@ -7,7 +7,9 @@ from typing import Final
 
 from helper.core.share import ShareState
 from helper.store.models import PreparedReveal, SentReveal
-from helper.store.operations.transitions import (
+from helper.store.table_rows import RevealRow, Row, ShareRow, truncate_text
+from helper.store.transaction import Transaction
+from helper.store.transitions import (
     Transition,
     apply_transition_to_row,
     check_source,
@@ -15,21 +17,18 @@ from helper.store.operations.transitions import (
     load_row_for,
     update_row,
 )
-from helper.store.table_rows import RevealRow, Row, ShareRow, truncate_text
-from helper.store.transaction import Transaction
 
 PREPARED_NOTIFICATION: Final = "prepared"
 """Notification of hosts when a message is ready to be sent."""
 
 
-def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool:
-    """WITNESSED -> BROADCAST; stores the message."""
+def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
+    """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
     change = Transition(
         frozenset({ShareState.WITNESSED}),
         ShareState.BROADCAST,
         "broadcast",
         f"proven with {prepared.circuit}, message stored",
-        at_ms,
         proved_height=prepared.height,
     )
     row = load_row_for(tx, share_id, change)
@@ -53,13 +52,14 @@ def restore_message(tx: Transaction, row: ShareRow, reveal: RevealRow) -> None:
     update_row(tx, row, row._replace(state=ShareState.BROADCAST.value))
 
 
-def mark_sending(
-    tx: Transaction, share_id: int, at_ms: int, height: int, endpoint: str, *, decide_height: int = 0
-) -> bool:
-    """Record that a send to this endpoint starts at this chain height. Returns False if this host may not send."""
+def mark_sending(tx: Transaction, share_id: int, *, height: int, endpoint: str, decide_height: int = 0) -> bool:
+    """Record that sending starts, before the first byte is sent, and the height of the next decision.
+
+    Returns False if the share is not in BROADCAST or this host may not send it.
+    """
     if not tx.can_send():
         return False
-    reveal = _load_reveal(tx, share_id, at_ms)
+    reveal = _load_reveal(tx, share_id)
     if reveal is None:
         return False
     first = height if reveal.first_sent_height is None else reveal.first_sent_height
@@ -77,9 +77,12 @@ def mark_sending(
     return True
 
 
-def record_outcome(tx: Transaction, share_id: int, at_ms: int, outcome: str, *, decide_height: int = 0) -> None:
-    """Record the result of the latest send, unless another host has become the sender and has newer results."""
-    reveal = _load_reveal(tx, share_id, at_ms) if tx.can_send() else None
+def record_outcome(tx: Transaction, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
+    """Record the result of the latest send, if the share is still in BROADCAST and this host may send it.
+
+    Otherwise another host has become the sender and has newer results.
+    """
+    reveal = _load_reveal(tx, share_id) if tx.can_send() else None
     if reveal is not None:
         _update_reveal(tx, reveal._replace(last_outcome=truncate_text(outcome), decide_height=decide_height))
 
@@ -109,32 +112,32 @@ def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], li
     return sound, damaged
 
 
-def quarantine(tx: Transaction, share_ids: Iterable[int], at_ms: int) -> None:
+def quarantine(tx: Transaction, share_ids: Iterable[int]) -> None:
     """Quarantine those of these shares that are damaged."""
     for share_id in share_ids:
-        _load_reveal(tx, share_id, at_ms)
+        _load_reveal(tx, share_id)
 
 
-def check_broadcast_shares(tx: Transaction, at_ms: int) -> None:
+def check_broadcast_shares(tx: Transaction) -> None:
     """Read every share in BROADCAST and quarantine those that are unreadable."""
     params = {"state": ShareState.BROADCAST.value, "limit": -1}
-    quarantine(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)], at_ms)
+    quarantine(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)])
 
 
-def check_batch(tx: Transaction, at_ms: int, after: int, limit: int) -> int | None:
+def check_batch(tx: Transaction, after: int, limit: int) -> int | None:
     """Check up to `limit` live shares with an id above `after`, and their messages. Damaged ones are quarantined.
 
     Returns:
         The id of the last row that was read, None if there was none.
     """
     ids = [row[0] for row in tx.fetch_all("share_ids", {"after": after, "limit": limit})]
-    quarantine(tx, ids, at_ms)
+    quarantine(tx, ids)
     return ids[-1] if ids else None
 
 
-def _load_reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None:
+def _load_reveal(tx: Transaction, share_id: int) -> RevealRow | None:
     """Return the message of a share in BROADCAST, None if there is none. If it is damaged, the share is quarantined."""
-    row = load_row(tx, share_id, at_ms)
+    row = load_row(tx, share_id)
     if row is None or row.state != ShareState.BROADCAST:
         return None
     columns = tx.fetch_one("reveal", (share_id,))
@@ -142,7 +145,7 @@ def _load_reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None
         reveal = RevealRow(*columns)
         if reveal.is_sound(tx.keys.row_check):
             return reveal
-    tx.quarantine(share_id, row.to_damaged_share(), at_ms)
+    tx.quarantine(share_id, row.to_damaged_share())
     return None
 
 

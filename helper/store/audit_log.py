@@ -1,0 +1,61 @@
+"""The audit log of operator actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from helper.store.action_models import Action, Actor
+from helper.store.table_rows import Row, truncate_text
+from helper.store.transaction import Transaction
+
+MAX_ACTIONS: Final = 10_000
+"""Maximum number of entries in the audit log; older ones are deleted."""
+_NAME_CHARS: Final = 64
+
+
+def begin_action(tx: Transaction, actor: Actor, name: str, parameters: Mapping[str, Any]) -> int:
+    """Record that an action begins. Call this before its first change. Returns its number."""
+    row = (
+        tx.now_ms,
+        actor.uid,
+        truncate_text(actor.name, _NAME_CHARS),
+        actor.channel,
+        name,
+        orjson.dumps(dict(parameters)).decode(),
+    )
+    inserted = tx.fetch_one("begin_action", row)
+    assert inserted is not None
+    number = int(inserted[0])
+    tx.execute("trim_actions", (number - MAX_ACTIONS,))
+    return number
+
+
+def end_action(tx: Transaction, number: int, outcome: Mapping[str, Any]) -> None:
+    """Record the outcome of an action."""
+    tx.execute("end_action", (tx.now_ms, orjson.dumps(dict(outcome)).decode(), number))
+
+
+def read_action(row: Row) -> Action:
+    """Return an audit log entry from a row of the query `actions`."""
+    number, uid, user, channel, started_ms, name, parameters, ended_ms, outcome = row
+    return Action(
+        id=number,
+        actor=Actor(uid, user, channel),
+        started_ms=started_ms,
+        name=name,
+        parameters=_parse_object(parameters),
+        ended_ms=ended_ms,
+        outcome=None if outcome is None else _parse_object(outcome),
+    )
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    """Return a JSON object; {"damaged": true} if the text is damaged."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"damaged": True}

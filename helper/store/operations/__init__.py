@@ -1,1 +1,0 @@
-"""Store operations: functions over one transaction, shared by SQLite and PostgreSQL."""
