@@ -77,7 +77,7 @@ test-others:
 
 test-full: $(VENV)/.native ## run the long tests, which `make test` omits: campaigns, failover, proxies, 900 more seeds
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(LONG)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(LONG)
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m tests.simulation --seeds 100-999
 

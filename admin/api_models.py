@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from admin.admin_database import Registration
+from admin.published_config import AUTH_VERSION, LAYOUT_FIELDS
 from admin.registration_request import (
     ACCOUNT_PREFIX,
     MAX_ADDRESS_CHARS,
@@ -113,6 +114,14 @@ class RoundAuthenticationResponse(TypedDict):
     rounds: dict[str, RoundAuthentication]
 
 
+class SignedEntryResponse(TypedDict):
+    """What a manager signs for an entry: the message in base64, and its SHA-256 in hex."""
+
+    canonical_payload_b64: str
+    signed_payload_hash: str
+    auth_version: int
+
+
 def _text_schema(about: str, max_chars: int) -> dict[str, Any]:
     return {"type": "string", "maxLength": max_chars, "description": about}
 
@@ -138,6 +147,30 @@ ROUND_AUTHENTICATION: Final = Operation(
     "Whether each round of the published voting configuration has a valid signature by a trusted key.",
     RoundAuthenticationResponse,
     refusals=(502,),
+    error=AdminError,
+)
+_LAYOUT_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+ENTRY_SCHEMA: Final = {
+    "type": "object",
+    "description": "An entry of the published voting configuration, with its round.",
+    "properties": {
+        "round_id": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "The round."},
+        "ea_pk": _text_schema("Key of the election authority: 32 bytes, base64.", 44),
+        "auth_version": {"const": AUTH_VERSION, "description": "Version of the signed message."},
+        "pir_layout": {
+            "type": "object",
+            "description": "The configuration's PIR layout.",
+            "properties": {name: {**_LAYOUT_NUMBER, "description": f"`{name}`."} for name in LAYOUT_FIELDS},
+            "required": list(LAYOUT_FIELDS),
+        },
+    },
+    "required": ["round_id", "ea_pk", "auth_version", "pir_layout"],
+}
+SIGN_CONFIG_ENTRY: Final = Operation(
+    "What a manager signs for an entry of the voting configuration. Nothing is stored or signed here.",
+    SignedEntryResponse,
+    body=ENTRY_SCHEMA,
+    refusals=(413,),
     error=AdminError,
 )
 REGISTER: Final = Operation(

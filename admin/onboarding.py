@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,7 @@ from admin.admin_database import AdminStore, RegistryFullError
 from admin.api_models import ChainFacts, UiConfig
 from admin.config_refresh import ConfigFetcher, VotingConfig
 from admin.pending_registrations import ChainQueries, RegistrationRegistry
+from admin.published_config import AUTH_VERSION, InvalidConfigError, parse_entry
 from admin.registration_limit import RegistrationLimit, client_network
 from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, SignatureRefusedError
 from admin.round_totals import GetAudit, RoundsView
@@ -98,6 +101,7 @@ class AdminRoutes:
         return [
             ApiRoute("/voting-config", self.voting_config, "GET", api_models.VOTING_CONFIG),
             ApiRoute("/round-authentication", self.round_authentication, "GET", api_models.ROUND_AUTHENTICATION),
+            ApiRoute("/sign-config-entry", self.sign_config_entry, "POST", api_models.SIGN_CONFIG_ENTRY),
             ApiRoute("/register-validator", self.register, "POST", api_models.REGISTER),
             ApiRoute("/pending-validators", self.pending, "GET", api_models.PENDING),
             ApiRoute("/ui-config", self.ui_config, "GET", api_models.UI_CONFIG),
@@ -116,6 +120,21 @@ class AdminRoutes:
         if self._config.authentication_body is None:
             return _error_response(502, _NO_CONFIG, _NO_STORE)
         return Response(self._config.authentication_body, headers=_NO_STORE, media_type="application/json")
+
+    async def sign_config_entry(self, request: Request) -> Response:
+        """Return what a manager signs for an entry of the configuration. Nothing is stored."""
+        body = await self._body_reader.read(AsgiBody(request.scope, request.receive))
+        try:
+            message = parse_entry(body)
+        except InvalidConfigError as error:
+            return _error_response(400, str(error))
+        return JsonResponse(
+            {
+                "canonical_payload_b64": b64encode(message).decode(),
+                "signed_payload_hash": sha256(message).hexdigest(),
+                "auth_version": AUTH_VERSION,
+            }
+        )
 
     async def register(self, request: Request) -> Response:
         """Register a validator."""

@@ -56,6 +56,27 @@ def signed_message(round_id: bytes, authority_key: bytes, layout: bytes) -> byte
     return _MESSAGE_PREFIX + round_id + authority_key + layout
 
 
+def parse_entry(body: bytes) -> bytes:
+    """Return the message that managers sign for an entry: round id in lower-case hex, `ea_pk` in base64, PIR layout.
+
+    Raises:
+        InvalidConfigError: the entry is invalid.
+    """
+    entry = _parse_object(body)
+    round_id, version = entry.get("round_id"), entry.get("auth_version")
+    key = decode_base64(entry.get("ea_pk"), KEY_BYTES)
+    if not isinstance(round_id, str) or not _ROUND_ID.fullmatch(round_id):
+        raise InvalidConfigError("round_id is not 64 lower-case hex characters")
+    if key is None:
+        raise InvalidConfigError(f"ea_pk is not {KEY_BYTES} bytes in base64")
+    if type(version) is not int or version != AUTH_VERSION:
+        raise InvalidConfigError(f"auth_version is not {AUTH_VERSION}")
+    layout = _check_layout(entry.get("pir_layout"))
+    if layout is None:
+        raise InvalidConfigError("pir_layout is missing")
+    return signed_message(bytes.fromhex(round_id), key, layout)
+
+
 def authenticate_rounds(
     entries: Mapping[str, Any], layout: bytes | None, keys: Mapping[str, bytes]
 ) -> dict[bytes, RoundAuthentication]:

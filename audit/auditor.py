@@ -17,6 +17,7 @@ from audit import source as sources
 from audit import tally_checks
 from audit.check_results import CHECKS, AuditResult, Findings
 from audit.documents import Option, OptionSummary, RoundFacts
+from audit.own_shares import OwnShares, ShareSearch
 from audit.round_checks import RevealChecks, TreeChecks, VoteChecks
 from audit.source import AuditBlock, AuditSource, AuditTx, DataMissing
 from audit.tally_checks import PartialChecks, TallyTransactions
@@ -61,6 +62,7 @@ class Audit:
         counts: the counted reveals of each option.
         first_height: the first block that was read.
         last_height: the last block that was read; 0 without blocks.
+        own: the shares that were searched, None for none.
     """
 
     result: AuditResult
@@ -69,6 +71,7 @@ class Audit:
     counts: dict[Option, int]
     first_height: int
     last_height: int
+    own: OwnShares | None
 
 
 async def audit_round(
@@ -77,6 +80,7 @@ async def audit_round(
     *,
     signed_ea_pk: bytes | None = None,
     valid_proofs: set[bytes] | None = None,
+    search: ShareSearch | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Audit:
     """Run all checks of a round.
@@ -86,6 +90,7 @@ async def audit_round(
         round_id: 32 bytes.
         signed_ea_pk: the election key in a signed published configuration, None without one.
         valid_proofs: ids of proofs that were verified before (`reveal_checks.proof_id`).
+        search: shares to search, None for none. No request depends on them.
         on_progress: called after each block.
 
     Raises:
@@ -98,7 +103,8 @@ async def audit_round(
         raise NotFound(f"no such round: {error}", advice="List the rounds with `svote-helper rounds`.") from None
     except InvalidResponse as error:
         raise AuditError(str(error)) from None
-    return await _Auditor(source, round_id, facts, valid_proofs, on_progress).run(signed_ea_pk)
+    auditor = _Auditor(source, round_id, facts, valid_proofs=valid_proofs, search=search, on_progress=on_progress)
+    return await auditor.run(signed_ea_pk)
 
 
 class _Auditor:
@@ -109,13 +115,16 @@ class _Auditor:
         source: AuditSource,
         round_id: bytes,
         facts: RoundFacts,
+        *,
         valid_proofs: set[bytes] | None,
+        search: ShareSearch | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._source = source
         self._round_id = round_id
         self._facts = facts
         self._valid_proofs = valid_proofs
+        self._search = search
         self._on_progress = on_progress
         self._findings = {check_id: Findings() for check_id in CHECKS}
         self._tally_transactions = TallyTransactions()
@@ -140,7 +149,7 @@ class _Auditor:
         )
         summary = await self._load(sources.SUMMARY, docs.parse_summary, ("A1", "C6"))
         tree = await self._load_tree()
-        reveals = RevealChecks(facts, tree.roots if tree else None, findings, self._valid_proofs)
+        reveals = RevealChecks(facts, tree.roots if tree else None, findings, self._valid_proofs, self._search)
         try:
             await self._read_blocks(tree, reveals, summary or {}, has_result=bool(results))
         finally:
@@ -172,7 +181,14 @@ class _Auditor:
             counts=dict(reveals.counts),
             first_height=facts.created_at_height,
             last_height=self._last_height,
+            own=self._find_own_shares(),
         )
+
+    def _find_own_shares(self) -> OwnShares | None:
+        if self._search is None:
+            return None
+        has_all_reveals = self._has_ended and not self._findings["A2"].missing
+        return self._search.finish(is_complete=has_all_reveals and self._facts.status == docs.FINALIZED)
 
     # ------------------------------------------------------------------ data
 

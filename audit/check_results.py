@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from audit.own_shares import OwnShares
 from helper.core.json_records import HEX_32, fact, to_json
 
 CHECKS: Final = {
@@ -133,9 +134,9 @@ class AuditResult:
             (verdict for verdict in (Verdict.FAILED, Verdict.NOT_CHECKED) if verdict in verdicts), Verdict.PASSED
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the value that `audit --json` prints."""
-        return to_json(AuditDocument(round=self.round_id.hex(), verdict=self.verdict, checks=self.checks))
+    def to_json(self, own: OwnShares | None = None) -> dict[str, Any]:
+        """Return the value that `audit --json` prints. `own`: the shares of `--mine`."""
+        return to_json(AuditDocument(round=self.round_id.hex(), verdict=self.verdict, checks=self.checks, mine=own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +146,4 @@ class AuditDocument:
     round: str = fact("Round id, hex.", pattern=HEX_32)
     verdict: Verdict = fact("failed if a check failed, else not_checked if one could not be run, else passed.")
     checks: Sequence[CheckResult] = fact("All checks, in a fixed order. Their meaning is in docs/audit.md.")
+    mine: OwnShares | None = fact("With --mine: the voter's own shares.", optional=True)

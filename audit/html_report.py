@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from html import escape
 from typing import Final
 
 from audit.auditor import Audit
 from audit.check_results import CHECKS, CheckResult, Verdict, summarize
+from audit.own_shares import OwnShares
 
 ZATOSHI_PER_BALLOT: Final = 12_500_000
 """Unit of the totals."""
@@ -55,13 +57,14 @@ b.passed { color: #187a3c } b.failed { color: #b3261e } b.not_checked { color: #
 """
 
 
-def create_report(audit: Audit, hashes: Mapping[str, str], command: str) -> str:
+def create_report(audit: Audit, hashes: Mapping[str, str], command: str, *, has_own_shares: bool = False) -> str:
     """Create the page.
 
     Args:
         audit: the completed audit. Titles and labels in it are untrusted.
         hashes: SHA-256 of the data that was read, by name.
         command: the command that repeats the audit.
+        has_own_shares: whether it shows the shares that were searched, and so which reveals are the voter's.
     """
     verdict = audit.result.verdict
     ended = datetime.fromtimestamp(min(audit.facts.vote_end_time, 253402300799), UTC)
@@ -78,6 +81,7 @@ def create_report(audit: Audit, hashes: Mapping[str, str], command: str) -> str:
             f" {_SUMMARIES[verdict]} {escape(summarize(audit.result.checks))}.</p>\n",
             "<h2>What was voted</h2>\n",
             *_votes(audit),
+            *(_own_shares(audit.own) if has_own_shares and audit.own is not None else ()),
             "<h2>What was checked</h2>\n",
             *(piece for prefix, title in _GROUPS for piece in _checks(audit.result.checks, prefix, title)),
             "<h2>What this audit cannot see</h2>\n<ul>",
@@ -109,6 +113,28 @@ def _votes(audit: Audit) -> Iterable[str]:
                 f'<td class="number">{audit.counts.get((proposal_id, index), 0):,}</td></tr>\n'
             )
         yield "</table>\n"
+
+
+def _own_shares(own: OwnShares) -> Iterable[str]:
+    yield "<h2>Your shares</h2>\n<table><tr><th>nullifier</th><th>state</th><th>block</th><th>proposal</th>"
+    yield "<th>option</th><th>proof</th></tr>\n"
+    for row in own_share_rows(own):
+        yield f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>\n"
+    yield "</table>\n"
+
+
+def own_share_rows(own: OwnShares) -> Iterable[tuple[str, ...]]:
+    """The shares and their reveals: nullifier, state, block, proposal, option and proof, as texts."""
+    for share in own.shares:
+        for reveal in share.reveals:
+            places = (str(reveal.height), str(reveal.proposal), str(reveal.option))
+            yield share.nullifier, _words(share.state), *places, _words(reveal.proof)
+        if not share.reveals:
+            yield share.nullifier, _words(share.state), "", "", "", ""
+
+
+def _words(state: StrEnum) -> str:
+    return state.value.replace("_", " ")
 
 
 def _checks(checks: Iterable[CheckResult], prefix: str, title: str) -> Iterable[str]:

@@ -13,6 +13,7 @@ import anyio
 import proofs
 from audit.check_results import Findings
 from audit.documents import Option, RoundFacts
+from audit.own_shares import FoundReveal, ProofState, ShareSearch
 from audit.transactions import Cast, Delegation
 from helper.chain.chain_data import LeafBlock
 from helper.chain.reveal_transaction import RevealMessage
@@ -162,18 +163,35 @@ def proof_id(message: RevealMessage, root: bytes) -> bytes:
     return sha256(message.to_tx() + root).digest()
 
 
-class _Item(NamedTuple):
-    """A reveal whose proof is verified.
+class _Reveal(NamedTuple):
+    """A counted reveal.
 
     Attributes:
         where: its place, for findings.
         message: the reveal.
-        circuit: name of its circuit.
-        statement: the public inputs of its proof.
+        found: its entry, if it is of a share that is searched.
     """
 
     where: str
     message: RevealMessage
+    found: FoundReveal | None
+
+    def set_proof(self, state: ProofState) -> None:
+        """Note the state of its proof."""
+        if self.found is not None:
+            self.found.proof = state
+
+
+class _Item(NamedTuple):
+    """A reveal whose proof is verified.
+
+    Attributes:
+        reveal: the reveal.
+        circuit: name of its circuit.
+        statement: the public inputs of its proof.
+    """
+
+    reveal: _Reveal
     circuit: str
     statement: Statement
 
@@ -194,6 +212,7 @@ class RevealChecks:
         roots: the recomputed root of each height that appended leaves; None if the tree could not be rebuilt.
         findings: findings of all checks by id.
         valid_proofs: ids of proofs that are known to be valid (`proof_id`); those found to be valid are added.
+        search: the shares that are searched; None for none.
 
     Attributes:
         counts: number of reveals per option.
@@ -207,13 +226,15 @@ class RevealChecks:
         roots: Mapping[int, bytes] | None,
         findings: Mapping[str, Findings],
         valid_proofs: set[bytes] | None = None,
+        search: ShareSearch | None = None,
     ) -> None:
         self._facts = facts
         self._roots = roots
+        self._search = search or ShareSearch()
         self._findings = findings
         self._valid_proofs = valid_proofs
         self._nullifiers: set[bytes] = set()
-        self._pending: list[tuple[str, RevealMessage]] = []
+        self._pending: list[_Reveal] = []
         self._batches: deque[_Batch] = deque()
         self._verifying = anyio.CapacityLimiter(MAX_VERIFYING)
         self._circuits = {info.proof_bytes: name for name, info in circuit_infos().items()}
@@ -230,7 +251,8 @@ class RevealChecks:
         self._check_nullifier(message, where)
         self._check_place(message, where, height, time)
         self.counts[message.proposal_id, message.vote_decision] += 1
-        self._pending.append((where, message))
+        found = self._search.add(message.nullifier, height, message.proposal_id, message.vote_decision)
+        self._pending.append(_Reveal(where, message, found))
         if len(self._pending) >= BATCH_REVEALS:
             await self._start_batch()
 
@@ -288,36 +310,42 @@ class RevealChecks:
         self._batches.popleft()
         self.verified += batch.size
         for item, reason in zip(batch.items, reasons, strict=True):
+            item.reveal.set_proof(ProofState.VALID if reason is None else ProofState.INVALID)
             if reason is not None:
-                self._findings["A3"].add_problem(f"{item.where}: {reason}")
+                self._findings["A3"].add_problem(f"{item.reveal.where}: {reason}")
             elif self._valid_proofs is not None:
-                self._valid_proofs.add(proof_id(item.message, item.statement.root))
+                self._valid_proofs.add(proof_id(item.reveal.message, item.statement.root))
 
-    def _select_items(self, pending: list[tuple[str, RevealMessage]]) -> list[_Item]:
+    def _select_items(self, pending: list[_Reveal]) -> list[_Item]:
         """The reveals whose proofs must be verified."""
         findings = self._findings["A3"]
         items: list[_Item] = []
         if self._roots is None:
             return items
-        for where, message in pending:
+        for reveal in pending:
+            message = reveal.message
             findings.count += 1
             circuit = self._circuits.get(len(message.proof))
             root = self._roots.get(message.anchor_height)
+            reveal.set_proof(ProofState.INVALID)
             if circuit is None:
+                reveal.set_proof(ProofState.NOT_CHECKED)
                 findings.add_missing(f"proofs of {len(message.proof)} bytes are of no known circuit")
             elif root is None:
-                findings.add_problem(f"{where}: no tree root at its anchor {message.anchor_height}")
+                findings.add_problem(f"{reveal.where}: no tree root at its anchor {message.anchor_height}")
             elif len(message.enc_share) != _CIPHERTEXT_BYTES:
-                findings.add_problem(f"{where}: the ciphertext has {len(message.enc_share)} bytes")
-            elif not self._valid_proofs or proof_id(message, root) not in self._valid_proofs:
+                findings.add_problem(f"{reveal.where}: the ciphertext has {len(message.enc_share)} bytes")
+            elif self._valid_proofs and proof_id(message, root) in self._valid_proofs:
+                reveal.set_proof(ProofState.VALID)
+            else:
                 statement = get_generation(circuit).create_statement(message, root)
                 assert isinstance(statement, Statement)
-                items.append(_Item(where, message, circuit, statement))
+                items.append(_Item(reveal, circuit, statement))
         return items
 
-    def _add_sums(self, pending: list[tuple[str, RevealMessage]]) -> None:
+    def _add_sums(self, pending: list[_Reveal]) -> None:
         ciphertexts: dict[Option, list[bytes]] = {}
-        for _, message in pending:
+        for _, message, _ in pending:
             ciphertexts.setdefault((message.proposal_id, message.vote_decision), []).append(message.enc_share)
         for option, of_option in ciphertexts.items():
             try:
@@ -333,7 +361,7 @@ async def _verify(items: list[_Item], limiter: anyio.CapacityLimiter) -> list[st
     reasons: list[str | None] = [None] * len(items)
     for circuit in sorted({item.circuit for item in items}):
         numbers = [number for number, item in enumerate(items) if item.circuit == circuit]
-        proved = [(items[number].message.proof, items[number].statement) for number in numbers]
+        proved = [(items[number].reveal.message.proof, items[number].statement) for number in numbers]
         found = await anyio.to_thread.run_sync(proofs.verify_each, circuit, proved, limiter=limiter)
         for number, reason in zip(numbers, found, strict=True):
             reasons[number] = reason

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,7 @@ import proofs
 from conformance.check_failures import CheckSkipped, require
 from conformance.checks import CheckList
 from conformance.dev_chain import ChainRound
-from conformance.http_requests import Reply
+from conformance.http_requests import ATTEMPT_HEADER, Reply
 from conformance.refusals import Reason, refused
 from conformance.session import Session
 from conformance.shares import Body, TestShare, decode32, encode, encode32
@@ -22,6 +23,9 @@ _ROUND: Final = "protocol §2: round not ACTIVE; protocol-now §0: 409"
 _R3: Final = "protocol R3; draft: submit_at ≤ vote_end_time"
 _NOTICE_SECONDS: Final = 30.0
 """Time limit for a helper to detect the end of a round, in seconds."""
+_LATER: Final = "wallets: any 4xx ends a vote of older ZODL for iOS, a share of zkool; three wallets wait 5 s"
+_HOLD_SECONDS: Final = 4.0
+"""Time limit for a refusal that may pass, in seconds: wallets wait 5 s with the connection."""
 
 checks = CheckList()
 
@@ -220,13 +224,31 @@ async def _(session: Session) -> str:
     return f"{seen} after {reply.seconds:.1f} s"
 
 
-async def _post_once(session: Session, share: TestShare, **changes: object) -> Reply:
+@checks.should("ROUND-010", "a share that may pass later gets 503 with a short Retry-After", _LATER, needs_shares=True)
+async def _(session: Session) -> str:
+    reply = await _post_once(session, session.invented())
+    seen = f"POST for an unknown round → {reply} after {reply.seconds:.1f} s"
+    require(reply.status == 503 and reply.header("retry-after") in ("1", "2") and reply.seconds < _HOLD_SECONDS, seen)
+    return seen
+
+
+@checks.should("ROUND-011", "with an attempt header, it is asked for again", _LATER, needs_shares=True)
+async def _(session: Session) -> str:
+    reply = await _post_once(session, session.invented(), {ATTEMPT_HEADER: secrets.token_hex(32)})
+    seen = f"POST for an unknown round, with an attempt → {reply}"
+    require(reply.asks_to_repeat and reply.header("retry-after") in ("1", "2"), seen)
+    return seen
+
+
+async def _post_once(
+    session: Session, share: TestShare, headers: Mapping[str, str] | None = None, **changes: object
+) -> Reply:
     """Post a share that may be refused temporarily, and do not repeat it."""
     return await session.client.send(
         "POST",
         "/shielded-vote/v1/shares",
         content=encode(share.body(session.time_for(share), **changes)),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **(headers or {})},
         is_patient=False,
     )
 

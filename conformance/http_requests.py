@@ -137,7 +137,11 @@ def parse_address(url: str) -> Address:
     Raises:
         ValueError: it is not an http or https URL without query and fragment.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        httpx.URL(url)  # refuses names that no resolver takes
+    except httpx.InvalidURL as error:
+        raise ValueError(f"not a base URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise ValueError(f"not a base URL: {url}")
     is_tls = parts.scheme == "https"

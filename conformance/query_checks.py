@@ -117,11 +117,18 @@ for _malformed in (
     )(_malformed)
 
 
-@checks.must("SHARE-018", "upper-case hex gets a definite response", "protocol-now §3a: upper-case hex accepted")
+@checks.should("SHARE-018", "upper-case hex is accepted", "protocol-now §3a: upper-case hex accepted")
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/share-status/{'AB' * 32}/{'CD' * 32}")
-    sent = "GET share-status in upper case"
-    return f"{sent} → {reply}" if reply.is_pending else refused(sent, reply, Reason.CONTENT)
+    require(reply.is_pending, f"GET share-status in upper case → {reply}")
+    return f"GET share-status in upper case → {reply}"
+
+
+@checks.should("SHARE-019", "an unknown share is not 200", "wallets: zkool takes every 200 for confirmed")
+async def _(session: Session) -> str:
+    reply = await _query_unknown(session)
+    require(reply.status != 200, f"GET share-status of an unknown share → {reply}")
+    return f"GET share-status of an unknown share → {reply}"
 
 
 @checks.should("QUEUE-001", "queue-status is counts by round, or 404", "protocol §2: queue-status")

@@ -1,7 +1,8 @@
 """Generate docs/conformance.md: the tests that cover each rule of the protocol.
 
 Tests declare their rules with `@pytest.mark.rule("R4", "R6")`. The markers are read from the source of the tests, so
-the document cannot list tests that do not exist. `python -m scripts.conformance` writes it; a test compares it.
+the document cannot list tests that do not exist. The tables of clients come from simulations of them.
+`python -m scripts.conformance` writes it; a test compares it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.wallets import outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "conformance.md"
@@ -169,7 +172,21 @@ def render_document() -> str:
         for rule, text in RULES.items():
             if rule.startswith(section):
                 lines += [f"### {rule}", "", text, "", *(f"- `{name}`" for name in tests[rule]), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_render_clients()])
+
+
+def _render_clients() -> list[str]:
+    answers = (
+        "What an answer of any helper does to the votes of each client that is known, while the other helpers accept "
+        f"them. {outcomes.LEGEND}"
+    )
+    situations = (
+        "What this helper answers, with the HTTP statuses (– for none) that the client gets until it has another "
+        "helper. ▲ is best where every answer but 200 gives it, and where the client's own connection stalls. "
+        "[Decision 39](decisions/0039-answers-for-every-wallet.md) has the reasons."
+    )
+    tables = outcomes.render_answers(), outcomes.render_situations()
+    return ["## Clients", "", answers, "", *tables[0], "", situations, "", *tables[1], ""]
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ from collections.abc import AsyncIterator, Iterator, Set
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, Annotated, Final
 
 import anyio
 import typer
 
 from audit.archive_source import ArchiveSource, open_archived_round
 from audit.auditor import Audit, audit_round
-from audit.check_results import CHECKS, CheckResult, Verdict, summarize
+from audit.check_results import CHECKS, summarize
 from audit.evidence import EvidenceSource, RecordingSource
-from audit.html_report import create_report
+from audit.html_report import create_report, own_share_rows
 from audit.live_round import BlockCache, RoundFollower
 from audit.node_source import NodeSource
+from audit.own_shares import MAX_FILE_BYTES, ShareFile, read_share_file
 from audit.source import AuditSource, DataMissing
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.circuits.known_circuits import circuit_infos
@@ -53,6 +54,8 @@ _EXIT_CODES: Final[dict[object, ExitCode]] = {
     "failed": ExitCode.FAILURE,
     "not_checked": ExitCode.DEGRADED,
 }
+_OWN_EXIT_CODES: Final = {True: ExitCode.OK, False: ExitCode.FAILURE, None: ExitCode.DEGRADED}
+"""Exit codes by whether all shares of the voter were counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class _Request:
     cache: Path | None
     follow: bool
     archive: bool
+    mine: ShareFile | None
+    reports_mine: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,18 @@ def audit(
         str,
         typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
     ] = "",
+    mine: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False,
+            help="File with the nullifiers of your shares (hex, one a line, or JSON of your wallet): was each counted?",
+            show_default=False,
+        ),
+    ] = None,
+    report_mine: Annotated[
+        bool,
+        typer.Option("--report-mine", help="Show the shares of --mine in the report, which says which ones are yours."),
+    ] = False,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -126,7 +143,8 @@ def audit(
     Reads all blocks of the vote from the nodes in [chain] endpoints, the archive or an evidence file, and recomputes
     all public data: reveals and their proofs, sums, partial decryptions, totals, the commitment tree and the round id.
     Each check is passed, failed or not checked (docs/audit.md). Exit code 0: all passed, 1: at least one failed, 3: at
-    least one was not checked.
+    least one was not checked. With --mine: 0 if each share was counted once and no check failed, 3 if that is not
+    known.
 
     No request concerns a single share. Needs no database and does not disturb a running helper.
     """
@@ -135,19 +153,29 @@ def audit(
         raise UsageError("ROUND is required without --from")
     if (evidence_in is not None) + archive + bool(cache or follow) > 1:
         raise UsageError("--from, --archive, and --cache or --follow exclude each other")
-    request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive)
-    result = anyio.run(_run, config, request)
-    emit(result, _print_result, json=json)
-    code = _EXIT_CODES[result["verdict"]]
+    if report_mine and (mine is None or report is None):
+        raise UsageError("--report-mine requires --mine and --report")
+    own = None if mine is None else _read_mine(mine)
+    request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive, own, report_mine)
+    completed = anyio.run(_run, config, request)
+    emit(completed.result.to_json(completed.own), lambda _: _print_result(completed), json=json)
+    code = _EXIT_CODES[completed.result.verdict]
+    if completed.own is not None and code is not ExitCode.FAILURE:
+        code = _OWN_EXIT_CODES[completed.own.are_counted]
     if code is not ExitCode.OK:
         raise typer.Exit(code)
+
+
+def _read_mine(path: Path) -> ShareFile:
+    with path.open("rb") as file:
+        return read_share_file(file.read(MAX_FILE_BYTES + 1))
 
 
 def _parse_key(text: str) -> bytes | None:
     return parse_hex32("--ea-pk", text) if text else None
 
 
-async def _run(config: Path | None, request: _Request) -> dict[str, object]:
+async def _run(config: Path | None, request: _Request) -> Audit:
     """Make the audit and write the files."""
     with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
         async with _open_source(config, request) as opened:
@@ -161,14 +189,17 @@ async def _run(config: Path | None, request: _Request) -> dict[str, object]:
                     opened.round_id,
                     signed_ea_pk=request.signed_ea_pk,
                     valid_proofs=opened.valid_proofs,
+                    search=None if request.mine is None else request.mine.search(opened.round_id),
                     on_progress=lambda done: update(
                         total=done.expected or None, completed=done.reveals, shown=done.height
                     ),
                 )
                 recording.finish()
         if report is not None:
-            report.write(create_report(completed, recording.hashes, _command(request, completed)).encode())
-    return completed.result.to_json()
+            command = _command(request, completed)
+            page = create_report(completed, recording.hashes, command, has_own_shares=request.reports_mine)
+            report.write(page.encode())
+    return completed
 
 
 @asynccontextmanager
@@ -304,11 +335,17 @@ def _command(request: _Request, completed: Audit) -> str:
     return f"svote-helper audit {source}"
 
 
-def _print_result(result: dict[str, Any]) -> None:
+def _print_result(completed: Audit) -> None:
+    result, own = completed.result, completed.own
     rows = [
-        (check["id"], check["verdict"].replace("_", " "), check["count"], check["why"] or CHECKS[check["id"]])
-        for check in result["checks"]
+        (check.id, check.verdict.replace("_", " "), check.count, check.why or CHECKS[check.id])
+        for check in result.checks
     ]
     emit_table(("check", "verdict", "items", "what or why"), rows)
-    checks = [CheckResult(c["id"], Verdict(c["verdict"]), c["why"], c["count"]) for c in result["checks"]]
-    print_message(f"round {result['round']}: {result['verdict'].replace('_', ' ')}: {summarize(checks)}")
+    print_message(f"round {result.round_id.hex()}: {result.verdict.replace('_', ' ')}: {summarize(result.checks)}")
+    if own is not None:
+        emit_table(("share", "state", "block", "proposal", "option", "proof"), own_share_rows(own))
+        print_message(
+            f"{len(own.shares)} shares: {own.counted} counted, {own.missing} missing, {own.counted_twice} counted "
+            f"twice, {own.not_checked} not checked"
+        )

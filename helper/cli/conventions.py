@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
-"""Errors of an output whose reader has closed it, or whose disk is full; those of a file have its name."""
+"""Errors of an output whose reader has closed it, or whose disk is full or failed; see `is_output_error`."""
 _UNESCAPED_CONTROL: Final = re.compile("[\x7f-\x9f]")
 """Control characters that JSON encoders do not escape."""
 
@@ -109,6 +109,21 @@ def fail(text: str, code: ExitCode = ExitCode.FAILURE) -> NoReturn:
     raise typer.Exit(code)
 
 
+def is_output_error(error: OSError) -> bool:
+    """Return whether an error is that of the output, and not that of a file.
+
+    Errors of files have the name of the file, except if an open file cannot be read. An output that failed fails again,
+    because the data is still in its buffer.
+    """
+    if error.errno != errno.EIO or error.filename is not None:
+        return error.errno in UNWRITABLE and error.filename is None
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
 def discard_output() -> None:
     """Connect standard output to the null device, so that the exit does not fail to write what is buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -139,7 +154,7 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     except PermissionError as error:
         fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno in UNWRITABLE and error.filename is None:
+        if isinstance(error, OSError) and is_output_error(error):
             raise
         fail(f"cannot read file: {error}")
     except (UsageError, UnicodeEncodeError) as error:  # the latter: an argument that is not UTF-8

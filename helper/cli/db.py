@@ -43,7 +43,7 @@ from helper.store.backup import (
     decrypt_backup,
     encrypt_backup,
     needs_passphrase,
-    require_backup_header,
+    read_backup,
     restore_database,
     write_backup,
 )
@@ -316,8 +316,8 @@ def _summarize_contents(contents: Contents) -> str:
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
-    sealed = file.read_bytes()
-    require_backup_header(sealed, str(file))
+    with file.open("rb") as opened:
+        sealed = read_backup(opened, file)
     if needs_passphrase(sealed):
         image = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     else:

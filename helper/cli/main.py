@@ -17,7 +17,14 @@ from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
 
-from helper.cli.conventions import UNWRITABLE, ExitCode, discard_output, map_errors_to_exit_codes, print_message
+from helper.cli.conventions import (
+    UNWRITABLE,
+    ExitCode,
+    discard_output,
+    is_output_error,
+    map_errors_to_exit_codes,
+    print_message,
+)
 from helper.errors import HelperError
 
 PROGRAM: Final = "svote-helper"
@@ -112,8 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
+        is_of_output = is_output_error(error)
         discard_output()
-        if error.filename is not None:
+        if not is_of_output:
             print_message(f"cannot use file: {error}")
         elif not isinstance(error, BrokenPipeError):
             print_message(f"the output cannot be written: {error.strerror}")

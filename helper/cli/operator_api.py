@@ -133,10 +133,20 @@ class OperatorApi:
         return _result(*request_file(self.database, target, body, key_file=self.key_file), by_daemon=False)
 
 
+class _DaemonObject(dict[str, Any]):
+    """A JSON object of a running helper, which may have another version than this command."""
+
+    def __missing__(self, name: str) -> Any:
+        raise DaemonError(
+            f"the running helper has another version than this command: its response has no `{name}`",
+            advice="Restart the helper. `svote-helper version` shows the version of the command.",
+        )
+
+
 def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
     """Return the content of a successful response. Raise the error of any other."""
     try:
-        response = json.loads(content)
+        response = json.loads(content, object_hook=_DaemonObject if by_daemon else None)
     except ValueError:
         response = None
     if not isinstance(response, dict):

@@ -56,7 +56,7 @@ from helper.store.backup import (
     decrypt_backup,
     encrypt_backup,
     needs_passphrase,
-    require_backup_header,
+    read_backup,
 )
 from helper.store.row_encryption import RowEncryption
 from helper.store.sqlite.export import ExportSelection, select_for_export
@@ -346,8 +346,8 @@ def import_(
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
     """Decrypt an export; returns its lines, with their line ends."""
-    sealed = file.read_bytes()
-    require_backup_header(sealed, str(file))
+    with file.open("rb") as opened:
+        sealed = read_backup(opened, file)
     if not needs_passphrase(sealed):
         fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
     content = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))

@@ -215,7 +215,7 @@ class _Doctor:
         return machine.check_modes(databases, secrets)
 
     def _check_disk(self) -> list[CheckResult]:
-        directory = self.config.db_path.resolve().parent
+        directory = Path(os.path.realpath(self.config.db_path)).parent
         try:
             measured = database.measure_disk(directory, self.clock)
         except OSError as error:

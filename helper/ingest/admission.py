@@ -32,6 +32,7 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
+from helper.core.log_limits import RecentKeys
 from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal
 from helper.core.share import InvalidChoice, Share
 from helper.errors import ShareRefused, StoreError
@@ -46,8 +47,14 @@ MAX_WAIT_SECONDS: Final = 3.5
 
 Three wallets give a request up 5 s after they began to connect, which takes up to 1.5 s on a mobile network.
 """
-MAX_ATTEMPT_WAIT_SECONDS: Final = 15.0
-"""The same for a request that names its attempt: its wallet waits 30 s, and needs time for other helpers."""
+FIRST_ATTEMPT_WAIT_SECONDS: Final = 15.0
+"""The same for the first request for a share that names its attempt: its wallet ends it after 30 s.
+
+That wallet repeats a refused share twice at the same helper before it takes another one. A repeat waits
+`MAX_WAIT_SECONDS`, so that 37 of the 60 s that the wallet has for a share's first helpers are left for others.
+"""
+REPEAT_SECONDS: Final = 60.0
+"""Seconds for which a share that waited is recognized, in memory only."""
 MAX_IN_FLIGHT: Final = 2_000
 """Maximum number of concurrent requests."""
 MAX_WAITING: Final = 1_500
@@ -164,6 +171,7 @@ class AdmissionController:
         self._pause_reason: PauseReason | None = None
         self._in_flight = 0
         self._waiting = WaitingShares(MAX_WAITING)
+        self._waited = RecentKeys(REPEAT_SECONDS, max_keys=MAX_WAITING)
 
     async def admit(
         self,
@@ -284,7 +292,9 @@ class AdmissionController:
         result: ShareRefused | TemporaryRefusal | None = refusal
         if self._is_paused(checked.share):
             return result
-        deadline = self._clock.monotonic() + (MAX_ATTEMPT_WAIT_SECONDS if names_attempt else MAX_WAIT_SECONDS)
+        now = self._clock.monotonic()
+        is_first = names_attempt and self._waited.remember(checked.share.key, now)
+        deadline = now + (FIRST_ATTEMPT_WAIT_SECONDS if is_first else MAX_WAIT_SECONDS)
         with self._waiting.hold(names_attempt=names_attempt):
             while isinstance(result, TemporaryRefusal) and not self._is_paused(checked.share):
                 seconds_left = deadline - self._clock.monotonic()

@@ -41,7 +41,7 @@ Larger bodies are more expensive than real ones, so they count against the clien
 BODY_FIELD: Final = "body"
 """Field name in errors that concern the entire body."""
 
-PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in lower-case hex.")
+PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in hex.", allows_upper_case=True)
 
 _FIELDS: Final[Mapping[str, Field]] = {BODY_FIELD: SHARE_JSON, **dict(wire_names(SHARE_JSON.fields))}
 """The fields by their name in errors."""
@@ -127,10 +127,10 @@ def invalid_share(invalid: InvalidShare) -> PayloadError:
 
 
 def parse_hex32(field: str, text: str) -> bytes:
-    """Parse 32 bytes in lower-case hex from a path.
+    """Parse 32 bytes in hex from a path.
 
     Raises:
-        PayloadError: it is not 64 lower-case hex characters.
+        PayloadError: it is not 64 hex characters.
     """
     if PATH_HEX_FIELD.pattern.fullmatch(text) is None:
         raise PayloadError(field, error_message(PATH_HEX_FIELD, "not-hex"))

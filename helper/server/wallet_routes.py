@@ -17,7 +17,6 @@ from helper.chain.round_registry import RoundRegistry
 from helper.circuits.known_circuits import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, attempt_token, find_refusal
-from helper.core.share_fields import HexField
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import payload
 from helper.ingest.admission import AdmissionController
@@ -100,7 +99,7 @@ QUEUE_STATUS: Final = Operation(
 QUEUE_SUMMARY: Final = Operation(
     "Number of shares of a round by due time, in hundreds, of the last full hour. Needs no token.",
     QueueSummary,
-    path={"round_id": HexField("The voting round: 32 bytes in hex.", allows_upper_case=True)},
+    path={"round_id": payload.PATH_HEX_FIELD},
     refusals=(404,),
 )
 
@@ -215,7 +214,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
     async def queue_summary(request: Request) -> Response:
         assert view.queue_summaries is not None
-        round_id = payload.parse_hex32("round_id", request.path_params["round_id"].lower())
+        round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
         try:
             summary = view.queue_summaries.get(round_id)
         except InvalidRoundError:

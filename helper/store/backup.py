@@ -110,7 +110,7 @@ def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[
             cannot be parsed.
         BackupKeyError: the passphrase or the identities do not match, or the file is damaged.
     """
-    require_backup_header(sealed, "this file")
+    _require_header(sealed, "this file")
     image: bytes
     try:
         if needs_passphrase(sealed):
@@ -165,8 +165,18 @@ def _check_work_factor(sealed: bytes) -> int:
     return factor
 
 
-def require_backup_header(head: bytes, name: str) -> None:
-    """Raise BackupError if a file does not begin with the header of a backup."""
+def read_backup(file: BinaryIO, path: Path) -> bytes:
+    """Read an encrypted file. The header comes first: another file may not fit into memory, and a device has no end.
+
+    Raises:
+        BackupError: it does not begin with the header of a backup.
+    """
+    head = file.read(len(AGE_HEADER))
+    _require_header(head, str(path))
+    return head + file.read()
+
+
+def _require_header(head: bytes, name: str) -> None:
     if not head.startswith(AGE_HEADER):
         raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
 
@@ -209,9 +219,7 @@ def _require_backup(file: BinaryIO, path: Path, passphrase: str) -> None:
 
     Backups and exports look alike without the passphrase, but an export is never encrypted to recipients.
     """
-    head = file.read(len(AGE_HEADER))
-    require_backup_header(head, str(path))  # before the rest is read, which of a device has no end
-    sealed = head + file.read()
+    sealed = read_backup(file, path)
     if not needs_passphrase(sealed):
         return
     try:

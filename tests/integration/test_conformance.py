@@ -132,6 +132,8 @@ NEIGHBORS = [next(check.id for check in CHECKS if check.id.startswith(f"{topic}-
 STALLS = [check.id for check in CHECKS if check.id.startswith("SLOW-") and check.id not in ("SLOW-023", "SLOW-024")]
 """The checks of slow bodies, which run concurrently, without the slowest two."""
 
+LATER = [f"ROUND-{number:03}" for number in (1, 3, 10, 11)]
+
 PLANTED = {
     Fault.REPEAT_IS_QUEUED: Planted(
         NEIGHBORS, numbered("DUP", *range(1, 12)) | numbered("KEY", *range(1, 7)) | {"TIME-006"}
@@ -155,6 +157,10 @@ PLANTED = {
         ["STATUS-001", "STATUS-004", "LOAD-001", "LOAD-004", "LOAD-005"], {"STATUS-004", "LOAD-005"}
     ),
     Fault.UNKNOWN_SHARE_IS_500: Planted(NEIGHBORS, numbered("SHARE", 1, 2, 6)),
+    Fault.LATER_IS_429: Planted(LATER, {"ROUND-010"}),
+    Fault.LATER_IS_400: Planted(LATER, {"ROUND-010", "ROUND-011"}),
+    Fault.LATER_IN_MINUTES: Planted(LATER, {"ROUND-010", "ROUND-011"}),
+    Fault.PENDING_IS_200: Planted(NEIGHBORS, {"SHARE-019"}),
     Fault.OVERLOADED_IS_503: Planted(["POST", "LOAD"], numbered("LOAD", 1, 4)),
     Fault.RECEIPT_WITH_MORE: Planted(STALLS, numbered("SLOW", 2, 3, 20, 22)),
     Fault.RECEIPT_FOR_ANY_TOKEN: Planted(STALLS, numbered("SLOW", *range(11, 19))),

@@ -25,9 +25,10 @@ from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 from tests.support.slow_link import SlowLink
-from tests.support.wallet_http import Attempt
-from tests.support.wallet_library import HelperState, LibraryWallet, SentShare
-from tests.support.wallet_responses import ChainOutcome, ChainReply, ShareOutcome
+from tests.support.wallets.http import Attempt
+from tests.support.wallets.library import LibraryShare, LibraryWallet
+from tests.support.wallets.responses import ChainOutcome, ChainReply, ShareOutcome
+from tests.support.wallets.wallet import HelperState
 
 ERAS = ("0.5", "1.6")
 BYTES_PER_SECOND = 20_000
@@ -193,9 +194,9 @@ async def vote_in_era(era: str, directory: Path, http: httpx.AsyncClient) -> Non
         assert len(large.attempts) == 1
 
 
-def group_by_vote(shares: Sequence[SentShare]) -> list[CastVote]:
+def group_by_vote(shares: Sequence[LibraryShare]) -> list[CastVote]:
     """The shares as votes of the dev chain's wallet."""
-    votes: dict[int, list[SentShare]] = defaultdict(list)
+    votes: dict[int, list[LibraryShare]] = defaultdict(list)
     for sent in shares:
         votes[sent.position].append(sent)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -14,11 +15,12 @@ import proofs
 from audit.auditor import Audit, Progress, audit_round
 from audit.check_results import CHECKS, Findings, Verdict
 from audit.documents import parse_round_facts
+from audit.own_shares import ShareSearch, read_share_file
 from audit.source import AuditTx
 from audit.tally_checks import check_contributions
 from audit.transactions import Contribution, decode
 from helper.chain.reveal_transaction import RevealMessage
-from helper.errors import AuditError, NotFound
+from helper.errors import AuditError, NotFound, UsageError
 from tests.support.audit_rounds import MemorySource, read_lines, single_key_round, threshold_round, verify_each_once
 
 Change = Callable[[MemorySource, random.Random], None]
@@ -698,3 +700,109 @@ async def test_audit_key_without_threshold_uses_proofs_of_decryption() -> None:
     assert of_verdict(result, Verdict.FAILED) <= {"A1", "A5", "D1", "D4"}
     assert {"C2", "C3", "C4"} <= of_verdict(result, Verdict.NOT_CHECKED)
     assert why(result, "C2") == "the round has no key ceremony"
+
+
+# ---------------------------------------------------------------------- own shares
+
+
+def exchange_proof(source: MemorySource) -> None:
+    (height, at, raw), (_, _, other) = source.find(0x04)[:2]
+    source.replace_tx(height, at, replace(RevealMessage.from_tx(raw), proof=RevealMessage.from_tx(other).proof).to_tx())
+
+
+def fail_first_reveal(source: MemorySource) -> None:
+    height, at, raw = source.find(0x04)[0]
+    source.replace_tx(height, at, raw, code=1)
+
+
+def fail_first_of_running(source: MemorySource) -> None:
+    still_running(source)
+    fail_first_reveal(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "proof_states", "are_counted"),
+    [
+        (lambda _: None, "counted", ["valid"], True),
+        (repeat(0x04, 240), "counted_twice", ["valid", "valid"], False),
+        (fail_first_reveal, "missing", [], False),
+        (exchange_proof, "counted", ["invalid"], False),
+        (lengthen_proof, "counted", ["not_checked"], None),
+        (without("leaves"), "counted", ["not_checked"], None),
+        (still_running, "counted", ["valid"], True),
+        (fail_first_of_running, "not_checked", [], None),
+        (pruned_after(2), "not_checked", [], None),
+        (unknown_result(0x04), "not_checked", [], None),
+    ],
+)
+async def test_audit_says_whether_a_share_was_counted(
+    change: Callable[[MemorySource], object], state: str, proof_states: list[str], are_counted: bool | None
+) -> None:
+    source = threshold_round()
+    nullifier = RevealMessage.from_tx(source.find(0x04)[0][2]).nullifier
+    change(source)
+    own = (await audit(source, search=ShareSearch({nullifier: []}))).own
+    assert own is not None
+    (share,) = own.shares
+    assert (share.nullifier, share.state) == (nullifier.hex(), state)
+    assert [reveal.proof for reveal in share.reveals] == proof_states
+    assert {(reveal.proposal, reveal.option) for reveal in share.reveals} <= {(1, 1)}
+    assert own.are_counted is are_counted
+    assert [own.counted, own.counted_twice, own.missing, own.not_checked] == [
+        int(each == state) for each in ("counted", "counted_twice", "missing", "not_checked")
+    ]
+
+
+async def test_audit_of_own_share_uses_proofs_that_were_verified_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, valid_proofs = threshold_round(), set[bytes]()
+    nullifier = RevealMessage.from_tx(source.find(0x04)[0][2]).nullifier
+    await audit(source, valid_proofs=valid_proofs)
+    monkeypatch.setattr(proofs, "verify_each", lambda _circuit, items: ["verified again"] * len(items))
+    own = (await audit(source, search=ShareSearch({nullifier: []}), valid_proofs=valid_proofs)).own
+    assert own is not None
+    assert own.are_counted
+
+
+HEX, OTHER = "0a" * 32, "Bb" * 32
+BASE64 = b64encode(b"\x0c" * 32).decode()
+ROUND_HEX = "07" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"{HEX}\n\n {OTHER}\r\n{HEX}", {HEX, OTHER.lower()}),
+        ("\ufeff" + HEX, {HEX}),
+        (json.dumps({"shares": [{"index": 0, "nullifier": HEX}, {"nullifier": OTHER}]}), {HEX, OTHER.lower()}),
+        (json.dumps([{"share_nullifier": BASE64, "vote_round_id": ROUND_HEX.upper()}]), {"0c" * 32}),
+        (json.dumps([{"round": OTHER, "votes": [{"nullifier": HEX}]}, {"nullifier": OTHER}]), {OTHER.lower()}),
+        (json.dumps({"round": "A title", "nullifier": HEX}), {HEX}),
+        (json.dumps([{"round": ROUND_HEX, "nullifier": HEX}, {"round": OTHER, "nullifier": HEX}]), {HEX}),
+    ],
+)
+def test_share_file_has_the_shares_of_the_round(text: str, found: set[str]) -> None:
+    search = read_share_file(text.encode()).search(bytes.fromhex(ROUND_HEX))
+    assert {nullifier.hex() for nullifier in search.found} == found
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no nullifier"),
+        (b"{}", "no nullifier"),
+        (b"\xff\xfe0a", "must be text"),
+        (f"{HEX}\n{HEX[:-2]}".encode(), "line 2 must be 64 hex"),
+        (f"{HEX}00".encode(), "line 1 must be 64 hex"),
+        (f"0x{HEX[2:]}".encode(), "line 1 must be 64 hex"),
+        (BASE64.encode(), "line 1 must be 64 hex"),
+        (b'{"nullifier": "0a0a"}', "nullifier must be 32 bytes in hex or base64"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a":' * 60 + b"1" + b"}" * 60, "nested too deeply"),
+        (b"".join(b"%064x\n" % number for number in range(1_000_001)), "at most 1000000 shares"),
+        (json.dumps([{"round": OTHER, "nullifier": HEX}]).encode(), "no share of this round"),
+    ],
+)
+def test_unusable_share_file_is_refused_without_its_values(data: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        read_share_file(data).search(bytes.fromhex(ROUND_HEX))
+    assert HEX[:8] not in str(caught.value)

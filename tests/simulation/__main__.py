@@ -2,8 +2,9 @@
 
 A failing seed prints its event log. Every run of a seed is identical. With `--liar ahead,swallow --nodes 3`, one of
 three nodes tells these lies (`any`: one or two at a time, drawn) instead of the seed's faults. With `--fleet`, several
-helpers run on one chain instead, see `fleet_command`. The last line on standard output is a JSON summary; everything
-else goes to standard error. The exit status is 1 if a promise was broken.
+helpers run on one chain instead, see `fleet_command`; with `--wallets`, all clients vote, see `wallet_fleet`. The last
+line on standard output is a JSON summary; everything else goes to standard error. The exit status is 1 if a promise
+was broken.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections import Counter
 
+from tests.simulation import wallet_fleet
 from tests.simulation.fleet_command import add_arguments, run_fleet_command
 from tests.simulation.liar import Lie
 from tests.simulation.runner import run_seeds
@@ -33,7 +35,10 @@ def main() -> int:
     )
     parser.add_argument("--nodes", type=int, choices=(1, 2, 3), default=2, help="with --liar: nodes (default: 2)")
     add_arguments(parser)
+    wallet_fleet.add_arguments(parser)
     options = parser.parse_args()
+    if options.wallets:
+        return wallet_fleet.run_wallets_command(options)
     if options.fleet:
         return run_fleet_command(parser, options)
     if options.seed is not None:

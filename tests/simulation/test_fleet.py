@@ -8,6 +8,7 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from tests.simulation.fleet_plan import (
     select_end_of_round,
     simulate_ideal_fleet,
 )
+from tests.simulation.wallet_fleet import run_wallet_fleet
+from tests.support.wallets.clients import CLIENTS, IOS, LIBRARY
 
 
 def parse_options(text: str) -> argparse.Namespace:
@@ -170,6 +173,22 @@ def test_fleet_counts_reveals_before_their_due_time(monkeypatch: pytest.MonkeyPa
     options = parse_options("--helpers 1 --voters 6 --deadline 0 --round-hours 0.1 --block-seconds 6")
     result, _ = run_fleet(1, create_plan(options))
     assert result.early > 0
+
+
+def test_votes_of_every_client_are_counted_without_action_of_the_voter() -> None:
+    results, violations = run_wallet_fleet(1, 7, round_seconds=900)
+    assert violations == []
+    assert {name: asdict(result) for name, result in results.items()} == {
+        client.name: {"shares": 16, "counted": 16, "stopped": 0, "given_up": 0} for client in CLIENTS
+    }
+
+
+def test_responses_of_the_original_cost_votes_of_some_clients() -> None:
+    results, violations = run_wallet_fleet(1, 7, round_seconds=900, is_original=True)
+    assert violations == []
+    assert results[IOS.name].counted < 16
+    assert results[IOS.name].stopped == 1
+    assert results[LIBRARY.name].counted == 16
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,10 @@ class Fault(Enum):
     RECEIPT_FOR_ANY_TOKEN = "gives a receipt for an invalid token"
     STORED_BEFORE_RECEIPT = "stores a share before it gives a receipt"
     OVERLOADED_IS_503 = "responds 503 to more than 32 posts at once"
+    LATER_IS_429 = "responds 429 to every request that may pass later"
+    LATER_IS_400 = "responds 400 to a share that may pass later"
+    LATER_IN_MINUTES = "asks to wait for two minutes"
+    PENDING_IS_200 = "responds 200 for the status of a share that is not confirmed"
     REVEALED_EARLY = "reveals shares at once"
     TIME_MOVED = "reveals a share early when it is repeated with a later time"
     SENT_AGAIN = "sends a reveal again after it was counted"
@@ -89,6 +93,15 @@ class Fault(Enum):
     LOST_ON_RESTART = "loses waiting shares when it restarts"
     NODE_ASKED_ON_ARRIVAL = "requests the tree from the node when a share arrives"
     NODE_ASKED_FOR_NULLIFIER = "queries the node whether a new share is spent"
+
+
+_STATUSES: Final = {
+    (Fault.LATER_IS_429, 503): 429,
+    (Fault.LATER_IS_400, 429): 400,
+    (Fault.LATER_IS_400, 503): 400,
+    (Fault.PENDING_IS_200, 202): 200,
+}
+"""Statuses that a fault replaces."""
 
 
 class WrongHelper:
@@ -167,6 +180,10 @@ class WrongHelper:
         return None
 
     def _finish(self, response: Response) -> Response:
+        fault = self._fault
+        response.status_code = _STATUSES.get((fault, response.status_code), response.status_code)
+        if fault is Fault.LATER_IN_MINUTES and "retry-after" in response.headers:
+            response.headers["retry-after"] = "120"
         if self._fault is Fault.NO_CORS:
             for name in [name for name in response.headers if name.startswith("access-control-")]:
                 del response.headers[name]

@@ -33,7 +33,7 @@ from tests.support.command import run_command
 from tests.support.devnet import DevChain
 from tests.support.harness import CHAIN_ID, STAND_IN_PROGRAM, HelperProcess, unix_time_in
 from tests.support.process import ChildProcess, child_pids
-from tests.support.wallet_library import MAX_POSTS
+from tests.support.wallets.wallet import MAX_POSTS
 from tests.tor.tor_network import TOR, TOR_GENCERT, TorNetwork, TorProcess
 
 pytestmark = [

@@ -25,7 +25,7 @@ from helper.object_store.bucket import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
 from helper.server.listening import GROUP_MODE, STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings
-from tests.support.wallet_library import MAX_POSTS
+from tests.support.wallets.wallet import MAX_POSTS
 
 REPO_ROOT = Path(__file__).parents[2]
 SYSTEMD = REPO_ROOT / "deploy" / "systemd"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -51,7 +52,7 @@ class SqliteEndpoint(CopyEndpoint):
     @property
     def label(self) -> str:
         """The absolute path."""
-        return str(self._path.resolve())
+        return os.path.realpath(self._path)
 
     @property
     def config_text(self) -> str:

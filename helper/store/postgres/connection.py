@@ -140,6 +140,10 @@ _LOGIN_ADVICE: Final = (
 CONNECTIONS_ADVICE: Final = (
     "Raise max_connections of the server, or the limit of the role or the database: a host needs up to six connections."
 )
+POOLER_ADVICE: Final = (
+    "Connect to the server directly, without a pooler such as PgBouncer, and without PGTZ in the environment; see "
+    "docs/cluster.md."
+)
 _ADVICE: Final = (
     (CERTIFICATE_REFUSED, _CERTIFICATE_ADVICE),
     ("does not match host name", _NAME_ADVICE),
@@ -151,6 +155,8 @@ _ADVICE: Final = (
     ("too many clients", CONNECTIONS_ADVICE),
     ("too many connections", CONNECTIONS_ADVICE),
     ("connection slots are reserved", CONNECTIONS_ADVICE),
+    ("startup parameter", POOLER_ADVICE),  # a server knows all parameters of the helper
+    ("command-line options", POOLER_ADVICE),
     ("hot standby mode", "Promote the standby, or add the primary to the hosts of the database URL."),
 )
 """Advice by a part of libpq's message."""
@@ -236,6 +242,8 @@ _SERVER_KEEPALIVE: Final = (
 """The same for the server, so that a host can soon acquire the lock on its name again after a network failure."""
 _NO_TIMEOUTS: Final = ("-c statement_timeout=0", "-c lock_timeout=0", "-c idle_session_timeout=0")
 """A provider's or role's timeout would end the wait of a commit for a standby, or an idle connection."""
+_STANDARD_LITERALS: Final = ("-c standard_conforming_strings=on", "-c array_nulls=on")
+"""Old applications turn these off for a role or database; statements and parameters would have another meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +300,16 @@ class ConnectionSettings:
             "-c log_parameter_max_length_on_error=0",
             *_SERVER_KEEPALIVE,
             *_NO_TIMEOUTS,
+            *_STANDARD_LITERALS,
         ]
         if reading:
             settings.append("-c default_transaction_read_only=on")
-        return {"application_name": self.host, "options": " ".join(settings), "autocommit": True}
+        return {
+            "application_name": self.host,
+            "client_encoding": "UTF8",
+            "options": " ".join(settings),
+            "autocommit": True,
+        }
 
 
 def create_connection_settings(

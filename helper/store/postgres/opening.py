@@ -26,6 +26,7 @@ from helper.store.keyring import Keyring
 from helper.store.postgres.connection import (
     CERTIFICATE_REFUSED,
     CONNECT_SECONDS,
+    POOLER_ADVICE,
     PRIVILEGES_ADVICE,
     ConnectionSettings,
     read_server_certificates,
@@ -78,7 +79,7 @@ def connect(settings: ConnectionSettings) -> Connection:
         StoreForeign: the server is too old.
         StoreUnreachable: a certificate was refused; the message states the reason.
         StoreRefused: sessions are read-only, or a pooler is between this host and the server.
-        StoreError: a server setting makes commits unsafe or logs parameters.
+        StoreError: a server setting makes commits unsafe or logs parameters, or the encoding is not UTF8.
     """
     try:
         conn: Connection = psycopg.connect(settings.conninfo, **settings.options())
@@ -88,6 +89,11 @@ def connect(settings: ConnectionSettings) -> Connection:
         conn.prepare_threshold = 2
         if conn.info.server_version < OLDEST_SERVER:
             raise StoreForeign("the server is older than PostgreSQL 15")
+        if (encoding := _read_server_setting(conn, "server_encoding")) != "UTF8":
+            raise StoreError(
+                f"the database has the encoding {encoding} and cannot store every text",
+                advice="Create a database WITH ENCODING 'UTF8' TEMPLATE template0 for the helper.",
+            )
         for name in ("fsync", "full_page_writes"):
             if _read_server_setting(conn, name) != "on":
                 raise StoreError(
@@ -118,7 +124,7 @@ def _require_own_session(conn: Connection, settings: ConnectionSettings) -> None
     if wrong:
         raise StoreRefused(
             f"the database session is not as requested ({', '.join(wrong)}); probably a pooler is in between",
-            advice="Connect to the server directly, without a pooler such as PgBouncer; see docs/cluster.md.",
+            advice=POOLER_ADVICE,
         )
     if _read_server_setting(conn, "transaction_read_only") == "on":
         raise StoreRefused(

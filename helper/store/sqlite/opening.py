@@ -377,7 +377,7 @@ def refuse_unsuitable_file_system(database: Path, mounts: str) -> None:
     Raises:
         StoreError: it is not suitable.
     """
-    directory = database.resolve().parent
+    directory = Path(os.path.realpath(database)).parent
     kind = find_file_system_type(directory, mounts)
     if is_unsuitable(kind):
         raise StoreError(f"{directory} is on {kind}, which is not safe for a database", advice=UNSUITABLE_ADVICE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from admin.published_config import authenticate_rounds, encode_layout, parse_config, parse_static
 from helper.chain.chain_data import RoundAuthentication
 from tests.conftest import RECORDED
+from tests.unit.admin.fixtures import AdminStack
 
 pytestmark = pytest.mark.rule("R16")
 
@@ -116,3 +118,50 @@ def test_authenticate_without_or_with_another_layout_has_no_valid_signature() ->
 def test_authenticate_omits_names_that_are_not_round_ids() -> None:
     names = (ROUND_ID.hex().upper(), ROUND_ID.hex()[1:], f"{ROUND_ID.hex()}\n", "", "é" * 64)
     assert authenticate_rounds(dict.fromkeys(names, entry()), LAYOUT, KEYS) == {}
+
+
+# What is signed
+
+ENTRY = {
+    "round_id": ROUND_ID.hex(),
+    "ea_pk": base64.b64encode(EA_PK).decode(),
+    "auth_version": 2,
+    "pir_layout": {"poly_len": 4096, "pir_depth": 19, "tier1_layers": 7, "tier0_layers": 12},
+}
+
+
+async def test_manager_gets_the_message_that_wallets_verify(stack: AdminStack) -> None:
+    response = await stack.client.post("/sign-config-entry", json={**ENTRY, "signatures": []})
+    assert response.status_code == 200
+    message = base64.b64decode(response.json()["canonical_payload_b64"])
+    assert message == MESSAGE
+    assert response.json() == {
+        "canonical_payload_b64": base64.b64encode(MESSAGE).decode(),
+        "signed_payload_hash": sha256(MESSAGE).hexdigest(),
+        "auth_version": 2,
+    }
+    assert authenticate(entry(sign(message=message))) is RoundAuthentication.AUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"round_id": ROUND_ID.hex().upper()}, "round_id"),
+        ({"round_id": 7}, "round_id"),
+        ({"ea_pk": base64.b64encode(EA_PK[:31]).decode()}, "ea_pk"),
+        ({"auth_version": 1}, "auth_version"),
+        ({"auth_version": True}, "auth_version"),
+        ({"pir_layout": None}, "pir_layout"),
+        ({"pir_layout": {"pir_depth": 19}}, "pir_layout"),
+        ({"pir_layout": [19, 12, 7, 4096]}, "pir_layout"),
+    ],
+)
+async def test_invalid_entry_is_400(stack: AdminStack, changed: dict[str, Any], message: str) -> None:
+    response = await stack.client.post("/sign-config-entry", json={**ENTRY, **changed})
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+
+
+async def test_entry_that_is_no_object_is_400(stack: AdminStack) -> None:
+    for content in (b"", b"[]", b"\xff", b'{"auth_version": NaN}'):
+        assert (await stack.client.post("/sign-config-entry", content=content)).status_code == 400

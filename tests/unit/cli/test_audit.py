@@ -558,6 +558,54 @@ def test_audit_of_damaged_archived_documents_ends(
     assert "documents of the round are not readable\nAudit the nodes instead" in capsys.readouterr().err
 
 
+# ---------------------------------------------------------------------- own shares
+
+
+def test_audit_with_own_shares_says_which_were_counted(
+    nodes: RecordedNodes, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("helper.toml").write_text(ONE_NODE)
+    run(ROUND, "--evidence", "without.zip", code=3)
+    requests = sorted(nodes.requests)
+    nodes.requests.clear()
+    nullifiers = [RevealMessage.from_tx(raw).nullifier.hex() for _, _, raw in nodes.source.find(0x04)]
+    Path("mine").write_text("\n".join(nullifiers))
+    files = ("--report", "report.html", "--evidence", "with.zip")
+    assert run_command("audit", ROUND, "--mine", "mine", *files, "--json") == 0, "E is not checked"
+    result = json.loads(capsys.readouterr().out)
+    assert_conforms("audit", result)
+    assert [share["nullifier"] for share in result["mine"]["shares"]] == nullifiers
+    assert result["mine"]["counted"] == 16
+    assert sorted(nodes.requests) == requests, "no node learns which shares are searched"
+    assert nullifiers[0] not in Path("report.html").read_text()
+    assert Path("with.zip").read_bytes() == Path("without.zip").read_bytes()
+
+    Path("mine").write_text("\n".join([*nullifiers[:2], "0d" * 32]))
+    own_page = ("--report", "own.html", "--report-mine")
+    assert run_command("audit", "--from", "with.zip", "--mine", "mine", *own_page) == 1
+    output = capsys.readouterr()
+    assert f"{nullifiers[0]}\tcounted\t" in output.out
+    assert f"{'0d' * 32}\tmissing\t" in output.out
+    assert "3 shares: 2 counted, 1 missing, 0 counted twice, 0 not checked" in output.err
+    assert {nullifiers[0], "0d" * 32} <= set(re.findall("[0-9a-f]{64}", Path("own.html").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mine", "missing"), "missing"),
+        (("--mine", "helper.toml"), "--mine is not valid JSON"),
+        (("--report-mine", "--report", "report.html"), "--report-mine requires --mine"),
+    ],
+)
+def test_audit_with_unusable_share_file_reads_nothing(
+    nodes: RecordedNodes, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert run_command("audit", ROUND, *arguments) in (2, 5)
+    assert message in capsys.readouterr().err
+    assert nodes.requests == []
+
+
 # ---------------------------------------------------------------------- report
 
 
@@ -647,7 +695,9 @@ def test_commands_of_the_document_run(nodes: RecordedNodes, monkeypatch: pytest.
     monkeypatch.setattr("helper.cli.audit.open_archive_bucket", lambda *_: bucket)
     document = Path(__file__).parents[3] / "docs" / "audit.md"
     commands = re.findall(r"^    \$ svote-helper (.+)$", document.read_text(), re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
+    nullifiers = [RevealMessage.from_tx(raw).nullifier.hex() for _, _, raw in nodes.source.find(0x04)]
+    Path("shares.txt").write_text("\n".join(nullifiers))
     for command in commands:
         assert run_command(*command.split()) == 0
     assert {"report.html", "evidence.zip", "blocks.jsonl"} <= {path.name for path in Path().iterdir()}

@@ -185,6 +185,7 @@ INVALID_CALLS = [
     (("--to", "postgresql:///x?host=/nowhere"), 6, "is unreachable"),
     (("--to", "ADDRESS", "--key-file", "open.key"), 1, "users other than its owner"),
     (("--to", "text.db"), 1, "not a database"),
+    (("--to", "loop.db"), 1, "Too many levels of symbolic links"),
     (("--undo",), 1, "not marked as moved"),
 ]
 
@@ -197,6 +198,7 @@ def test_db_copy_invalid_call_exit_code(
     (copy_setup.directory / "open.key").touch()
     (copy_setup.directory / "open.key").chmod(0o644)
     (copy_setup.directory / "text.db").write_text("not a database, only some notes")
+    (copy_setup.directory / "loop.db").symlink_to("loop.db")
     resolved = [copy_setup.address if argument == "ADDRESS" else argument for argument in arguments]
     assert run_command("db", "copy", *resolved, "--yes") == code
     assert re.search(message, capsys.readouterr().err)

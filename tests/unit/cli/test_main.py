@@ -8,6 +8,7 @@ import subprocess
 import sys
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -125,23 +126,31 @@ def test_only_errors_of_arguments_exit_usage(
 
 
 @pytest.mark.parametrize(
-    ("services", "name", "message"),
+    ("services", "name", "is_output_broken", "message"),
     [
-        ("", "q.db", "cannot read file: [Errno 5] failed: 'q.db'\n"),
-        ("run", "q.db", "cannot use file: [Errno 5] failed: 'q.db'\n"),
-        ("", None, "the output cannot be written: failed\n"),
+        ("", "q.db", False, "cannot read file: [Errno 5] failed: 'q.db'\n"),
+        ("run", "q.db", False, "cannot use file: [Errno 5] failed: 'q.db'\n"),
+        ("", None, False, "cannot read file: [Errno 5] failed\n"),
+        ("run", None, False, "cannot use file: [Errno 5] failed\n"),
+        ("", None, True, "the output cannot be written: failed\n"),
     ],
 )
 def test_error_of_file_is_not_reported_as_one_of_the_output(
     services: str,
     name: str | None,
+    is_output_broken: bool,
     message: str,
     plugin_module: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken() -> None:
+    def fail() -> None:
         raise OSError(errno.EIO, "failed", name)
+
+    def broken() -> None:
+        if is_output_broken:
+            monkeypatch.setattr("sys.stdout", Mock(flush=fail))
+        fail()
 
     monkeypatch.setattr("helper.cli.main.SERVICES", {services})
     monkeypatch.setattr("helper.cli.main.discard_output", lambda: None)

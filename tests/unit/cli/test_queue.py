@@ -121,6 +121,15 @@ def test_queue_refused_by_helper_sets_exit_code(
     assert output.err
 
 
+@pytest.mark.parametrize(("body", "field"), [({}, "shares"), ({**LIST_RESPONSE, "shares": [{}]}, "ref")])
+def test_queue_response_of_other_version_is_reported(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], body: dict[str, Any], field: str
+) -> None:
+    daemon.set_response("/queue", body)
+    assert run_command("queue", "list") == 1
+    assert f"another version than this command: its response has no `{field}`" in capsys.readouterr().err
+
+
 def test_queue_without_helper_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("queue", "list") == 5
     assert "database svote-helper.db does not exist" in capsys.readouterr().err

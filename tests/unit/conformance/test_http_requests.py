@@ -60,7 +60,11 @@ def test_address_of_base_url_is_parsed(url: str, expected: tuple[object, ...]) -
 
 
 @pytest.mark.parametrize(
-    "url", ["helper", "ftp://helper", "http://helper/?a=1", "http://a:b@helper", "http://helper/#a"]
+    "url",
+    [
+        *("helper", "ftp://helper", "http://helper/?a=1", "http://a:b@helper", "http://helper/#a"),
+        *("http://h\udcff", "http://a_\u2026b", "http://helper:x"),
+    ],
 )
 def test_address_of_other_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="not a base URL"):

@@ -23,7 +23,7 @@ from tests.support.clock import FakeClock
 from tests.support.schemas import assert_conforms
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "conformance-kit.md"
-SOURCES = ("protocol ", "protocol-now ", "wallet 5.3.0: ", "draft: ", "RFC ")
+SOURCES = ("protocol ", "protocol-now ", "wallet 5.3.0: ", "wallets: ", "draft: ", "RFC ")
 TOPICS = {check.id.partition("-")[0] for check in CHECKS}
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 from structlog.testing import capture_logs
@@ -25,7 +23,6 @@ from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import (
     END,
     NULLIFIER,
-    PAYLOADS,
     POSITION,
     ROUND_ID,
     FakeStore,
@@ -120,38 +117,11 @@ async def test_shares_full_disk_is_503(client: httpx.AsyncClient, wallets: Walle
     )
 
 
-@pytest.mark.rule("W4")
-@pytest.mark.parametrize(
-    ("values", "status", "seconds"), [([], 503, 3.5), (["0f" * 32], 429, 15.0), (["0F" * 32], 503, 3.5)]
-)
-async def test_shares_missing_leaf_is_held_then_refused_by_attempt_header(
-    client: httpx.AsyncClient, wallets: WalletApp, values: list[str], status: int, seconds: float
-) -> None:
-    wallets.chain.leaves.clear()
-    started_at = wallets.clock.monotonic()
-    headers = [("X-Vote-Ingress-Attempt-V1", value) for value in values]
-    response = await client.post(SHARES_PATH, content=create_body(), headers=headers)
-    assert (response.status_code, response.headers["retry-after"]) == (status, "2")
-    assert error_text(response) == "the vote is not in a known block yet; retry later"
-    assert wallets.clock.monotonic() - started_at == seconds
-
-
-@pytest.mark.rule("R12", "N7", "W7")
-async def test_share_status_spent_nullifier_is_confirmed(client: httpx.AsyncClient, wallets: WalletApp) -> None:
-    before = await client.get(SHARE_STATUS)
-    wallets.store.spent.add((ROUND_ID, NULLIFIER))
-    after = await client.get(SHARE_STATUS)
-    assert (before.status_code, before.json()) == (202, {"status": "pending"}), "zkool takes 200 for confirmed"
-    assert (after.status_code, after.json()) == (200, {"status": "confirmed"})
-    assert before.headers["cache-control"] == after.headers["cache-control"] == "no-store"
-
-
 @pytest.mark.parametrize(
     ("round_id", "nullifier", "named"),
     [
         ("ab", NULLIFIER.hex(), "round_id"),
         (ROUND_ID.hex(), "ab", "nullifier"),
-        (ROUND_ID.hex().upper(), NULLIFIER.hex(), "round_id"),
         (ROUND_ID.hex(), "%FF" * 20, "nullifier"),
     ],
 )
@@ -427,16 +397,3 @@ async def test_shares_refusal_without_field_is_plain_text(
     response = await client.post(SHARES_PATH, content=create_body())
     assert response.status_code == 503
     assert error_text(response) == "shares cannot be accepted now: no fresh node"
-
-
-async def test_shares_concurrent_posts_of_client_are_independent(wallets: WalletApp) -> None:
-    responses: list[httpx.Response] = []
-
-    async def post(client: httpx.AsyncClient, index: int) -> None:
-        responses.append(await client.post(SHARES_PATH, content=json.dumps(PAYLOADS[index])))
-
-    async with wallets.create_client() as client, anyio.create_task_group() as group:
-        for index in range(16):
-            group.start_soon(post, client, index)
-    assert [response.json() for response in responses] == [{"status": "queued"}] * 16
-    assert len(wallets.store.shares) == 16

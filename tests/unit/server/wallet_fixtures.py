@@ -25,6 +25,7 @@ class WalletApp:
     Args:
         queue: an open store, None for a fake one.
         leaves: leaves of the trees by round and position, None for the one that fake checks accept.
+        chain: the chain, None for one that is moved by hand.
         native: native checks instead of fake ones.
     """
 
@@ -33,10 +34,11 @@ class WalletApp:
         queue: Store | None = None,
         leaves: dict[tuple[bytes, int], bytes] | None = None,
         native: Checks | None = None,
+        chain: FakeChain | None = None,
         **settings: Any,
     ) -> None:
-        self.clock = FakeClock()
-        self.chain = FakeChain(self.clock) if leaves is None else FakeChain(self.clock, leaves=leaves)
+        self.chain = chain or (FakeChain(FakeClock()) if leaves is None else FakeChain(FakeClock(), leaves=leaves))
+        self.clock = self.chain.clock
         self.store = FakeStore()
         self.checks = FakeChecks()
         self.is_ready = True

@@ -831,6 +831,8 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
     backend.execute(f"ALTER ROLE {role} SET synchronous_commit = off")
     for name in ("statement_timeout", "lock_timeout", "idle_session_timeout"):
         backend.execute(f"ALTER ROLE {role} SET {name} = 1")
+    for name, value in (("client_encoding", "LATIN1"), ("standard_conforming_strings", "off"), ("array_nulls", "off")):
+        backend.execute(f"ALTER ROLE {role} SET {name} = {value}")
     host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
     await host.open()
     try:
@@ -843,8 +845,21 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
             await asyncio.to_thread(wait_for_lock_waiter, backend)
             other.execute("INSERT INTO spent (round_no, nullifier) SELECT no, %s FROM round_keys", (share.nullifier,))
         assert await posting is EnqueueResult.DUPLICATE
+        (claimed,) = await claim_all_due(host)
+        assert await host.fail(claimed.id, stage="broadcast", note="not in LATIN1: …")
+        assert [share.note for share in await host.list_shares(QueueFilter(), limit=1)] == ["not in LATIN1: …"]
     finally:
         await host.close()
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_database_of_other_encoding_is_refused(backend: PostgresBackend, clock: FakeClock, encoding: str) -> None:
+    name = f"{encoding}_{backend.schema}".lower()
+    backend.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    address = make_conninfo(backend.address, dbname=name)
+    with pytest.raises(StoreError, match=f"has the encoding {encoding}") as refused:
+        await PostgresBackend(address, backend.schema).create_store(clock, print).open()
+    assert "UTF8" in refused.value.advice
 
 
 async def test_pooler_is_refused(backend: PostgresBackend, clock: FakeClock, request: pytest.FixtureRequest) -> None:

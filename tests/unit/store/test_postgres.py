@@ -129,6 +129,8 @@ def test_connection_error_names_each_host_and_what_to_do() -> None:
     )
     assert "~/.pgpass" in translated.advice
     assert str(translate(psycopg.OperationalError("is lost\nmore"))) == "the database is unreachable: is lost"
+    for text in ("unsupported startup parameter: options", "currently doesn't support command-line options"):
+        assert "without a pooler" in cast("StoreError", translate(psycopg.OperationalError(f"FATAL:  {text}"))).advice
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("", 10.0), ("?connect_timeout=0", 10.0), ("?connect_timeout=3", 6.0)])

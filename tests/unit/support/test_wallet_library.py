@@ -15,10 +15,11 @@ import pytest
 import proofs
 from devnet.ballot import Ballot, seal_ballot
 from tests.simulation.virtual_loop import SimLoop
-from tests.support.wallet_chain import MAX_CHAIN_BODY_BYTES, WalletError
-from tests.support.wallet_http import ATTEMPT_HEADER, normalize_base_url
-from tests.support.wallet_library import HelperState, LibraryWallet, SentShare
-from tests.support.wallet_responses import ChainOutcome
+from tests.support.wallets.chain import MAX_CHAIN_BODY_BYTES, WalletError
+from tests.support.wallets.http import ATTEMPT_HEADER, normalize_base_url
+from tests.support.wallets.library import LibraryShare, LibraryWallet, create_share
+from tests.support.wallets.responses import ChainOutcome
+from tests.support.wallets.wallet import HelperState
 
 T = TypeVar("T")
 CHAIN, FIRST, SECOND, THIRD = "http://chain", "http://first", "http://second", "http://third"
@@ -105,17 +106,17 @@ async def with_wallet(
         return await act(wallet)
 
 
-def share_of(ballot: Ballot, *helpers: str, index: int = 0, submit_at: int = 0) -> SentShare:
-    return SentShare(ballot, ballot.shares[index], 3, submit_at, dict.fromkeys(helpers, HelperState.UNTRIED))
+def share_of(ballot: Ballot, *helpers: str, index: int = 0, submit_at: int = 0) -> LibraryShare:
+    return create_share(ballot, ballot.shares[index], 3, submit_at, helpers)
 
 
-def deliver(ballot: Ballot, servers: FakeServers, *helpers: str) -> SentShare:
+def deliver(ballot: Ballot, servers: FakeServers, *helpers: str) -> LibraryShare:
     """Deliver one share. The helpers are asked in the order in which they are given."""
     sent = share_of(ballot, *helpers)
 
     async def act(wallet: LibraryWallet) -> None:
         for rank, helper in enumerate(helpers):
-            wallet._ranking.set_rank(helper, rank)
+            wallet.ranking.set_rank(helper, rank)
         await wallet.deliver([sent])
 
     run(with_wallet(servers, act, *helpers))
@@ -210,7 +211,7 @@ def test_first_share_goes_first_and_at_most_32_shares_are_on_their_way(ballot: B
 
 def watch(
     ballot: Ballot, servers: FakeServers, states: dict[str, HelperState], *, end: float
-) -> tuple[bool, SentShare]:
+) -> tuple[bool, LibraryShare]:
     """Watch a share that was due at second 100; the time starts at 100."""
     sent = share_of(ballot, *states, submit_at=100)
     sent.helpers.update(states)

@@ -9,7 +9,7 @@ import pytest
 
 from helper.ingest.payload import ingress_receipt
 from helper.server.edge import JsonResponse
-from tests.support.wallet_responses import (
+from tests.support.wallets.responses import (
     MAX_SHARE_RESPONSE_BYTES,
     ChainOutcome,
     ShareOutcome,

@@ -18,8 +18,8 @@ from typing import Any, Final
 from devnet.ballot import Ballot, seal_ballot
 from devnet.eras import BATCH_CAST
 from devnet.vote_submission import batch_body, cast_vote_body, delegation_body
-from tests.support.wallet_http import Attempt, WalletHttp
-from tests.support.wallet_responses import (
+from tests.support.wallets.http import ATTEMPT_HEADER, Attempt, WalletHttp
+from tests.support.wallets.responses import (
     ChainOutcome,
     ChainReply,
     TxReply,
@@ -102,7 +102,7 @@ class ChainVoter:
         replies: list[ChainReply] = []
         for wait in (*CHAIN_WAITS, None):
             token = secrets.token_hex(32)
-            response = await self._http.post(self._url, route, content, token, CHAIN_SECONDS)
+            response = await self._http.post(self._url, route, content, CHAIN_SECONDS, {ATTEMPT_HEADER: token})
             reply = classify_chain_response(response, token, is_batch=route.endswith("-batch"))
             self._http.attempts.append(Attempt(route, self._url, response.status, reply.outcome))
             if reply.outcome not in (ChainOutcome.UNKNOWN, ChainOutcome.NOT_STARTED):

@@ -1,7 +1,7 @@
-"""How a wallet of library version 5.3.0 reads the responses of helpers and of the chain. Pure.
+"""How wallets read the responses of helpers, and library version 5.3.0 those of the chain too. Pure.
 
-A wallet may repeat a request only if its first attempt definitely had no effect. A response that does not prove an
-effect or its absence makes the outcome unknown.
+A wallet of the library may repeat a request only if its first attempt definitely had no effect. A response that does
+not prove an effect or its absence makes the outcome unknown.
 """
 
 from __future__ import annotations
@@ -30,12 +30,19 @@ class WalletResponse:
     Attributes:
         body: the body; None if it is too long.
         was_sent: whether any byte of the request may have been sent.
+        retry_after: the value of `Retry-After`, if there is one.
     """
 
     status: int | None
     content_type: str = ""
     body: bytes | None = b""
     was_sent: bool = True
+    retry_after: str | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+        return self.status is not None and 200 <= self.status < 300
 
     def json(self) -> Any:
         """The value of a JSON response; None if the response is not valid JSON, or a name in it occurs twice."""
@@ -57,12 +64,16 @@ class ShareOutcome(Enum):
     REPEATABLE: the attempt had no effect, and the same helper is queried again soon.
     REFUSED: the attempt had no effect, and this helper is not queried again.
     UNKNOWN: the helper may have the share. It is not queried again in this phase.
+    ENDS_SHARE: the wallet gives this share to no other helper.
+    ENDS_VOTE: the wallet sends nothing more of the vote, and the user must act.
     """
 
     ACCEPTED = "accepted"
     REPEATABLE = "repeatable"
     REFUSED = "refused"
     UNKNOWN = "unknown"
+    ENDS_SHARE = "ends share"
+    ENDS_VOTE = "ends vote"
 
 
 class ChainOutcome(Enum):
@@ -119,10 +130,11 @@ def is_receipt(response: WalletResponse, token: str) -> bool:
 
 
 def classify_share_response(response: WalletResponse, token: str) -> ShareOutcome:
+    """How the library reads a response to `POST shares`."""
     status = response.status
     if status is None:
         return ShareOutcome.UNKNOWN if response.was_sent else ShareOutcome.REPEATABLE
-    if 200 <= status < 300:
+    if response.is_success:
         is_short = response.body is not None and len(response.body) <= MAX_SHARE_RESPONSE_BYTES
         is_accepted = is_short and response.json_object().get("status") in ("queued", "duplicate")
         return ShareOutcome.ACCEPTED if is_accepted else ShareOutcome.UNKNOWN
@@ -182,12 +194,12 @@ def classify_tx_response(response: WalletResponse) -> TxReply:
 
 def is_ready(response: WalletResponse) -> bool:
     """Whether the response to `GET status` says that a helper accepts shares."""
-    return response.status is not None and 200 <= response.status < 300 and response.json_object().get("status") == "ok"
+    return response.is_success and response.json_object().get("status") == "ok"
 
 
 def is_confirmed(response: WalletResponse) -> bool | None:
     """Whether the response to `GET share-status` says that a share is counted; None if it says nothing."""
-    if response.status is None or not 200 <= response.status < 300:
+    if not response.is_success:
         return None
     return {"confirmed": True, "pending": False}.get(str(response.json_object().get("status")))
 

@@ -1,4 +1,4 @@
-"""When a wallet of library version 5.3.0 wants its shares revealed, and which helpers it gives them to. No I/O."""
+"""When wallets want their shares revealed, and the order of their helpers. The defaults are the library's. No I/O."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ OVERDUE_SECONDS: Final = (30.0, 3600.0)
 MAX_COPIES: Final = 10
 MAX_SHARES_AT_ONE_HELPER: Final = 12
 """Maximum number of a vote's shares that one helper gets at first, if there are others."""
-FAILURES_BEFORE_PAUSE: Final = 3
-PAUSE_SECONDS: Final = 30.0
-"""Seconds for which a helper that failed is queried last."""
 
 
 def last_moment_start(created_at: int, end: int) -> int:
@@ -52,10 +49,24 @@ class HelperRanking:
 
     Args:
         helpers: base URLs, those that responded first before the others.
+        failures_before_pause: failures in a row after which a helper is paused; 0 for never.
+        pause_seconds: for how long a helper is paused, and queried last.
+        leaves_out_paused: whether it is not queried at all, while there are others.
     """
 
-    def __init__(self, helpers: Sequence[str], rng: random.Random) -> None:
+    def __init__(
+        self,
+        helpers: Sequence[str],
+        rng: random.Random,
+        *,
+        failures_before_pause: int = 3,
+        pause_seconds: float = 30.0,
+        leaves_out_paused: bool = False,
+    ) -> None:
         self._rng = rng
+        self._failures_before_pause = failures_before_pause
+        self._pause_seconds = pause_seconds
+        self._leaves_out_paused = leaves_out_paused
         self._ranks = dict.fromkeys(helpers, 0)
         self._failures = Counter[str]()
         self._paused_until = dict.fromkeys(helpers, 0.0)
@@ -64,29 +75,35 @@ class HelperRanking:
         """Set the rank of a helper; those of a lower rank are queried first."""
         self._ranks[helper] = rank
 
+    def prefer(self, helper: str) -> None:
+        """Query this helper first from now on."""
+        self._ranks = {known: -1 if known == helper else max(0, rank) for known, rank in self._ranks.items()}
+
     def record_success(self, helper: str) -> None:
         self._failures[helper] = 0
 
     def record_failure(self, helper: str, now: float) -> None:
-        """Record a failure. After three in a row, and after each further one, the helper is queried last for 30 s."""
+        """Record a failure. After a few in a row, and after each further one, the helper is paused."""
         self._failures[helper] += 1
-        if self._failures[helper] >= FAILURES_BEFORE_PAUSE:
-            self._failures[helper] = FAILURES_BEFORE_PAUSE - 1
-            self._paused_until[helper] = now + PAUSE_SECONDS
+        if 0 < self._failures_before_pause <= self._failures[helper]:
+            self._failures[helper] = self._failures_before_pause - 1
+            self._paused_until[helper] = now + self._pause_seconds
 
     def order(self, now: float) -> list[str]:
-        """All helpers in a new random order, sorted by rank; those that failed are last."""
+        """The helpers in a new random order, sorted by rank; those that are paused are last, or left out."""
         drawn = self._rng.sample(list(self._ranks), len(self._ranks))
+        if self._leaves_out_paused:
+            drawn = [helper for helper in drawn if self._paused_until[helper] <= now] or drawn
         return sorted(drawn, key=lambda helper: (self._paused_until[helper] > now, self._ranks[helper]))
 
-    def assign(self, shares: int, now: float) -> list[list[str]]:
-        """The order of helpers for each share of a vote, such that none is first for too many."""
+    def assign(self, shares: int, now: float, *, most: int = MAX_SHARES_AT_ONE_HELPER) -> list[list[str]]:
+        """The order of helpers for each share of a vote, such that none is first for more than `most` shares."""
         given = Counter[str]()
         copies = copies_per_share(len(self._ranks))
         orders = []
         for _ in range(shares):
             order = self.order(now)
-            order.sort(key=lambda helper: given[helper] >= MAX_SHARES_AT_ONE_HELPER)
+            order.sort(key=lambda helper: given[helper] >= most)
             given.update(order[:copies])
             orders.append(order)
         return orders
