@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from tests.support.postgres import Cluster
 from tests.support.s3 import CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
@@ -26,6 +27,9 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # The default draws a picture of each error with its local variables, which takes a second.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
+    # Hypothesis fails an example or a test that takes long, as all do on a busy machine.
+    settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -247,7 +247,7 @@ def test_verify_reveal_with_unknown_field_is_valid() -> None:
     assert RevealMessage.from_tx(wider.transaction) == FIRST_EVIDENCE.message
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, len(BUNDLE) - 1), st.integers(1, 255))
 def test_verify_bundle_with_changed_byte_is_refused(at: int, change: int) -> None:
     broken = bytearray(BUNDLE)
@@ -256,7 +256,7 @@ def test_verify_bundle_with_changed_byte_is_refused(at: int, change: int) -> Non
         unpack_bundle(bytes(broken), CIRCUITS)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300), st.integers(0, len(BUNDLE)), st.integers(0, 40))
 def test_verify_arbitrary_file_is_refused(junk: bytes, at: int, cut: int) -> None:
     for hostile in (junk, BUNDLE[:at] + junk + BUNDLE[at + cut :], zlib.compress(BUNDLE)[:at]):

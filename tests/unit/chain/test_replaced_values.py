@@ -35,7 +35,7 @@ def answer(document: Any) -> Callable[[httpx.Request], httpx.Response]:
 
 
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other"), ("liar",)])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lies=st.lists(replaced(*PARTS), min_size=1, max_size=3), first=st.booleans())
 def test_false_answers_of_one_node_change_nothing_that_is_agreed(
     hosts: tuple[str, ...], lies: list[tuple[str, Any]], *, first: bool

@@ -150,7 +150,7 @@ def replace_value(document: Any, path: tuple[str | int, ...], new: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 async def test_false_value_in_a_response_is_a_result_or_an_error_of_the_chain(name: str, data: st.DataObject) -> None:
     query, create = ANSWERS[name]

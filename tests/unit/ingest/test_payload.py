@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import proofs
@@ -128,7 +128,6 @@ _json = st.recursive(
 _names = st.sampled_from([*NAMES, "enc_share", "all_enc_shares", "share_index"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(_names, _json), min_size=1, max_size=4))
 def test_parse_share_any_field_value_raises_only_wire_error(changes: list[tuple[str, Any]]) -> None:
     payload = PAYLOADS[1]

@@ -164,7 +164,7 @@ def test_read_line_message_of_another_share_is_refused(change: dict[str, Any]) -
         parse_share_line(proofs, encode_share_line(sent_share(0, **change)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=200), st.integers(0, 2000), st.binary(max_size=3))
 def test_read_line_arbitrary_bytes_give_share_or_error(junk: bytes, cut: int, inserted: bytes) -> None:
     good = encode_share_line(waiting_share(0))

@@ -52,7 +52,7 @@ def test_empty_tree_root_and_path() -> None:
     assert len(tree) == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_root_and_path_match_reference_at_every_size(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, len(LEAVES)))

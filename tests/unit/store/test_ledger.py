@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helper.store.ledger import (
@@ -91,7 +91,6 @@ def test_round_that_began_before_the_ledger_is_not_read() -> None:
     assert is_read(take_out(ledger, 40, 49), 40, 60)
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(1, 40)), st.integers(1, 8), st.data())
 def test_every_height_is_read_although_some_attempts_fail(read: set[int], limit: int, data: st.DataObject) -> None:
     ledger = start_ledger(1)

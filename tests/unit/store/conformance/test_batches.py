@@ -132,7 +132,7 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
         [IncomingShare(0, 8, 0, int(NOW) + 500, ""), IncomingShare(0, 8, 8, 0, "")],
         InitialState(frozenset(), frozenset(), frozenset({8}), is_closed=False, is_damaged=False),
     )
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(
         st.lists(incoming_shares(), max_size=24),
         st.builds(InitialState, SMALL_SETS, SMALL_SETS, SMALL_SETS, RARELY_TRUE, RARELY_TRUE),

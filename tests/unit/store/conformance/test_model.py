@@ -506,7 +506,6 @@ def test_store_matches_model_over_random_operations(kind: str, tmp_path: Path, r
             stateful_step_count=60,
             derandomize=True,
             database=None,
-            deadline=None,
             phases=[Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         ),
