@@ -20,7 +20,6 @@ from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, 
 from helper.reveal.sender import Sender
 from helper.store import blocks, shares
 from helper.store.models import SentReveal
-from helper.store.sqlite.store import SqliteStore
 from tests.simulation.host import SimClock
 from tests.simulation.liar import Lie
 from tests.simulation.run import run_seed
@@ -130,10 +129,7 @@ def test_checker_confirmation_by_response_is_reported(monkeypatch: pytest.Monkey
 
 
 def test_checker_row_lost_at_restart_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def recover_nothing(self: SqliteStore) -> int:
-        return 0
-
-    monkeypatch.setattr(SqliteStore, "recover", recover_nothing)
+    monkeypatch.setattr(shares, "recover", lambda _tx, _limit: (0, False))
     assert finds_violation("an acknowledged share was not counted", first=8)
 
 
