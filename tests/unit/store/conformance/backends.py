@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -149,6 +150,7 @@ class PostgresBackend:
                 conn.execute(set_schema)
         if conn is None or conn.closed:
             conn = _CONNECTIONS[self.address] = psycopg.connect(self.address, autocommit=True, prepare_threshold=None)
+            atexit.register(conn.close)
             conn.execute(set_schema)
         return conn.execute(sql.encode())
 
