@@ -317,7 +317,7 @@ def _suggest_section(name: str) -> str | None:
 
 def _suggest_key(section: str, name: str) -> str | None:
     """Find a key with a similar name, first in the same section."""
-    close = difflib.get_close_matches(name, SECTIONS[section], n=1)
+    close = difflib.get_close_matches(name, SECTIONS[section], n=1, cutoff=0.7)
     if close:
         return f"{section}.{close[0]}"
     everywhere = {key: other for other in SECTIONS for key in SECTIONS[other]}
