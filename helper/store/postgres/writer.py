@@ -116,13 +116,12 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._disconnect()
 
     def _connect(self) -> PostgresTransaction:
-        self._is_connecting = True
-        try:
-            return self._open_session()
-        finally:
-            if self._busy_since is not None:  # the time of a connection attempt is no time of a transaction
-                self._busy_since = self._clock.monotonic()
-            self._is_connecting = False
+        self._is_connecting = True  # after a failed attempt until the batch ends, which may try again
+        tx = self._open_session()
+        if self._busy_since is not None:  # the time of the attempt is no time of a transaction
+            self._busy_since = self._clock.monotonic()
+        self._is_connecting = False
+        return tx
 
     def _open_session(self) -> PostgresTransaction:
         conn = connect(self._settings)
@@ -165,6 +164,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
                 self._roll_back()
                 self._fail_batch(batch, error, is_batch_wide=True)
             self._busy_since = None
+            self._is_connecting = False
 
     def _probe(self) -> None:
         """Check with a write whether the database can be written again.

@@ -679,10 +679,11 @@ async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBack
 async def test_unreachable_server_is_not_reported_as_stalled_transaction(
     join_host: JoinHost, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock, is_seen, stalls = FakeClock(), threading.Event(), list[bool]()
+    clock, is_seen, stalls, faults = FakeClock(), threading.Event(), list[bool](), list[str | None]()
     roll_back = PostgresWriter._roll_back
 
     def time_out(_: object) -> None:
+        faults.append(host_a.write_error)
         clock.advance(writer.STALLED_SECONDS + 1)
         is_seen.wait()
         raise psycopg.OperationalError("connection timeout expired")
@@ -707,6 +708,8 @@ async def test_unreachable_server_is_not_reported_as_stalled_transaction(
     assert host_a.write_error is None
     assert stalls
     assert not any(stalls)
+    assert faults[0] is None
+    assert all(faults[1:]), "no second attempt hides the outage"
     assert "database_writes" not in capsys.readouterr().out
 
 
