@@ -46,6 +46,6 @@ class RecentKeys:
         """
         before = self._seen_at.pop(key, None)
         self._seen_at[key] = monotonic
-        if len(self._seen_at) > self._max_keys:
+        while len(self._seen_at) > self._max_keys or monotonic - next(iter(self._seen_at.values())) > self._seconds:
             self._seen_at.popitem(last=False)
         return before is None or monotonic - before > self._seconds

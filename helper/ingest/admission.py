@@ -56,6 +56,8 @@ That wallet repeats a refused share twice at the same helper before it takes ano
 """
 REPEAT_SECONDS: Final = 60.0
 """Seconds for which a share that waited is recognized, in memory only."""
+MAX_REPEATS: Final = 16_384
+"""Maximum number of such shares: more than can begin to wait between a request and its repeats."""
 MAX_IN_FLIGHT: Final = 2_000
 """Maximum number of concurrent requests."""
 MAX_WAITING: Final = 1_500
@@ -172,7 +174,7 @@ class AdmissionController:
         self._pause_reason: PauseReason | None = None
         self._in_flight = 0
         self._waiting = WaitingShares(MAX_WAITING)
-        self._waited = RecentKeys(REPEAT_SECONDS, max_keys=MAX_WAITING)
+        self._waited = RecentKeys(REPEAT_SECONDS, max_keys=MAX_REPEATS)
 
     async def admit(
         self,
@@ -293,10 +295,10 @@ class AdmissionController:
         result: ShareRefused | TemporaryRefusal | None = refusal
         if self._is_paused(checked.share):
             return result
-        now = self._clock.monotonic()
-        is_first = names_attempt and self._waited.remember(checked.share.key, now)
-        deadline = now + (FIRST_ATTEMPT_WAIT_SECONDS if is_first else MAX_WAIT_SECONDS)
         with self._waiting.hold(names_attempt=names_attempt):
+            now = self._clock.monotonic()
+            is_first = names_attempt and self._waited.remember(checked.share.key, now)
+            deadline = now + (FIRST_ATTEMPT_WAIT_SECONDS if is_first else MAX_WAIT_SECONDS)
             while isinstance(result, TemporaryRefusal) and not self._is_paused(checked.share):
                 seconds_left = deadline - self._clock.monotonic()
                 has_synced = seconds_left > 0 and await self._trees.wait_next_sync(seconds_left)

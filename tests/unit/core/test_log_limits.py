@@ -10,6 +10,8 @@ def test_recent_keys_are_new_again_after_a_pause() -> None:
     times = [0.0, 9.0, 18.0, 29.0, 30.0]
     assert [recent.remember("a", time) for time in times] == [True, False, False, True, False]
     assert recent.remember("b", 30.0)
+    recent.remember("c", 41.0)
+    assert list(recent._seen_at) == ["c"], "no longer in memory"
 
 
 def test_recent_keys_above_limit_drops_the_oldest() -> None:
