@@ -187,7 +187,9 @@ class _Auditor:
     def _find_own_shares(self) -> OwnShares | None:
         if self._search is None:
             return None
-        has_all_reveals = self._has_ended and not self._findings["A2"].missing
+        # A share is missing only if as many reveals were read as the chain has published.
+        checks = self._findings["A1"], self._findings["A2"]
+        has_all_reveals = self._has_ended and not checks[0].problems and not any(check.missing for check in checks)
         return self._search.finish(is_complete=has_all_reveals and self._facts.status == docs.FINALIZED)
 
     # ------------------------------------------------------------------ data

@@ -184,17 +184,20 @@ async def _run(config: Path | None, request: _Request) -> Audit:
                 closing(RecordingSource(opened.source, opened.round_id, evidence)) as recording,
                 progress_bar("block {task.fields[shown]}") as update,
             ):
+                search = None if request.mine is None else request.mine.search(opened.round_id)
                 completed = await audit_round(
                     recording if is_recorded else opened.source,
                     opened.round_id,
                     signed_ea_pk=request.signed_ea_pk,
                     valid_proofs=opened.valid_proofs,
-                    search=None if request.mine is None else request.mine.search(opened.round_id),
+                    search=search,
                     on_progress=lambda done: update(
                         total=done.expected or None, completed=done.reveals, shown=done.height
                     ),
                 )
                 recording.finish()
+        if search is not None and not search.found:  # not before: where the audit ends must not depend on the file
+            raise UsageError("--mine has no share of this round")
         if report is not None:
             command = _command(request, completed)
             page = create_report(completed, recording.hashes, command, has_own_shares=request.reports_mine)
