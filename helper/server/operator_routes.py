@@ -7,9 +7,10 @@ recorded with the user whom the kernel reports.
 
 from __future__ import annotations
 
+import asyncio
 import pwd
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -182,6 +183,8 @@ async def stored_round_states(queue: QueueReader) -> list[RoundState]:
     ]
 
 
+CHUNK_SECONDS: Final = 60.0
+"""Maximum seconds between two chunks of a body."""
 MAX_ACTION_BODY_BYTES: Final = 64 << 20
 """Maximum bytes of a JSON body: the marks of two million shares."""
 MAX_REFS: Final = 10_000
@@ -352,7 +355,7 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
 
     async def import_shares(request: Request) -> Response:
         actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
-        chunks = request.stream()
+        chunks = _read_chunks(request)
         try:
             report = await operations.import_shares(actor, split_lines(chunks), dry_run=dry_run)
         except HelperError:
@@ -414,10 +417,24 @@ def _result(
     return JsonResponse(to_json(kind(source=source, dry_run=dry_run, **facts)))
 
 
+async def _read_chunks(request: Request) -> AsyncIterator[bytes]:
+    """The chunks of a request's body. An import holds the lock of all actions, so a client that stops is refused."""
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(CHUNK_SECONDS):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise HTTPException(408, f"the rest of the body did not arrive within {CHUNK_SECONDS:.0f} s") from None
+        if chunk is None:
+            return
+        yield chunk
+
+
 async def _read_json(request: Request, kind: type[Body]) -> Body:
     """Parse the JSON of a request's body."""
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in _read_chunks(request):
         body += chunk
         if len(body) > MAX_ACTION_BODY_BYTES:
             raise HTTPException(413, f"body: is larger than {MAX_ACTION_BODY_BYTES} bytes")

@@ -19,6 +19,7 @@ from helper.chain.chain_data import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
+from helper.server import operator_routes
 from helper.server.edge import Edge, JsonResponse, json_application
 from helper.server.listening import bind_tcp, create_server, listen_unix
 from helper.server.operator_json import RoundState
@@ -170,6 +171,26 @@ async def test_actions_long_import_refused_early_gets_response(
     assert response.status_code == 409
     assert "chain-2" in error_text(response)
     assert await harness.store.count_shares() == {}
+
+
+async def test_actions_import_that_stops_is_refused_and_releases_the_lock(
+    harness: OperationsHarness, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.store.run(blocks.set_meta, "chain_id", "chain-1")
+    monkeypatch.setattr(operator_routes, "CHUNK_SECONDS", 0.05)
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield encode_header(ExportHeader(chain_id="chain-1", made_at=5, shares=5000))
+        await asyncio.Event().wait()
+
+    stopped = asyncio.create_task(daemon.post("/queue/import", content=stream()))
+    while not await audit(daemon):  # the import has the lock
+        await asyncio.sleep(0.01)
+    assert (await daemon.post("/queue/retry", json={"stage": "proof"})).status_code == 200
+    assert "HTTPException" in repr(await audit(daemon))
+    stopped.cancel()
+    with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError):
+        await stopped
 
 
 async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
