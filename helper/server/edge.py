@@ -56,15 +56,17 @@ TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 WALLET_PREFIX: Final = "/shielded-vote/"
 """Prefix of the paths of shares, and of votes that are forwarded to the chain."""
-CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/", "/api/")
+_API_PREFIX: Final = "/api/"
+CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/", _API_PREFIX)
 """Path prefixes that pages of any origin use: the wallet API, the chain API (for the gateway) and onboarding."""
 CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", f"Retry-After, {REQUEST_ID_HEADER}, Link, X-Total-Count".encode()),
 )
+_WALLET_HEADERS: Final = f"Content-Type, {TOKEN_HEADER}, {ATTEMPT_HEADER}".encode()
+_API_HEADERS: Final = b"Authorization, " + _WALLET_HEADERS  # elsewhere, pages could guess an operator token
 _PREFLIGHT: Final = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-    (b"access-control-allow-headers", f"Content-Type, Authorization, {TOKEN_HEADER}, {ATTEMPT_HEADER}".encode()),
     (b"access-control-max-age", b"86400"),
 )
 _STATUS_TEXTS: Final = {404: "not found", 405: "method not allowed"}
@@ -111,7 +113,9 @@ class Edge:
         request.id = self._choose_id(request)
         try:
             if request.method == "OPTIONS" and request.path.startswith(CORS_PREFIXES):
-                response = protocol.Response(HTTPStatus.NO_CONTENT, _PREFLIGHT)
+                allowed = _API_HEADERS if request.path.startswith(_API_PREFIX) else _WALLET_HEADERS
+                headers = (*_PREFLIGHT, (b"access-control-allow-headers", allowed))
+                response = protocol.Response(HTTPStatus.NO_CONTENT, headers)
             elif request.method == "POST" and request.path in self._posts:
                 response = await self._answer(request, self._posts[request.path])
             else:
