@@ -43,7 +43,10 @@ def client_network(peer: str | None, headers: Iterable[tuple[bytes, bytes]], tru
     address = _parse_hop(peer or "")
     if address is None:
         return b""
-    forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
+    values = [(name, value) for name, value in headers if name in (b"x-forwarded-for", b"forwarded")]
+    # A proxy that writes only `Forwarded` may pass on an `X-Forwarded-For` of the client: use the proxy's network.
+    is_ambiguous = any(name == b"forwarded" for name, _ in values)
+    forwarded = "" if is_ambiguous else b",".join(value for _, value in values).decode("latin-1")
     for hop in reversed(forwarded.rsplit(",", MAX_HOPS)):  # the last hops, then the rest, valid only as a single one
         before = _parse_hop(hop.strip()) if is_in_networks(address, trusted) else None
         if before is None:  # the client, or a proxy that reported no valid address

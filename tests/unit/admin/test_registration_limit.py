@@ -66,6 +66,7 @@ def test_client_is_known_by_its_network(peer: str | None, network: bytes) -> Non
         *[(forwarded(text), "2001:db8::1") for text in ("2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:443")],
         ([], PROXY),
         ([(b"forwarded", b"for=203.0.113.9")], PROXY),
+        ([*forwarded("198.51.100.1"), (b"forwarded", b"for=203.0.113.9")], PROXY),
         (forwarded(""), PROXY),
         (forwarded(f"{CLIENT}, unknown"), PROXY),
         (forwarded(f"{CLIENT}, nonsense, 10.7.7.7"), "10.7.7.7"),
