@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 TIMEOUT_SECONDS: Final = 5.0
 """Request timeout in seconds."""
+QUERY_SECONDS: Final = 8.0
+"""Seconds after which the nodes are evaluated without the responses that are missing."""
 INTERVAL_BLOCKS: Final = 20
 """Number of blocks over which the block interval is measured."""
 AHEAD_WARNING_SECONDS: Final = 5.0
@@ -73,9 +75,11 @@ async def check_nodes(config: Config, clock: Clock, chain_id: str | None = None)
     pool = create_node_pool(config, clock, nodes)
     if pool.chain_id is None and chain_id:
         pool.chain_id, pool.is_chain_id_agreed = chain_id, True
+    deadline = clock.monotonic() + QUERY_SECONDS
     try:
         await pool.probe_all()
-        reports = dict(zip(nodes, await asyncio.gather(*(_query(node, clock) for node in nodes)), strict=True))
+        queries = [_query(node, clock, deadline) for node in nodes]
+        reports = dict(zip(nodes, await asyncio.gather(*queries), strict=True))
     finally:
         await pool.aclose()
     return evaluate_nodes(pool, reports)
@@ -100,15 +104,15 @@ async def _query_keys(rest: str) -> dict[bytes, bytes]:
         await client.aclose()
 
 
-async def _query(node: Node, clock: Clock) -> NodeReport:
+async def _query(node: Node, clock: Clock, deadline: float) -> NodeReport:
     head, client = node.health.head, node.client
     if head is None:
         return NodeReport()
     began = clock.monotonic()
     info, block, unready_reason = await asyncio.gather(
-        _or_none(client.node_info()),
-        _or_none(client.block(max(1, head.height - INTERVAL_BLOCKS))),
-        _or_none(client.unready_reason()),
+        _or_none(client.node_info(), deadline - began),
+        _or_none(client.block(max(1, head.height - INTERVAL_BLOCKS)), deadline - began),
+        _or_none(client.unready_reason(), deadline - began),
     )
     seconds, block_seconds = clock.monotonic() - began, None
     if block is not None and block.head.height < head.height:
@@ -116,10 +120,11 @@ async def _query(node: Node, clock: Clock) -> NodeReport:
     return NodeReport(info or _UNKNOWN, seconds, block_seconds, unready_reason)
 
 
-async def _or_none(request: Awaitable[T]) -> T | None:
+async def _or_none(request: Awaitable[T], seconds: float) -> T | None:
     try:
-        return await request
-    except ChainError:
+        async with asyncio.timeout(seconds):
+            return await request
+    except (ChainError, TimeoutError):
         return None
 
 
