@@ -227,14 +227,13 @@ class Sender:
             height = max(head.height, reveal.last_sent_height or 0)  # if false, time permits the next send
             first = height if reveal.first_sent_height is None else reveal.first_sent_height
             decide_height = send_policy.decide_height(first=first, last=height, outcome=None)
-            sending = self._store.run(
+            if not self._may_send(reveal.share_id) or not await self._store.run(
                 messages.mark_sending,
                 reveal.share_id,
                 height=height,
                 endpoint=node.name,
                 decide_height=decide_height,
-            )
-            if not self._may_send(reveal.share_id) or not await sending:
+            ):
                 return None
             if not self._may_send(reveal.share_id):
                 return None  # the lease ended meanwhile; the next holder treats it as a lost response
