@@ -41,6 +41,7 @@ class _Scenario:
         seconds: from the command to the first status ok; None if there was none.
         output: what the command wrote, if it failed.
         waiting: response to a repeat of each share that was waiting.
+        posted: responses to the shares that were posted during the restart.
         concurrent: response to a repeat of each share that was accepted during the restart.
         due: time of the waiting shares that were to be revealed; None without a dev chain.
         timed: these shares.
@@ -56,6 +57,7 @@ class _Scenario:
     seconds: float | None = None
     output: str = ""
     waiting: list[Reply] = field(default_factory=list)
+    posted: list[Reply] = field(default_factory=list)
     concurrent: list[Reply] = field(default_factory=list)
     due: int | None = None
     timed: list[TestShare] = field(default_factory=list)
@@ -112,8 +114,10 @@ async def _restart(session: Session, scenario: _Scenario, concurrent: Sequence[T
     """Run the command while shares arrive, and wait until the helper is ready."""
     assert session.restart_command is not None
     posting = [asyncio.ensure_future(_post_until_down(session, share)) for share in concurrent]
-    if posting:  # start the command while most of them are in flight
-        await asyncio.wait(posting, return_when=asyncio.FIRST_COMPLETED)
+    for posted in asyncio.as_completed(posting):  # start the command while most of them are in flight
+        reply = await posted
+        if reply is not None and reply.is_accepted:
+            break
     started, scenario.restarted_at = session.clock.monotonic(), session.clock.now()
     process = await asyncio.create_subprocess_shell(
         session.restart_command,
@@ -128,7 +132,7 @@ async def _restart(session: Session, scenario: _Scenario, concurrent: Sequence[T
         process.kill()
         await process.wait()
         output = f"the command took more than {COMMAND_SECONDS:.0f} s".encode()
-    await asyncio.gather(*posting)
+    scenario.posted = [reply for reply in await asyncio.gather(*posting) if reply is not None]
     if process.returncode:
         scenario.output = f"exit code {process.returncode}: {output.decode(errors='replace').strip()}"
         return
@@ -136,10 +140,11 @@ async def _restart(session: Session, scenario: _Scenario, concurrent: Sequence[T
         scenario.seconds = session.clock.monotonic() - started
 
 
-async def _post_until_down(session: Session, share: TestShare) -> None:
-    """Post a share. It is not a failure if the helper is down."""
+async def _post_until_down(session: Session, share: TestShare) -> Reply | None:
+    """Post a share. It is not a failure if the helper is down: then there is no response."""
     with suppress(CheckFailed):
-        await session.post_share(share)
+        return await session.post_share(share)
+    return None
 
 
 async def _is_ready(session: Session) -> bool:
@@ -202,9 +207,11 @@ async def _(session: Session) -> str:
     "RESTART-003", "a share accepted during the restart is still known", "protocol §2: a 200 promises", **_ON_CHAIN
 )
 async def _(session: Session) -> str:
-    replies = (await _restarted(session)).concurrent
+    scenario = await _restarted(session)
+    replies = scenario.concurrent
     if not replies:
-        raise CheckSkipped("no share was accepted while the command ran")
+        posted = describe_many(scenario.posted) or "no response"
+        raise CheckSkipped(f"no share was accepted while the command ran: {posted}")
     return _require_duplicates("accepted during the restart", replies)
 
 
