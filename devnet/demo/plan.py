@@ -44,6 +44,7 @@ class DemoOptions:
         store: "sqlite" for one helper with a file; "postgres" for three, one per role, with a temporary cluster.
         seed: seed of votes and times (keys and blinds always use the system's randomness).
         helpers: number of independent helpers, each with its own queue. Wallets give each share to half of them.
+        plays_clients: whether each voter posts his shares as another of the known clients does it.
     """
 
     circuit: str = "k10"
@@ -55,6 +56,7 @@ class DemoOptions:
     seed: int | None = None
     store: str = "sqlite"
     helpers: int = 1
+    plays_clients: bool = False
 
     @property
     def share_count(self) -> int:

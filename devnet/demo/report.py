@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -141,6 +141,7 @@ class DemoOutcome:
     votes: int = figure("Number of votes.")
     audit: DemoAudit = figure("The audit of the round.")
     tally: Sequence[Mapping[str, Any]] = figure("Votes cast and counted, by option.")
+    clients: Sequence[Mapping[str, Any]] = figure("Shares posted and accepted, by client. Only with `--wallets all`.")
     seconds: float = figure("Duration of the demo.")
 
 
@@ -178,6 +179,7 @@ def build_result(
         votes=len(vote_results),
         audit=_summarize_audit(audited),
         tally=[_tally_row(option, expected.get(option, 0), counted.get(option, 0)) for option in _all_options()],
+        clients=_count_by_client(vote_results),
         seconds=round(seconds, 1),
     )
     return asdict(outcome)
@@ -199,6 +201,17 @@ def _summarize_audit(audited: Mapping[str, Any]) -> DemoAudit:
         others=[{name: check[name] for name in ("id", "verdict", "why")} for check in others],
         seconds=audited["seconds"],
     )
+
+
+def _count_by_client(vote_results: Sequence[VoteResult]) -> list[dict[str, Any]]:
+    shares: defaultdict[str, list[bool]] = defaultdict(list)
+    for result in vote_results:
+        shares[result.client] += [share.is_accepted for share in result.vote.shares]
+    return [
+        {"client": name, "shares": len(accepted), "accepted": sum(accepted)}
+        for name, accepted in shares.items()
+        if name
+    ]
 
 
 def _all_options() -> list[tuple[int, int]]:
@@ -237,6 +250,11 @@ def print_report(outcome: Mapping[str, Any], console: Console) -> None:
     ):
         figures.add_row(name, str(value))
     console.print(figures)
+    if outcome["clients"]:
+        clients = Table("wallet", "shares", "accepted by helpers", title="Wallets")
+        for row in outcome["clients"]:
+            clients.add_row(row["client"], str(row["shares"]), str(row["accepted"]))
+        console.print(clients)
     tally = Table("proposal", "option", "votes cast", "votes counted", "", title="Tally")
     for row in outcome["tally"]:
         verdict = "correct" if row["voted"] == row["counted"] else "WRONG"

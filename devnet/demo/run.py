@@ -112,6 +112,7 @@ class Demo:
                 round_id,
                 cast,
                 helpers_per_share=self._options.helpers_per_share,
+                plays_clients=self._options.plays_clients,
                 spread=self._options.spread,
                 rng=self._rng,
                 on_accepted=accepted,

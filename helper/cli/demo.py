@@ -17,6 +17,7 @@ from rich.console import Console
 from audit.auditor import audit_round
 from audit.node_source import NodeSource
 from devnet import ballot
+from devnet.clients.known_clients import CLIENTS
 from devnet.demo.plan import DemoOptions
 from devnet.demo.processes import StartError
 from devnet.demo.report import is_successful, print_report
@@ -39,6 +40,13 @@ class Circuit(StrEnum):
 
     K10 = "k10"
     K11 = "k11"
+
+
+class Wallets(StrEnum):
+    """Wallets of the demo."""
+
+    ONE = "one"
+    ALL = "all"
 
 
 class Engine(StrEnum):
@@ -72,6 +80,12 @@ def demo(
             help="Number of independent helpers, each with its own queue; wallets give each share to half of them.",
         ),
     ] = 1,
+    wallets: Annotated[
+        Wallets,
+        typer.Option(
+            help="Simulated wallets; all plays each known client in turn, with at least one voter for each of them."
+        ),
+    ] = Wallets.ONE,
     keep: Annotated[bool, typer.Option("--keep", help="Keep running afterwards and print the URLs.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of votes and times; keys are always random.")] = None,
     json: JsonOption = False,
@@ -81,7 +95,11 @@ def demo(
         fail("--db is a file and cannot be used with --store postgres", ExitCode.USAGE)
     if helpers > 1 and (store is not Engine.SQLITE or db is not None):
         fail("--helpers cannot be used with --db or --store postgres", ExitCode.USAGE)
-    options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value, helpers)
+    plays_clients = wallets is Wallets.ALL
+    if plays_clients and helpers > 1:
+        fail("--wallets all cannot be used with --helpers", ExitCode.USAGE)
+    voters = max(voters, len(CLIENTS)) if plays_clients else voters
+    options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value, helpers, plays_clients)
     console = Console(stderr=True)
     try:
         outcome = asyncio.run(run_demo(options, console, audit=audit_finished_round))

@@ -17,6 +17,9 @@ import httpx
 import pytest
 
 import proofs
+from devnet.clients.client_wallet import HelperState
+from devnet.clients.responses import ChainOutcome, ChainReply, ShareOutcome
+from devnet.clients.wallet_http import Attempt
 from devnet.eras import BATCH_CAST, BATCH_DELEGATE
 from devnet.leak_check import find_leaks
 from devnet.vote_submission import batch_body, delegation_body
@@ -25,10 +28,7 @@ from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 from tests.support.slow_link import SlowLink
-from tests.support.wallets.http import Attempt
 from tests.support.wallets.library import LibraryShare, LibraryWallet
-from tests.support.wallets.responses import ChainOutcome, ChainReply, ShareOutcome
-from tests.support.wallets.wallet import HelperState
 
 ERAS = ("0.5", "1.6")
 BYTES_PER_SECOND = 20_000

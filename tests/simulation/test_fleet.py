@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from devnet.clients.known_clients import CLIENTS, IOS, LIBRARY
 from helper.core import dispatch_order
 from helper.core.load_forecast import last_moment_start
 from helper.store import shares
@@ -28,7 +29,6 @@ from tests.simulation.fleet_plan import (
     simulate_ideal_fleet,
 )
 from tests.simulation.wallet_fleet import run_wallet_fleet
-from tests.support.wallets.clients import CLIENTS, IOS, LIBRARY
 
 
 def parse_options(text: str) -> argparse.Namespace:

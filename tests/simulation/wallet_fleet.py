@@ -21,6 +21,9 @@ from unittest.mock import patch
 
 import httpx
 
+from devnet.clients.client_wallet import ClientWallet, HelperState, SentShare
+from devnet.clients.known_clients import CLIENTS, Client
+from devnet.clients.schedule import draw_submit_at
 from helper.app.service import Service
 from helper.core.share import share_to_payload
 from helper.ingest import admission
@@ -37,10 +40,7 @@ from tests.simulation.node import NodeFault
 from tests.simulation.run import patch_environment
 from tests.simulation.virtual_loop import SimLoop
 from tests.simulation.world import seeded_random
-from tests.support.wallets.clients import CLIENTS, Client
 from tests.support.wallets.network import WalletNetwork
-from tests.support.wallets.schedule import draw_submit_at
-from tests.support.wallets.wallet import HelperState, SentShare, Wallet
 
 BLOCK_SECONDS = 6.0
 DOWN_SECONDS = 20.0
@@ -69,7 +69,7 @@ class ClientResult:
 @dataclass
 class _CastVote:
     client: Client
-    wallet: Wallet
+    wallet: ClientWallet
     shares: list[SentShare]
     given_up: int = 0
 
@@ -182,7 +182,7 @@ class WalletFleet(FleetWorld):
             connections=client.connections,
             connect_seconds=0.1 + self._rng.random(),
         )
-        wallet = Wallet(client, urls, rng=self._rng, now=lambda: EPOCH + loop.time(), transport=network)
+        wallet = ClientWallet(client, urls, rng=self._rng, now=lambda: EPOCH + loop.time(), transport=network)
         async with wallet:
             cast = _CastVote(client, wallet, shares)
             self._votes.append(cast)

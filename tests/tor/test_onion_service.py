@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from devnet import ballot
+from devnet.clients.client_wallet import MAX_POSTS
 from devnet.wallet import Wallet
 from helper.config.settings_text import render_example
 from helper.runtime.network_clients import open_socks_stream
@@ -33,7 +34,6 @@ from tests.support.command import run_command
 from tests.support.devnet import DevChain
 from tests.support.harness import CHAIN_ID, STAND_IN_PROGRAM, HelperProcess, unix_time_in
 from tests.support.process import ChildProcess, child_pids
-from tests.support.wallets.wallet import MAX_POSTS
 from tests.tor.tor_network import TOR, TOR_GENCERT, TorNetwork, TorProcess
 
 pytestmark = [

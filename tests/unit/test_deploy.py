@@ -17,6 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from devnet.clients.client_wallet import MAX_POSTS
 from helper.cli.main import COMMANDS
 from helper.config.loader import load
 from helper.config.sections import ROLES, Config
@@ -25,7 +26,6 @@ from helper.object_store.bucket import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
 from helper.server.listening import GROUP_MODE, STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings
-from tests.support.wallets.wallet import MAX_POSTS
 
 REPO_ROOT = Path(__file__).parents[2]
 SYSTEMD = REPO_ROOT / "deploy" / "systemd"

@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from devnet.ballot import Ballot, seal_ballot
-from devnet.eras import BATCH_CAST
-from devnet.vote_submission import batch_body, cast_vote_body, delegation_body
-from tests.support.wallets.http import ATTEMPT_HEADER, Attempt, WalletHttp
-from tests.support.wallets.responses import (
+from devnet.clients.responses import (
     ChainOutcome,
     ChainReply,
     TxReply,
@@ -27,6 +24,9 @@ from tests.support.wallets.responses import (
     classify_chain_response,
     classify_tx_response,
 )
+from devnet.clients.wallet_http import ATTEMPT_HEADER, Attempt, WalletHttp
+from devnet.eras import BATCH_CAST
+from devnet.vote_submission import batch_body, cast_vote_body, delegation_body
 
 CHAIN_SECONDS: Final = 150.0
 CHAIN_WAITS: Final = (2.0, 4.0)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import httpx
 
 from devnet.ballot import Ballot, BallotShare, post_body
+from devnet.clients.client_wallet import ClientWallet, HelperState, SentShare
+from devnet.clients.known_clients import LIBRARY
+from devnet.clients.schedule import draw_submit_at
+from devnet.clients.wallet_http import normalize_base_url
 from tests.support.wallets.chain import ChainVoter, RoundTimes
-from tests.support.wallets.clients import LIBRARY
-from tests.support.wallets.http import normalize_base_url
-from tests.support.wallets.schedule import draw_submit_at
-from tests.support.wallets.wallet import HelperState, SentShare, Wallet
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class LibraryShare(SentShare):
     position: int = field(kw_only=True)
 
 
-class LibraryWallet(Wallet):
+class LibraryWallet(ClientWallet):
     """A wallet of library version 5.3.0. An async context manager.
 
     Args:

@@ -16,15 +16,15 @@ from typing import Any, Final, TypeVar
 import httpx
 from structlog.testing import capture_logs
 
+from devnet.clients.client_wallet import ClientWallet, HelperState, SentShare
+from devnet.clients.known_clients import CLIENTS, AsksOn, Client
 from helper.core.refusals import PauseCause
 from helper.errors import StoreFull
 from helper.ingest import admission
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.listening import Server, create_server
 from tests.simulation.virtual_loop import SimLoop
-from tests.support.wallets.clients import CLIENTS, AsksOn, Client
 from tests.support.wallets.network import Script, WalletNetwork
-from tests.support.wallets.wallet import HelperState, SentShare, Wallet
 from tests.unit.ingest.admission_fixtures import PAYLOADS, POSITION, ROUND_ID, FakeChain, FakeClock
 from tests.unit.server.wallet_fixtures import WalletApp
 
@@ -127,9 +127,9 @@ def create_shares(count: int, urls: Sequence[str], *, submit_at: int = 0) -> lis
     ]
 
 
-def create_wallet(client: Client, network: WalletNetwork, urls: Sequence[str]) -> Wallet:
+def create_wallet(client: Client, network: WalletNetwork, urls: Sequence[str]) -> ClientWallet:
     """A wallet that asks the first helper first."""
-    wallet = Wallet(client, urls, rng=random.Random(1), now=LoopClock().now, transport=network)
+    wallet = ClientWallet(client, urls, rng=random.Random(1), now=LoopClock().now, transport=network)
     wallet.ranking.prefer(urls[0])
     return wallet
 
@@ -155,7 +155,7 @@ class Delivery:
         shares: its shares.
     """
 
-    wallet: Wallet
+    wallet: ClientWallet
     shares: list[SentShare]
 
     @property

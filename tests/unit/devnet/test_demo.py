@@ -126,7 +126,8 @@ def test_round_of_fleet_lasts_until_every_copy_could_be_proven() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--store", "postgres"), ("--db", "queue.db"), ("--helpers", "0"), ("--helpers", "21")]
+    "arguments",
+    [("--store", "postgres"), ("--db", "queue.db"), ("--helpers", "0"), ("--helpers", "21"), ("--wallets", "all")],
 )
 def test_demo_of_fleet_with_other_store_or_bad_number_is_usage_error(arguments: tuple[str, str]) -> None:
     assert run_command("demo", "--helpers", "2", *arguments) == 2

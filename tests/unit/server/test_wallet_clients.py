@@ -12,12 +12,13 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from devnet.clients.client_wallet import ClientWallet, HelperState, SentShare
+from devnet.clients.known_clients import ANDROID, CLIENTS, IOS, LIBRARY, VIZOR, ZAFU, ZKOOL, Client
 from helper.chain.chain_data import Proposal
 from helper.core.refusals import PauseCause
 from helper.ingest import admission
 from tests.simulation.store import SimDisk, SimStore
 from tests.support.wallets import outcomes
-from tests.support.wallets.clients import ANDROID, CLIENTS, IOS, LIBRARY, VIZOR, ZAFU, ZKOOL, Client
 from tests.support.wallets.network import WalletNetwork
 from tests.support.wallets.outcomes import (
     ANSWERS,
@@ -31,7 +32,6 @@ from tests.support.wallets.outcomes import (
     create_wallet,
     run_virtual,
 )
-from tests.support.wallets.wallet import HelperState, SentShare, Wallet
 from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, ROUND_ID
 from tests.unit.server.gateway_fixtures import running_gateway
 
@@ -51,7 +51,7 @@ class Trial:
 
     helper: TestHelper
     network: WalletNetwork
-    wallet: Wallet
+    wallet: ClientWallet
     shares: list[SentShare]
 
     @property

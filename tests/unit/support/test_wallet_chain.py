@@ -7,10 +7,10 @@ import random
 import httpx
 import pytest
 
+from devnet.clients.wallet_http import WalletHttp
 from devnet.eras import BATCH_CAST, ERAS
 from tests.support.wallets import chain as wallet_chain
 from tests.support.wallets.chain import ChainVoter, WalletError
-from tests.support.wallets.http import WalletHttp
 from tests.unit.devnet.support import ChainFixture, run_chain
 
 CHOICES = [(1, 0, 70), (2, 1, 30)]

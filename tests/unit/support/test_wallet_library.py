@@ -14,12 +14,12 @@ import pytest
 
 import proofs
 from devnet.ballot import Ballot, seal_ballot
+from devnet.clients.client_wallet import HelperState
+from devnet.clients.responses import ChainOutcome
+from devnet.clients.wallet_http import ATTEMPT_HEADER, normalize_base_url
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.wallets.chain import MAX_CHAIN_BODY_BYTES, WalletError
-from tests.support.wallets.http import ATTEMPT_HEADER, normalize_base_url
 from tests.support.wallets.library import LibraryShare, LibraryWallet, create_share
-from tests.support.wallets.responses import ChainOutcome
-from tests.support.wallets.wallet import HelperState
 
 T = TypeVar("T")
 CHAIN, FIRST, SECOND, THIRD = "http://chain", "http://first", "http://second", "http://third"

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from helper.ingest.payload import ingress_receipt
-from helper.server.edge import JsonResponse
-from tests.support.wallets.responses import (
+from devnet.clients.responses import (
     MAX_SHARE_RESPONSE_BYTES,
     ChainOutcome,
     ShareOutcome,
@@ -23,6 +21,8 @@ from tests.support.wallets.responses import (
     is_ready,
     is_receipt,
 )
+from helper.ingest.payload import ingress_receipt
+from helper.server.edge import JsonResponse
 
 TOKEN = "0123456789abcdef" * 4
 RECEIPT = {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": TOKEN}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from tests.support.wallets.schedule import (
+from devnet.clients.schedule import (
     HelperRanking,
     copies_per_share,
     draw_submit_at,

@@ -19,10 +19,10 @@ from typing import Any, Final, Self
 
 import httpx
 
-from tests.support.wallets.clients import AsksOn, Client
-from tests.support.wallets.http import ATTEMPT_HEADER, Attempt, WalletHttp, normalize_base_url
-from tests.support.wallets.responses import ShareOutcome, is_ready
-from tests.support.wallets.schedule import HelperRanking, copies_per_share, overdue_seconds
+from devnet.clients.known_clients import AsksOn, Client
+from devnet.clients.responses import ShareOutcome, is_ready
+from devnet.clients.schedule import HelperRanking, copies_per_share, overdue_seconds
+from devnet.clients.wallet_http import ATTEMPT_HEADER, Attempt, WalletHttp, normalize_base_url
 
 READY_SOFT_SECONDS: Final = 2.0
 READY_SECONDS: Final = 30.0
@@ -80,10 +80,11 @@ class SentShare:
     times: list[float] = field(default_factory=list)
 
     def with_state(self, state: HelperState) -> list[str]:
+        """The helpers that have this state."""
         return [helper for helper, known in self.helpers.items() if known is state]
 
 
-class Wallet:
+class ClientWallet:
     """A wallet of a client. An async context manager.
 
     Args:
@@ -91,6 +92,7 @@ class Wallet:
         helper_urls: base URLs of all helpers of the published configuration.
         rng: draws the order of helpers.
         now: the Unix time.
+        transport: its connections; by default, those of the client.
 
     Attributes:
         failure: why the user must act; empty if he need not.
@@ -108,8 +110,10 @@ class Wallet:
         self.client = client
         self.helper_urls = list(dict.fromkeys(map(normalize_base_url, helper_urls)))
         self.failure = ""
+        keeps = None if client.keeps_connections else 0
+        limits = httpx.Limits(max_connections=client.connections, max_keepalive_connections=keeps)
         self._http = WalletHttp(
-            transport,
+            transport or httpx.AsyncHTTPTransport(limits=limits, trust_env=False),
             silence_seconds=client.silence_seconds,
             follows_redirects=client.follows_redirects,
             ends_late_requests=client.ends_late_requests,

@@ -80,6 +80,7 @@ class HelperRanking:
         self._ranks = {known: -1 if known == helper else max(0, rank) for known, rank in self._ranks.items()}
 
     def record_success(self, helper: str) -> None:
+        """Record a success, which ends a row of failures."""
         self._failures[helper] = 0
 
     def record_failure(self, helper: str, now: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.support.wallets.responses import MAX_SHARE_RESPONSE_BYTES, ChainOutcome, ShareOutcome, WalletResponse
+from devnet.clients.responses import MAX_SHARE_RESPONSE_BYTES, ChainOutcome, ShareOutcome, WalletResponse
 
 PREFIX: Final = "/shielded-vote/v1"
 ATTEMPT_HEADER: Final = "X-Vote-Ingress-Attempt-V1"
@@ -58,6 +58,7 @@ class WalletHttp:
         self.attempts: list[Attempt] = []
 
     async def aclose(self) -> None:
+        """End all requests, and close the connections."""
         for task in self._late:
             task.cancel()
         await self._client.aclose()
@@ -76,6 +77,7 @@ class WalletHttp:
     async def post(
         self, url: str, route: str, content: bytes, seconds: float, headers: Mapping[str, str]
     ) -> WalletResponse:
+        """Send a POST. `seconds` limit how long the wallet waits for the response."""
         target, headers = f"{url}{PREFIX}/{route}", {"Content-Type": "application/json", **headers}
         limit = seconds if self._ends_late_requests else None
         attempt = self._exchange("POST", target, limit, MAX_SHARE_RESPONSE_BYTES, content=content, headers=headers)

@@ -54,6 +54,7 @@ class WalletResponse:
             return None
 
     def json_object(self) -> dict[str, Any]:
+        """The object of a JSON response; empty if it has none."""
         value = self.json()
         return value if isinstance(value, dict) else {}
 
@@ -173,6 +174,7 @@ def is_missing_route(response: WalletResponse) -> bool:
 
 
 def classify_tx_response(response: WalletResponse) -> TxReply:
+    """What a response to a question for a transaction says."""
     fields = response.json_object()
     if response.status == 404 and fields == _TX_NOT_FOUND:
         return TxReply(TxState.ABSENT)

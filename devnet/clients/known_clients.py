@@ -1,6 +1,6 @@
 """The clients that post shares: what each of them sends, how it reads responses, and whom it asks when.
 
-"Old" clients have their own HTTP code; the others use the drivers of the wallet library. `Wallet` plays them all.
+"Old" clients have their own HTTP code; the others use the drivers of the wallet library. `ClientWallet` plays them all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from tests.support.wallets.responses import ShareOutcome, WalletResponse, classify_share_response, is_confirmed
+from devnet.clients.responses import ShareOutcome, WalletResponse, classify_share_response, is_confirmed
 
 MAX_COPIES: Final = 10
 SOON: Final = (0.2, 0.6)
@@ -135,6 +135,7 @@ def read_android(response: WalletResponse, _token: str) -> ShareOutcome:
 
 
 def read_ios(response: WalletResponse, _token: str) -> ShareOutcome:
+    """Any other response below 500 than 200 ends the whole vote."""
     if response.status is not None and response.status != 200 and response.status < 500:
         return ShareOutcome.ENDS_VOTE
     is_accepted = response.status == 200 and isinstance(response.json(), dict)
@@ -142,6 +143,7 @@ def read_ios(response: WalletResponse, _token: str) -> ShareOutcome:
 
 
 def read_zkool(response: WalletResponse, _token: str) -> ShareOutcome:
+    """A 4xx ends the share; 503 and a refused connection are repeated."""
     if response.is_success:
         return ShareOutcome.ACCEPTED
     if response.status is None:
@@ -160,6 +162,7 @@ def zkool_waits(response: WalletResponse) -> Sequence[float]:
 
 
 def read_vizor(response: WalletResponse, _token: str) -> ShareOutcome:
+    """Only a `queued` or `duplicate` is an acceptance; 429 and server errors are repeated."""
     if response.status in (None, 429, 500, 502, 503, 504):
         return ShareOutcome.REPEATABLE
     is_accepted = response.is_success and response.json_object().get("status") in ("queued", "duplicate")
@@ -167,18 +170,22 @@ def read_vizor(response: WalletResponse, _token: str) -> ShareOutcome:
 
 
 def read_any_success(response: WalletResponse, _token: str) -> ShareOutcome:
+    """Every 2xx is an acceptance, whatever its body."""
     return ShareOutcome.ACCEPTED if response.is_success else ShareOutcome.UNKNOWN
 
 
 def is_exactly_confirmed(response: WalletResponse) -> bool | None:
+    """Read the status of a share from a 200 only."""
     return is_confirmed(response) if response.status == 200 else None
 
 
 def is_status_200(response: WalletResponse) -> bool:
+    """Take any 200 for confirmed, without its body."""
     return response.status == 200
 
 
 def half(number: int) -> int:
+    """Half of a number, rounded up."""
     return math.ceil(number / 2)
 
 
