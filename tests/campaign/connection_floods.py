@@ -1,6 +1,6 @@
-"""Floods over many connections: `python -m tests.campaign.connection_floods KIND PORT SECONDS`.
+"""Floods over many connections: `python -m tests.campaign.connection_floods KIND PORT SECONDS < SHARE`.
 
-Prints the number of bytes sent.
+`SHARE` is a well-formed share whose leaf is in no tree. Prints the number of bytes sent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from statistics import median
 from typing import Any
 
 from tests.campaign.attack_clients import (
@@ -19,6 +20,8 @@ from tests.campaign.attack_clients import (
     HOST,
     SHARES_PATH,
     UNTERMINATED_REQUEST,
+    RawRequest,
+    ReusedConnection,
     flood,
     open_narrow_connection,
 )
@@ -34,6 +37,8 @@ EXPECT_REQUESTS = [
 ]
 POSTING_CONNECTIONS = 4
 BURST_CONNECTIONS = 32
+MIN_WAIT_SECONDS = 3.0
+"""Seconds for which a share at least waits for its leaf."""
 
 
 async def send_bodies(request: bytes, port: int, seconds: float) -> int:
@@ -102,6 +107,29 @@ async def hold_unread(port: int, seconds: float) -> int:
     return len(writers) * len(DOCUMENT_REQUEST)
 
 
+async def post_waiting(port: int, seconds: float) -> int:
+    """Post a share that waits for its leaf on 1,500 connections; post it again after each response."""
+    end, sent, waits = time.monotonic() + seconds, 0, list[float]()
+    request = RawRequest("POST", SHARES_PATH, sys.stdin.buffer.read())
+
+    async def post_repeatedly(delay: float) -> None:
+        nonlocal sent
+        await asyncio.sleep(delay)
+        connection = ReusedConnection(port, ATTACKER_ADDRESS)
+        while time.monotonic() < end:
+            began = time.monotonic()
+            response = await connection.send(request)
+            sent += len(request.body)
+            if response is not None:
+                waits.append(time.monotonic() - began)
+        connection.close()
+
+    await asyncio.gather(*(post_repeatedly(0.002 * number) for number in range(1_500)))
+    if median(waits) < MIN_WAIT_SECONDS:
+        raise RuntimeError(f"the helper held shares for {median(waits):.1f} s only")
+    return sent
+
+
 async def pipeline(request: bytes, connections: int, port: int, seconds: float, *, reads_responses: bool) -> int:
     """Send endless requests on many connections, which open one after the other."""
 
@@ -159,6 +187,7 @@ FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
 PACED_FLOODS: dict[str, Callable[[int, float], Coroutine[Any, Any, int]]] = {
     "requests that expect 100": expect_continue,
     "held responses": hold_unread,
+    "waiting shares": post_waiting,
 }
 """Floods that leave most of the processor free."""
 

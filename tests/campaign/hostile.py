@@ -82,6 +82,8 @@ CONNECTIONS = 8
 TOKEN = "of a closed deployment"
 MAX_SLOW_SECONDS = 32
 VOTES_PER_PASS = 4
+UNKNOWN_POSITION = 1 << 20
+"""A position past the end of every tree."""
 SATURATING_ATTACKS = ("flood", *connection_floods.FLOODS)
 """Attacks that use all of the processor."""
 MALFORMED_REQUESTS = (
@@ -104,6 +106,7 @@ class Environment:
     closed_helper: HelperProcess
     wallets: WalletGroup
     cast: Sequence[tuple[Ballot, int]]
+    uncast: Sequence[Ballot]
 
 
 async def run(setting: CampaignRun) -> Findings:
@@ -123,10 +126,9 @@ async def run(setting: CampaignRun) -> Findings:
         for kind in connection_floods.PACED_FLOODS:
             await _run_paced_flood(env, kind, port)
         await _flood_log(env)
-        uncast = await _create_uncast_votes(env)
         _parse_mutations(env)
-        await _post_mutations(env, uncast)
-        await _post_unknown_leaves(env, uncast, env.cast[0][1])
+        await _post_mutations(env)
+        await _post_unknown_leaves(env, env.cast[0][1])
         await attack_gateway(setting, findings, env.chain, env.round_id, env.chain.http)
         await attack_registration(setting, findings, env.chain, env.chain.http)
         await promise_check.wait_until_drained(env.chain, env.wallets.ledger, 60)
@@ -157,7 +159,11 @@ async def _create_environment(setting: CampaignRun, findings: Findings) -> Async
             cast = await wallets.cast_votes(round_id, setting.scale(40, 6))
             for helper in (default, closed):
                 await helper.wait_for_leaf(round_id, max(position for _, position in cast))
-            yield Environment(setting, findings, chain, round_id, default, closed, wallets, cast)
+            async with Wallet(chain.url, [], rng=setting.seeded_random("uncast")) as wallet:
+                uncast = [
+                    await wallet.seal_ballot(round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)
+                ]
+            yield Environment(setting, findings, chain, round_id, default, closed, wallets, cast, uncast)
 
 
 def _all_features_config(chain: DevChain) -> dict[str, Any]:
@@ -220,9 +226,12 @@ async def _send_invalid_requests(env: Environment, port: int) -> None:
 async def _run_connection_flood(env: Environment, kind: str, port: int) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", connection_floods.__name__, kind, str(port), str(env.setting.scale(30.0, 3.0))),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    sent = (await process.communicate())[0]
+    vote, share = env.uncast[0], env.uncast[0].shares[0]
+    body = ballot.post_body(vote, share, UNKNOWN_POSITION, 0)
+    sent = (await process.communicate(json.dumps(body).encode()))[0]
     env.findings.require_at_least(f"{kind}, MB sent", int(sent) / 1e6, 0.01)
 
 
@@ -295,9 +304,9 @@ def _parse_mutations(env: Environment) -> None:
     findings.require_equal("errors of the parser", sum(errors.values()), 0)
 
 
-async def _post_mutations(env: Environment, uncast_votes: Sequence[Ballot]) -> None:
+async def _post_mutations(env: Environment) -> None:
     """Post malformed payloads of votes that are in no tree, so that none may be accepted."""
-    payloads = [ballot.post_body(vote, share, 0, 0) for vote in uncast_votes for share in vote.shares[:4]]
+    payloads = [ballot.post_body(vote, share, 0, 0) for vote in env.uncast for share in vote.shares[:4]]
     mutator = PayloadMutator(payloads, env.setting.seeded_random("http"))
     requests = (
         RawRequest("POST", SHARES_PATH, body, {"X-Helper-Token": TOKEN})
@@ -311,16 +320,11 @@ async def _post_mutations(env: Environment, uncast_votes: Sequence[Ballot]) -> N
 # Shares in no tree
 
 
-async def _create_uncast_votes(env: Environment) -> list[Ballot]:
-    async with Wallet(env.chain.url, [], rng=env.setting.seeded_random("uncast")) as wallet:
-        return [await wallet.seal_ballot(env.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
-
-
-def _create_well_formed_bodies(env: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> Iterator[bytes]:
+def _create_well_formed_bodies(env: Environment, leaf: int) -> Iterator[bytes]:
     """Create distinct shares at another vote's leaf, past the end of the tree, and of no round."""
     rng = env.setting.seeded_random("no tree")
     for number in itertools.count():
-        vote = uncast_votes[number % len(uncast_votes)]
+        vote = env.uncast[number % len(env.uncast)]
         share = vote.shares[rng.randrange(ballot.SHARE_COUNT)]
         position = leaf if number % 3 == 0 else rng.randrange(1000, 1 << 24) if number % 3 == 1 else 0
         body = ballot.post_body(vote, share, position, int(time.time()) + number)
@@ -329,9 +333,9 @@ def _create_well_formed_bodies(env: Environment, uncast_votes: Sequence[Ballot],
         yield json.dumps(body).encode()
 
 
-async def _post_unknown_leaves(env: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> None:
+async def _post_unknown_leaves(env: Environment, leaf: int) -> None:
     """Post shares in no tree; half of the requests name an attempt, which has other responses."""
-    bodies = itertools.islice(_create_well_formed_bodies(env, uncast_votes, leaf), env.setting.scale(10_000, 800))
+    bodies = itertools.islice(_create_well_formed_bodies(env, leaf), env.setting.scale(10_000, 800))
     headers = itertools.cycle([{"X-Helper-Token": TOKEN}, {"X-Helper-Token": TOKEN, ATTEMPT_HEADER: "ab" * 32}])
     requests = (RawRequest("POST", SHARES_PATH, body, next(headers)) for body in bodies)
     started_at = time.monotonic()
