@@ -18,6 +18,7 @@ from helper.store.transitions import (
     update_row,
 )
 
+_NO_LIMIT: Final = 2**62
 PREPARED_NOTIFICATION: Final = "prepared"
 """Notification of hosts when a message is ready to be sent."""
 
@@ -120,7 +121,7 @@ def quarantine(tx: Transaction, share_ids: Iterable[int]) -> None:
 
 def check_broadcast_shares(tx: Transaction) -> None:
     """Read every share in BROADCAST and quarantine those that are unreadable."""
-    params = {"state": ShareState.BROADCAST.value, "limit": -1}
+    params = {"state": ShareState.BROADCAST.value, "limit": _NO_LIMIT}
     quarantine(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)])
 
 

@@ -214,7 +214,7 @@ class QueueReader:
         """
         forecasts: dict[bytes, DueForecast] = {}
         for (round_id,) in await self._operator_reader.fetch("all_round_ids"):
-            params: dict[str, Column] = {"round_id": round_id, "now_ms": int(now * 1000), "minutes": MINUTES_AHEAD}
+            params = {**times, "round_id": round_id}
             by_minute: dict[int, int] = dict(await self._operator_reader.fetch("due_ahead", params))
             waiting = by_minute.pop(-1, 0)
             if by_minute or waiting:
@@ -222,6 +222,8 @@ class QueueReader:
                 forecasts[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
         return forecasts
 
+        now_ms = int(now * 1000)
+        times: dict[str, Column] = {"now_ms": now_ms, "until_ms": now_ms + 60_000 * MINUTES_AHEAD}
     async def list_retries(self, *, now: float) -> list[RetryGroup]:
         """Return the shares that wait for a retry, grouped by round, failure and minute.
 

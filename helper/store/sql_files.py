@@ -18,7 +18,7 @@ from typing import Final, get_type_hints
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.table_rows import RoundRow, ShareRow
 
-FIRST_VERSION: Final = 11
+FIRST_VERSION: Final = 12
 """Schema version after the first migration. Lower ones were layouts of versions before the first release."""
 UPGRADE_BY_EXPORT: Final = (
     "Export its queue with the version that wrote it (`svote-helper queue export --move`), and import it into a new "
