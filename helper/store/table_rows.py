@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hmac import compare_digest
 from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -22,6 +22,8 @@ Row = tuple[Any, ...]
 """The row of a query, of a type that its caller knows."""
 Column = int | str | bytes | float | None
 """The value of a column."""
+
+CheckedRow = TypeVar("CheckedRow", "RoundKeyRow", "ShareRow", "RevealRow", "RoundRow")
 
 HASH_BYTES: Final = 32
 MAX_NOTE_CHARS = 400
@@ -41,6 +43,11 @@ def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
         return isinstance(stored, bytes) and compare_digest(stored, row_check(key, row[:-1]))
     except (TypeError, OverflowError):
         return False  # a column has a type or size that is never written
+
+
+def with_check(key: bytes, row: CheckedRow) -> CheckedRow:
+    """Return the same row with its check."""
+    return row._replace(row_check=row_check(key, row[:-1]))
 
 
 class RoundKeyRow(NamedTuple):
@@ -237,13 +244,18 @@ class RevealRow(NamedTuple):
         """Return whether the row passes its check."""
         return is_sound(key, self)
 
+    @property
+    def prepared(self) -> PreparedReveal:
+        """The message as it was prepared."""
+        return PreparedReveal(self.message, self.tx_hash, self.anchor_height, self.circuit, self.height)
+
     def to_sent_reveal(self, share: ShareRow, *, is_first_attempt: bool, is_first_message: bool) -> SentReveal:
         """Convert the row for the sender."""
         return SentReveal(
             share_id=self.share_id,
             round_id=share.round_id,
             nullifier=share.nullifier,
-            prepared=PreparedReveal(self.message, self.tx_hash, self.anchor_height, self.circuit, self.height),
+            prepared=self.prepared,
             sends=self.sends,
             first_sent_height=self.first_sent_height,
             last_sent_height=self.last_sent_height,

@@ -144,8 +144,7 @@ class CopyEndpoint(ABC):
         shares = self.fetch_all("page_shares", params)
         if not shares:
             return []
-        span = (*after, shares[-1][1])
-        return live_shares(shares, self.fetch_all("page_reveals", span), self.fetch_all("page_history", span))
+        return live_shares(shares, self.fetch_all("page_history", (*after, shares[-1][1])))
 
     def _read_all_rows(self, table: Table) -> list[Row]:
         rows = self.fetch_all(f"page_{table.name}")

@@ -113,17 +113,17 @@ class LiveShare(NamedTuple):
     history: tuple[Row, ...]
 
 
-def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence[Row]) -> list[LiveShare]:
-    """Combine rows of three tables into one `LiveShare` per share."""
-    reveal_of = {row[0]: RevealRow(*row) for row in reveals}
+def live_shares(shares: Sequence[Row], history: Sequence[Row]) -> list[LiveShare]:
+    """Combine rows of shares, each with its message, and of their history into one `LiveShare` per share."""
+    width = len(ShareRow._fields)
     history_of: dict[int, list[Row]] = {}
     for row in history:
         history_of.setdefault(row[0], []).append(tuple(row[1:]))
     result = []
     for columns in shares:
-        row = ShareRow(*columns)
-        entries = tuple(history_of.get(row.id, ()))
-        result.append(LiveShare(row.id, row.round_no, row, reveal_of.get(row.id), entries))
+        row, message = ShareRow(*columns[:width]), columns[width:]
+        reveal = None if message[0] is None else RevealRow(*message)
+        result.append(LiveShare(row.id, row.round_no, row, reveal, tuple(history_of.get(row.id, ()))))
     return result
 
 
