@@ -24,7 +24,16 @@ from helper.store.models import (
     ShareDetails,
     StoredRound,
 )
-from helper.store.table_rows import ROW_CHECK_KEY, Column, RoundKeyRow, RoundRow, read_key, read_meta_value, share_ref
+from helper.store.table_rows import (
+    ROW_CHECK_KEY,
+    Column,
+    RoundKeyRow,
+    RoundRow,
+    is_sound,
+    read_key,
+    read_meta_value,
+    share_ref,
+)
 from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader
 
 UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
@@ -213,6 +222,8 @@ class QueueReader:
             now: Unix seconds.
         """
         forecasts: dict[bytes, DueForecast] = {}
+        now_ms = int(now * 1000)
+        times: dict[str, Column] = {"now_ms": now_ms, "until_ms": now_ms + 60_000 * MINUTES_AHEAD}
         for (round_id,) in await self._operator_reader.fetch("all_round_ids"):
             params = {**times, "round_id": round_id}
             by_minute: dict[int, int] = dict(await self._operator_reader.fetch("due_ahead", params))
@@ -222,8 +233,6 @@ class QueueReader:
                 forecasts[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
         return forecasts
 
-        now_ms = int(now * 1000)
-        times: dict[str, Column] = {"now_ms": now_ms, "until_ms": now_ms + 60_000 * MINUTES_AHEAD}
     async def list_retries(self, *, now: float) -> list[RetryGroup]:
         """Return the shares that wait for a retry, grouped by round, failure and minute.
 
@@ -266,7 +275,7 @@ class QueueReader:
         """
         key = read_key(await self._operator_reader.fetch("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY)
         rows = [(row[0], RoundRow(*row[1:])) for row in await self._operator_reader.fetch("rounds")]
-        return [row.to_stored_round(round_id) for round_id, row in rows if row.is_sound(key)]
+        return [row.to_stored_round(round_id) for round_id, row in rows if is_sound(key, row)]
 
     async def count_leaves(self) -> dict[bytes, int]:
         """Return the number of stored leaves by round."""

@@ -94,8 +94,8 @@ def _expand_columns(sql: str) -> str:
 def read_migrations(package: str) -> tuple[str, ...]:
     """Read the files in `migrations/` of a package, in order; the first one leads to schema version `FIRST_VERSION`.
 
-    SQL cannot compute a `row_check`. A migration that adds a column to a table with checks therefore needs code that
-    writes the checks of all its rows again in the same transaction; otherwise every row fails its check afterwards.
+    SQL cannot compute a `row_check`. So a migration adds a column to a table with checks at its end, without a default:
+    NULLs at the end of a row do not change its check.
     """
     folder = resources.files(package) / "migrations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)

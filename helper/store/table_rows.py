@@ -58,14 +58,6 @@ class RoundKeyRow(NamedTuple):
     mac_key: bytes
     row_check: bytes = b""
 
-    def with_check(self, key: bytes) -> RoundKeyRow:
-        """Return the same row with its check."""
-        return self._replace(row_check=row_check(key, self[:-1]))
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
-
 
 _STORED: Final = [(field.name, field.type.row_format) for field in SHARE_FIELDS if field.name != "round_id"]
 _INTEGERS: Final = {name: width for name, width in _STORED if not width.endswith("s")}
@@ -143,14 +135,6 @@ class ShareRow(NamedTuple):
     stage: str
     note: str
     row_check: bytes = b""
-
-    def with_check(self, key: bytes) -> ShareRow:
-        """Return the same row with its check."""
-        return add_row_checks(key, [self])[0]
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
 
     @property
     def is_moved(self) -> bool:
@@ -236,14 +220,6 @@ class RevealRow(NamedTuple):
     decide_height: int = 0
     row_check: bytes = b""
 
-    def with_check(self, key: bytes) -> RevealRow:
-        """Return the same row with its check."""
-        return self._replace(row_check=row_check(key, self[:-1]))
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
-
     @property
     def prepared(self) -> PreparedReveal:
         """The message as it was prepared."""
@@ -282,14 +258,6 @@ class RoundRow(NamedTuple):
     closed_ms: int | None = None
     alerted_ms: int | None = None
     row_check: bytes = b""
-
-    def with_check(self, key: bytes) -> RoundRow:
-        """Return the same row with its check."""
-        return self._replace(row_check=row_check(key, self[:-1]))
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
 
     def to_stored_round(self, round_id: bytes) -> StoredRound:
         """Return the row as `Store.list_rounds` returns it."""

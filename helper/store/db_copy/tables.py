@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.store.table_rows import (
@@ -18,15 +18,16 @@ from helper.store.table_rows import (
     MOVED_KEY,
     RUN_KEY,
     UNFINISHED_KEY,
+    CheckedRow,
     RevealRow,
     RoundRow,
     Row,
     ShareRow,
     is_sound,
+    with_check,
 )
 
 Key = tuple[Any, ...]
-CheckedRow = TypeVar("CheckedRow", ShareRow, RevealRow)
 
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, KEY_CHECK, KEYS_IN_USE})
 """Keys in `meta` that belong to one database and are not copied."""
@@ -132,9 +133,9 @@ def select_sound(live: LiveShare, row_key: bytes) -> LiveShare | None:
 
     A damaged message that may have been sent makes the share damaged; any other damaged message is dropped.
     """
-    if not live.share.is_sound(row_key):
+    if not is_sound(row_key, live.share):
         return None
-    if live.reveal is not None and not live.reveal.is_sound(row_key):
+    if live.reveal is not None and not is_sound(row_key, live.reveal):
         live = live._replace(reveal=None)
     return None if live.reveal is None and live.share.state == ShareState.BROADCAST else live
 
@@ -166,7 +167,7 @@ def replace_nul(text: str) -> str:
 
 def _make_row_portable(row: CheckedRow, row_key: bytes) -> CheckedRow:
     cleaned = type(row)._make(replace_nul_in_row(row))
-    return row if cleaned == row else cleaned.with_check(row_key)
+    return row if cleaned == row else with_check(row_key, cleaned)
 
 
 def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:

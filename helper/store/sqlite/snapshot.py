@@ -20,7 +20,7 @@ from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.file_keys import open_encryption, read_shares
 from helper.store.sqlite.reader import connect_read_only, require_readable
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
-from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, read_key
+from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, is_sound, read_key
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
@@ -145,7 +145,7 @@ def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryptio
     live = moved = damaged = 0
     for share in read_shares(conn, stored):
         live += 1
-        is_damaged = share.id in aside or not share.is_sound(key)
+        is_damaged = share.id in aside or not is_sound(key, share)
         damaged += is_damaged
         moved += not is_damaged and share.is_moved
     ((confirmed,),) = conn.execute(statements["tombstone_count"]).fetchall()
