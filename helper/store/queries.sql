@@ -285,7 +285,7 @@ SELECT round_id FROM round_keys ORDER BY no;
 SELECT at_ms, stage, note, counted FROM history WHERE share_id = ? ORDER BY n;
 
 -- name: damaged
-SELECT ref, round_id, state FROM damaged ORDER BY share_id;
+SELECT share_id, ref, round_id, state FROM damaged ORDER BY share_id;
 
 -- A share with a spent attempt has a history, so only the rows of such shares are read.
 

@@ -272,6 +272,12 @@ class RoundRow(NamedTuple):
         )
 
 
+def read_rounds(rows: Sequence[Row], key: bytes) -> list[StoredRound]:
+    """Return the rounds in the result of the query `rounds` whose rows pass their check."""
+    pairs = [(round_id, RoundRow(*columns)) for round_id, *columns in rows]
+    return [row.to_stored_round(round_id) for round_id, row in pairs if is_sound(key, row)]
+
+
 def share_ref(mac: bytes) -> str:
     """Return the reference of a share that operators see: the first 12 hex characters of its mac."""
     return mac.hex()[:12]

@@ -12,13 +12,7 @@ WHERE s.id > ? ORDER BY s.id LIMIT ?;
 SELECT share_id, n, at_ms, stage, note, counted FROM history WHERE share_id > ? AND share_id <= ?
 ORDER BY share_id, n;
 
--- name: list_quarantined
-SELECT share_id, ref, round_id, state FROM damaged;
-
 -- ---------------------------------------------------------------- writing
-
--- name: drop_shares
-DELETE FROM shares WHERE id = ?;
 
 -- name: copy_share
 UPDATE shares SET state = ? WHERE id = ?;

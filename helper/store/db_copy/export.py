@@ -12,7 +12,7 @@ from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.tables import SHARES, LiveShare
 from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.shares import matches_filter
-from helper.store.table_rows import RoundRow, is_sound, read_meta_value
+from helper.store.table_rows import is_sound, read_meta_value, read_rounds
 
 _CHAIN_ID: Final = "chain_id"
 
@@ -37,11 +37,10 @@ class ExportedQueue:
         self._query = query
         self._refs = tuple(refs)
         self._row_key = source.read_row_key()
-        rounds = [(row[0], RoundRow(*row[1:])) for row in source.fetch_all("rounds")]
-        sound = [(round_id, row) for round_id, row in rounds if is_sound(self._row_key, row)]
-        self._closed = {round_id for round_id, row in sound if row.closed_ms is not None}
+        rounds = read_rounds(source.fetch_all("rounds"), self._row_key)
+        self._closed = {stored.round_id for stored in rounds if stored.closed_at is not None}
         self.chain_id = read_meta_value(source.fetch_all("get_meta", (_CHAIN_ID,)))
-        self.round_ends = {round_id: row.vote_end_time for round_id, row in sound}
+        self.round_ends = {stored.round_id: stored.vote_end_time for stored in rounds}
         self.skipped: Counter[str] = Counter()
 
     def read(self) -> Iterator[tuple[ExportedShare, RowVersion]]:

@@ -121,7 +121,7 @@ def _rewrite_shares(
     conn: sqlite3.Connection, source: RowEncryption, target: RowEncryption, row_key: bytes
 ) -> RewriteResult:
     """Rewrite the shares and their messages, and delete the damaged ones."""
-    aside = {row[0]: DamagedShare(*row[1:]) for row in conn.execute(load_copy_statements()["list_quarantined"])}
+    aside = {row[0]: DamagedShare(*row[1:]) for row in conn.execute(sqlite_statements()["damaged"])}
     result = RewriteResult()
     for live in _read_shares(conn, source):
         sound = None if live.id in aside else select_sound(live, row_key)

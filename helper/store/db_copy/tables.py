@@ -79,7 +79,7 @@ def _placeholders(columns: Sequence[str]) -> str:
 META: Final = Table("meta", "key, value, row_check", 1, None, 0)
 ROUND_KEYS: Final = Table("round_keys", "no, round_id, mac_key, row_check", 1, (-1,), 1000)
 SHARES: Final = Table("shares", "id", 1, (0,), 500, round_column=1)
-"""A share also has a message and a history, so its statements are in `copying.sql`."""
+"""A share also has a message and a history, so the statements that read and insert it are in `copying.sql`."""
 TOMBSTONES: Final = Table("tombstones", "round_no, mac", 2, (-1, b""), 5000, round_column=0)
 TABLES: Final = (
     META,

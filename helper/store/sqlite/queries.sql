@@ -48,9 +48,6 @@ SELECT k.round_id, {share} FROM shares s LEFT JOIN round_keys k ON k.no = s.roun
 -- name: tombstone_count
 SELECT count(*) FROM tombstones;
 
--- name: quarantined_ids
-SELECT share_id FROM damaged;
-
 -- name: due_shares
 SELECT due_ms, rank, id FROM shares
 WHERE round_no = :round_no AND state = 0 AND due_ms <= :now_ms

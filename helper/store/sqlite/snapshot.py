@@ -142,7 +142,7 @@ def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryptio
     stored = open_encryption(conn, encryption, name)
     statements = sqlite_statements()
     key = read_key(conn.execute(statements["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
-    aside = {row[0] for row in conn.execute(statements["quarantined_ids"])}
+    aside = {row[0] for row in conn.execute(statements["damaged"])}
     live = moved = damaged = 0
     for share in read_shares(conn, stored):
         live += 1
