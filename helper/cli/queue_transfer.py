@@ -288,6 +288,7 @@ def _write_and_record(
             file.write(encode_for_svoted(list(read_shares()), queue.round_ends))
 
     with create_file(output, write) as export_file:
+        queue.source.close()  # without a running helper, this process opens the file for writing
         try:
             exported: dict[str, Any] = {"shares": len(marks) // MARK_STRUCT.size}
             more = {"marks": b64encode(marks).decode()} if move else {}

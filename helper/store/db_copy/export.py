@@ -26,6 +26,7 @@ class ExportedQueue:
         refs: prefixes of references, at least one of which must match; empty for any.
 
     Attributes:
+        source: the queue.
         chain_id: id of the shares' chain, None if it is not known yet.
         round_ends: Unix seconds at which voting ends, by round.
         skipped: number of shares that the last `read` left out, by reason: `closed` round, already `moved`, or
@@ -33,7 +34,7 @@ class ExportedQueue:
     """
 
     def __init__(self, source: CopyEndpoint, query: QueueFilter, refs: Collection[str] = ()) -> None:
-        self._source = source
+        self.source = source
         self._query = query
         self._refs = tuple(refs)
         self._row_key = source.read_row_key()
@@ -46,9 +47,9 @@ class ExportedQueue:
     def read(self) -> Iterator[tuple[ExportedShare, RowVersion]]:
         """Yield the shares whose rows were stored before this call, each with the version of its row."""
         self.skipped.clear()
-        ((last,),) = self._source.fetch_all("last_share_id")
-        quarantined = self._source.read_quarantined()
-        for page in self._source.read_pages(SHARES):
+        ((last,),) = self.source.fetch_all("last_share_id")
+        quarantined = self.source.read_quarantined()
+        for page in self.source.read_pages(SHARES):
             for live in (LiveShare(*row) for row in page):
                 if live.id > last:  # a share whose row was replaced may have been yielded before
                     return
