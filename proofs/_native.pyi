@@ -62,7 +62,8 @@ def row_check(key: bytes, row: tuple[object, ...]) -> bytes:
     """The 8-byte check of a database row: keyed BLAKE2b (key of at most 64 bytes) of all other columns.
 
     The input is the number and types of the columns, all integers, the lengths of all bytes and texts, and their
-    content. Raises `TypeError` for an unsupported column type, `OverflowError` for an integer that exceeds 64 bits.
+    content. NULLs at the end of a row are left out, so that a column that is added later does not change its check.
+    Raises `TypeError` for an unsupported column type, `OverflowError` for an integer that exceeds 64 bits.
     """
 
 def row_checks(key: bytes, rows: Sequence[tuple[object, ...]]) -> list[bytes]:

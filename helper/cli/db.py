@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Final, Literal
@@ -174,22 +175,20 @@ def backup(
     encryption = database_encryption(config)
     with acting_as_owner(database):
         snapshot = take_snapshot(database, SystemClock(), encryption)
+    write = partial(encrypt_backup, image=snapshot.image, passphrase=passphrase, recipients=recipient or ())
     # key derivation takes about one second of CPU; only this thread gets a lower priority
     with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
-        sealed = executor.submit(
-            encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
-        ).result()
-    write_backup(output, sealed, replace=force, passphrase=passphrase)
+        executor.submit(write_backup, output, write, replace=force, passphrase=passphrase).result()
     result = BackupResult(
         **asdict(snapshot.contents),
         output=str(output),
-        bytes=len(sealed),
+        bytes=output.stat().st_size,
         database_bytes=len(snapshot.image),
         read_seconds=round(snapshot.read_seconds, 3),
     )
     if snapshot.contents.damaged:
         print_message(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
-    emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {len(sealed)} bytes", json=json)
+    emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {result.bytes} bytes", json=json)
 
 
 def restore(
@@ -333,7 +332,7 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
 
 def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
     passphrase = "" if recipients else read_new_passphrase(passphrase_file)
-    write_backup(output, encrypt_backup(image, passphrase=passphrase, recipients=recipients))
+    write_backup(output, partial(encrypt_backup, image=image, passphrase=passphrase, recipients=recipients))
     print_message(f"backed up to {output}")
 
 

@@ -6,17 +6,18 @@ import os
 import stat
 import sys
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final, NoReturn
 
 import typer
 
 from helper.cli.command_inputs import (
     PassphraseOption,
-    database_file,
     read_passphrase,
+    read_settings,
 )
 from helper.cli.conventions import (
     ConfigOption,
@@ -31,7 +32,7 @@ from helper.cli.conventions import (
     print_message,
     require_confirmation,
 )
-from helper.cli.db import database_encryption, read_new_passphrase
+from helper.cli.db import read_new_passphrase
 from helper.cli.operator_api import (
     DueBeforeOption,
     OperatorApi,
@@ -45,22 +46,22 @@ from helper.cli.queue import MOVED_TEXT, ROUND_CHARS
 from helper.clock import SystemClock
 from helper.core.json_records import fact
 from helper.observability.queue_snapshot import SOURCE, Source
-from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
+from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
 from helper.operations.svoted_format import MAX_FILE_BYTES, SvotedExport, encode_svoted_export, read_svoted_export
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.server import operator_parameters
 from helper.server.operator_routes import MARK_STRUCT, ExportRecord
+from helper.store.action_models import ExportedShare
 from helper.store.backup import (
     DATABASE_HEADER,
+    EncryptedWriter,
     create_file,
     decrypt_backup,
-    encrypt_backup,
     needs_passphrase,
     read_backup,
 )
-from helper.store.row_encryption import RowEncryption
-from helper.store.sqlite.export import ExportSelection, select_for_export
-from helper.store.sqlite.snapshot import take_snapshot
+from helper.store.db_copy.export import ExportedQueue
+from helper.store.db_copy.factory import SQLITE_ENGINE, create_source_endpoint
 
 STDIN: Final = Path("-")
 
@@ -134,18 +135,18 @@ def delete_imported(file: Path, response: Mapping[str, Any], *, requested: bool 
     return True
 
 
-def encode_for_svoted(selection: ExportSelection) -> bytes:
-    """Encode a selection. Ends the command unless all its shares belong to one round whose end is known."""
-    rounds = {exported.share.round_id for exported in selection.shares}
+def encode_for_svoted(shares: Sequence[ExportedShare], round_ends: Mapping[bytes, int]) -> bytes:
+    """Encode shares. Ends the command unless all of them belong to one round whose end is known."""
+    rounds = {exported.share.round_id for exported in shares}
     if len(rounds) > 1:
         fail(
             "the shares belong to several rounds, but a file for svoted contains only one: use --round", ExitCode.USAGE
         )
     (round_id,) = rounds
-    end = selection.round_ends.get(round_id)
+    end = round_ends.get(round_id)
     if end is None:
         fail("the end of the round is not known yet: wait until the helper has read the chain")
-    return encode_svoted_export(selection.shares, vote_end_time=end, exported_at=int(SystemClock().now()))
+    return encode_svoted_export(shares, vote_end_time=end, exported_at=int(SystemClock().now()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,7 @@ _NOT_IMPORTED_REASONS = {
     "invalid": "invalid",
 }
 _MAX_SKIPPED_LISTED = 20
+_CHUNK_BYTES: Final = 64 * 1024
 
 
 def export(
@@ -212,62 +214,86 @@ def export(
         fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    database_file(config, db, must_exist=False)  # ends the command for a shared database, which cannot be exported
-    api, refs = OperatorApi.of(config, db), [ref.lower() for ref in shares or []]
+    settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
+    api, refs = OperatorApi.of(config, db), [operator_parameters.parse_ref(ref) for ref in shares or []]
     harden_process()
-    api.require_database()
     filter_query = build_filter_query(api, round_id, state, due_before, stage)
-    selection = _select(api.database, filter_query, refs, database_encryption(config))
-    number = len(selection.shares)
-    skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
-    written: dict[str, Any] = {}
-    _warn_of_partial_files(output.parent)
-    if not number:
-        print_not_exported(skipped)
-        fail("no matching share to export", ExitCode.NOT_FOUND)
-    if not dry_run:
-        if move:
-            confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
-        if for_svoted:
-            sealed = encode_for_svoted(selection)
-        else:
-            sealed = _encrypt_selection(selection, read_new_passphrase(passphrase_file))
-        body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
-        written = {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
-    left = UnexportedShares(**skipped)
+    if api.shared:
+        api.get("/rounds")  # only a running helper can record the export
+    else:
+        api.require_database()
+    with closing(create_source_endpoint(SQLITE_ENGINE if db else None, settings, SystemClock())) as source:
+        source.connect_read_only()
+        queue = ExportedQueue(source, operator_parameters.parse_filter(*filter_query.values()), refs)
+        number = sum(1 for _ in queue.read())
+        written: dict[str, Any] = {}
+        _warn_of_partial_files(output.parent)
+        if not number:
+            _fail_without_shares(queue)
+        if not dry_run:
+            if move:
+                confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
+            passphrase = "" if for_svoted else read_new_passphrase(passphrase_file)
+            body = {**filter_query, "named": len(refs)}
+            written = _write_and_record(api, output, queue, passphrase, body, move=move)
     result = ExportResult(
-        output=str(output), shares=number, left=left, move=move, **{"dry_run": dry_run, "source": None, **written}
+        **{"dry_run": dry_run, "source": None, "shares": number, **written},
+        output=str(output),
+        left=UnexportedShares(**_count_skipped(queue)),
+        move=move,
     )
     emit(result, print_exported, json=json)
 
 
-def _select(database: Path, options: Mapping[str, str], refs: list[str], encryption: RowEncryption) -> ExportSelection:
-    """Select shares from a snapshot of the database."""
-    conditions = operator_parameters.parse_filter(*options.values())
-    for ref in refs:
-        operator_parameters.parse_ref(ref)
-    with acting_as_owner(database):
-        snapshot = take_snapshot(database, SystemClock(), encryption)
-    return select_for_export(snapshot.image, conditions, refs, encryption)
+def _count_skipped(queue: ExportedQueue) -> dict[str, int]:
+    return {why: queue.skipped[why] for why in ("damaged", "closed", "moved")}
 
 
-def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
+def _fail_without_shares(queue: ExportedQueue) -> NoReturn:
+    print_not_exported(_count_skipped(queue))
+    fail("no matching share to export", ExitCode.NOT_FOUND)
+
+
+def _write_shares(file: BinaryIO, shares: Iterable[ExportedShare], chain_id: str | None, passphrase: str) -> None:
+    """Write an encrypted export. The number of shares in its header is known only at the end."""
     # key derivation takes about one second of CPU; a running helper has priority
     os.nice(10)
-    made_at = int(SystemClock().now())
-    head = ExportHeader(chain_id=selection.chain_id, made_at=made_at, shares=len(selection.shares))
-    return encrypt_backup(
-        b"".join([encode_header(head), *map(encode_share_line, selection.shares)]), passphrase=passphrase
-    )
+    header = ExportHeader(chain_id=chain_id, made_at=int(SystemClock().now()), shares=MAX_SHARES)
+    line_bytes = len(encode_header(header))
+    writer, number = EncryptedWriter(file, passphrase, head_bytes=line_bytes), 0
+    for exported in shares:
+        writer.write(encode_share_line(exported))
+        number += 1
+    header = ExportHeader(chain_id=chain_id, made_at=header.made_at, shares=number)
+    writer.finish(encode_header(header, line_bytes=line_bytes))
 
 
 def _write_and_record(
-    api: OperatorApi, output: Path, sealed: bytes, body: Mapping[str, Any], *, move: bool
+    api: OperatorApi, output: Path, queue: ExportedQueue, passphrase: str, body: Mapping[str, Any], *, move: bool
 ) -> dict[str, Any]:
-    """Record the export, and mark moved shares, after writing the file and before renaming it to `output`."""
-    with create_file(output, sealed) as export_file:
+    """Write the shares, for svoted without a passphrase, and record the export before the file gets its name."""
+    marks = bytearray()
+
+    def read_shares() -> Iterator[ExportedShare]:
+        for exported, version in queue.read():
+            marks.extend(MARK_STRUCT.pack(*version))
+            yield exported
+        if not marks:  # all of them have changed since they were counted
+            _fail_without_shares(queue)
+
+    def write(file: BinaryIO) -> None:
+        if passphrase:
+            _write_shares(file, read_shares(), queue.chain_id, passphrase)
+        else:
+            file.write(encode_for_svoted(list(read_shares()), queue.round_ends))
+
+    with create_file(output, write) as export_file:
+        queue.source.close()  # without a running helper, this process opens the file for writing
         try:
-            return api.post("/queue/export", body)
+            exported: dict[str, Any] = {"shares": len(marks) // MARK_STRUCT.size}
+            more = {"marks": b64encode(marks).decode()} if move else {}
+            response = api.post("/queue/export", {**body, **exported, **more})
+            return {"bytes": export_file.stat().st_size, **exported, **response}
         except BaseException:
             if move:
                 print_message(f"shares may have been moved to {export_file}: keep this file")
@@ -283,12 +309,6 @@ def _warn_of_partial_files(directory: Path) -> None:
             f"{partial_file} remains from an interrupted export or backup. After an interrupted --move it may be the "
             "only copy of its shares: import it with `svote-helper queue import` before you delete it."
         )
-
-
-def _marks(selection: ExportSelection) -> dict[str, str]:
-    """Return the selected rows as `marks` of the request."""
-    marks = b"".join(MARK_STRUCT.pack(number, check) for number, check in selection.versions)
-    return {"marks": b64encode(marks).decode()}
 
 
 def import_(
@@ -322,13 +342,14 @@ def import_(
     harden_process()
     svoted = None if from_svoted is None else read_svoted_file(from_svoted)
     if svoted is not None:
-        lines: Sequence[bytes] = svoted.lines
+        content = b"".join(svoted.lines)
     else:
         assert file is not None
-        lines = _decrypt_export(file, passphrase_file)
+        content = _decrypt_export(file, passphrase_file)
 
     def perform(*, preview: bool) -> dict[str, Any]:
-        response = api.post("/queue/import", lines, {"dry_run": "1"} if preview else {})
+        chunks = (content[start : start + _CHUNK_BYTES] for start in range(0, len(content), _CHUNK_BYTES))
+        response = api.post("/queue/import", chunks, {"dry_run": "1"} if preview else {})
         return response if svoted is None else number_rows(response, svoted)
 
     if not yes and not dry_run:
@@ -344,8 +365,8 @@ def import_(
         raise typer.Exit(ExitCode.DEGRADED)
 
 
-def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
-    """Decrypt an export; returns its lines, with their line ends."""
+def _decrypt_export(file: Path, passphrase_file: Path | None) -> bytes:
+    """Decrypt an export."""
     with file.open("rb") as opened:
         sealed = read_backup(opened, file)
     if not needs_passphrase(sealed):
@@ -353,7 +374,7 @@ def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
     content = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     if content.startswith(DATABASE_HEADER):
         fail(f"{file} is a backup, not an export of a queue: restore it with `svote-helper db restore`")
-    return [line + b"\n" for line in content.splitlines()]
+    return content
 
 
 def print_exported(response: Mapping[str, Any]) -> None:

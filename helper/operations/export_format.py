@@ -1,6 +1,6 @@
 """Export format of a queue: JSON lines, a header and one line per share. Pure.
 
-The lines contain witnesses. They are only written to an encrypted file (`helper.store.backup.encrypt_backup`) and
+The lines contain witnesses. They are only written to an encrypted file (`helper.store.backup.EncryptedWriter`) and
 sent to the service over its control socket.
 """
 
@@ -90,9 +90,9 @@ class _ShareLine(_StrictModel):
     reveal: _Reveal | None
 
 
-def encode_header(header: ExportHeader) -> bytes:
-    """Encode the header line."""
-    return orjson.dumps(header.model_dump()) + b"\n"
+def encode_header(header: ExportHeader, *, line_bytes: int = 0) -> bytes:
+    """Encode the header line, with spaces at its end if it would be shorter than `line_bytes`."""
+    return orjson.dumps(header.model_dump()).ljust(line_bytes - 1) + b"\n"
 
 
 def parse_header(line: bytes) -> ExportHeader:

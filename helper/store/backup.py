@@ -14,9 +14,10 @@ import hmac
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import scrypt
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -44,6 +45,7 @@ WORK_FACTOR: Final = 18
 _SCRYPT_R: Final = 8
 _SCRYPT_LABEL: Final = b"age-encryption.org/v1/scrypt"
 _CHUNK_BYTES: Final = 64 * 1024
+_TAG_BYTES: Final = 16
 _EXCESSIVE_WORK: Final = "Excessive work parameter"
 """Beginning of pyrage's message if it estimates that decryption would take 16 s or more."""
 _MAX_ESTIMATES: Final = 50
@@ -51,46 +53,89 @@ _MAX_ESTIMATES: Final = 50
 _SIDE_FILES: Final = ("-wal", "-shm")
 
 
-def encrypt_backup(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) -> bytes:
-    """Encrypt a database image with a passphrase, or to recipients (`age1…`) if it is empty.
+WriteContent = Callable[[BinaryIO], object]
+"""Writes the content of a new file."""
+
+
+def encrypt_backup(file: BinaryIO, image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) -> None:
+    """Write a database image, encrypted with a passphrase, or to recipients (`age1…`) if it is empty.
 
     Raises:
         BackupError: the passphrase is too short, or a recipient is invalid.
     """
     if passphrase:
-        if len(passphrase) < MIN_PASSPHRASE_CHARS:
-            raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters")
-        return _encrypt_with_passphrase(image, passphrase)
+        writer = EncryptedWriter(file, passphrase)
+        for start in range(0, len(image), _CHUNK_BYTES):
+            writer.write(image[start : start + _CHUNK_BYTES])
+        writer.finish()
+        return
     try:
         keys = [pyrage.x25519.Recipient.from_str(recipient) for recipient in recipients]
-        sealed: bytes = pyrage.encrypt(image, keys)
+        pyrage.encrypt_io(BytesIO(image), file, keys)
     except (pyrage.RecipientError, pyrage.EncryptError) as error:
         raise BackupError(f"the backup could not be encrypted to its recipients: {error}") from None
-    return sealed
 
 
-def _encrypt_with_passphrase(image: bytes, passphrase: str) -> bytes:
-    """Encrypt in the age format, with one scrypt stanza."""
-    file_key, salt, nonce = os.urandom(16), os.urandom(16), os.urandom(16)
-    wrap_key = scrypt(
-        passphrase.encode(),
-        salt=_SCRYPT_LABEL + salt,
-        n=1 << WORK_FACTOR,
-        r=_SCRYPT_R,
-        p=1,
-        maxmem=2 << WORK_FACTOR + 10,
-        dklen=32,
-    )
-    wrapped_key = aead_encrypt(file_key, None, bytes(12), wrap_key)
-    header = b"%s%s %d\n%s\n---" % (_PASSPHRASE_HEADER, _base64(salt), WORK_FACTOR, _base64(wrapped_key))
-    mac = hmac.digest(_derive_key(file_key, b"", b"header"), header, "sha256")
-    parts = [header, b" ", _base64(mac), b"\n", nonce]
-    key = _derive_key(file_key, nonce, b"payload")
-    last = max(0, (len(image) - 1) // _CHUNK_BYTES)
-    for number in range(last + 1):
-        chunk = image[number * _CHUNK_BYTES : (number + 1) * _CHUNK_BYTES]
-        parts.append(aead_encrypt(chunk, None, number.to_bytes(11, "big") + bytes([number == last]), key))
-    return b"".join(parts)
+class EncryptedWriter:
+    """Encrypts content to a file in the age format, with one scrypt stanza, while it is produced.
+
+    The first chunk is written last, so that content can begin with what is known only at its end.
+
+    Args:
+        file: an empty file that can be searched.
+        passphrase: the passphrase.
+        head_bytes: length of what `finish` adds before the content, at most `_CHUNK_BYTES`.
+
+    Raises:
+        BackupError: the passphrase is too short.
+    """
+
+    def __init__(self, file: BinaryIO, passphrase: str, *, head_bytes: int = 0) -> None:
+        if len(passphrase) < MIN_PASSPHRASE_CHARS:
+            raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters")
+        file_key, salt, nonce = os.urandom(16), os.urandom(16), os.urandom(16)
+        wrap_key = scrypt(
+            passphrase.encode(),
+            salt=_SCRYPT_LABEL + salt,
+            n=1 << WORK_FACTOR,
+            r=_SCRYPT_R,
+            p=1,
+            maxmem=2 << WORK_FACTOR + 10,
+            dklen=32,
+        )
+        wrapped_key = aead_encrypt(file_key, None, bytes(12), wrap_key)
+        header = b"%s%s %d\n%s\n---" % (_PASSPHRASE_HEADER, _base64(salt), WORK_FACTOR, _base64(wrapped_key))
+        mac = hmac.digest(_derive_key(file_key, b"", b"header"), header, "sha256")
+        self._file = file
+        self._payload_at = file.write(b"%s %s\n%s" % (header, _base64(mac), nonce))
+        self._key = _derive_key(file_key, nonce, b"payload")
+        self._pending = bytearray(head_bytes)
+        self._first_chunk = b""
+        self._chunks = 0
+
+    def write(self, data: bytes) -> None:
+        """Add to the content."""
+        self._pending += data
+        while len(self._pending) > _CHUNK_BYTES:  # a last chunk is empty only if the content is
+            self._end_chunk()
+
+    def finish(self, head: bytes = b"") -> None:
+        """Write the last chunk, and the first one with `head`."""
+        self._end_chunk(is_last=True)
+        self._write_chunk(0, head + self._first_chunk[len(head) :], is_last=self._chunks == 1)
+
+    def _end_chunk(self, *, is_last: bool = False) -> None:
+        chunk = bytes(self._pending[:_CHUNK_BYTES])
+        del self._pending[:_CHUNK_BYTES]
+        if self._chunks:
+            self._write_chunk(self._chunks, chunk, is_last=is_last)
+        else:
+            self._first_chunk = chunk
+        self._chunks += 1
+
+    def _write_chunk(self, number: int, chunk: bytes, *, is_last: bool) -> None:
+        self._file.seek(self._payload_at + number * (_CHUNK_BYTES + _TAG_BYTES))
+        self._file.write(aead_encrypt(chunk, None, number.to_bytes(11, "big") + bytes([is_last]), self._key))
 
 
 def _derive_key(secret: bytes, salt: bytes, info: bytes) -> bytes:
@@ -181,14 +226,14 @@ def _require_header(head: bytes, name: str) -> None:
         raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
 
 
-def write_backup(path: Path, sealed: bytes, *, replace: bool = False, passphrase: str = "") -> None:
+def write_backup(path: Path, write: WriteContent, *, replace: bool = False, passphrase: str = "") -> None:
     """Write an encrypted backup atomically, with mode 0600 and fsync.
 
     Root writes it as the owner of the directory, so that the file belongs to that user.
 
     Args:
         path: path of the file; it must not exist, unless `replace` is set.
-        sealed: content of the file.
+        write: writes the content, encrypted.
         replace: replace an existing backup. An export is never replaced: it can be the only copy of live shares.
         passphrase: passphrase of the backup, which identifies an existing file as a backup.
 
@@ -200,7 +245,7 @@ def write_backup(path: Path, sealed: bytes, *, replace: bool = False, passphrase
             if replace and real.exists():
                 with real.open("rb") as existing:
                     _require_backup(existing, path, passphrase)
-            written = _write_temporary(real, sealed)
+            written = _write_temporary(real, write)
             try:
                 (_replace_file if replace else _create_file)(written, real)
             except FileExistsError:
@@ -235,14 +280,14 @@ def _require_backup(file: BinaryIO, path: Path, passphrase: str) -> None:
 
 
 @contextmanager
-def create_file(path: Path, sealed: bytes) -> Iterator[Path]:
-    """Write an encrypted file, with mode 0600 and fsync, and rename it to `path` after the body has run.
+def create_file(path: Path, write: WriteContent) -> Iterator[Path]:
+    """Write a file, with mode 0600 and fsync, and rename it to `path` after the body has run.
 
     Root writes it as the owner of the directory, so that the file belongs to that user.
 
     Args:
         path: final path; it must not exist.
-        sealed: content of the file.
+        write: writes the content.
 
     Yields:
         The temporary path. The file remains there if the body raises.
@@ -254,7 +299,7 @@ def create_file(path: Path, sealed: bytes) -> Iterator[Path]:
         raise BackupError(f"the file exists already: {path}", advice="Choose another name.")
     try:
         with acting_as_owner(path) as real:
-            written = _write_temporary(real, sealed)
+            written = _write_temporary(real, write)
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
     yield written
@@ -308,7 +353,7 @@ def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: 
             f"a database exists already: {existing[0]}",
             advice="With --force, it is renamed and the backup replaces it.",
         )
-    written = _write_temporary(database, image)
+    written = _write_temporary(database, lambda file: file.write(image))
     try:
         lock.mark_restoring()
         aside = _set_aside(database) if existing else None
@@ -333,13 +378,13 @@ def _set_aside(database: Path) -> Path:
     return renamed
 
 
-def _write_temporary(path: Path, data: bytes) -> Path:
+def _write_temporary(path: Path, write: WriteContent) -> Path:
     """Write a temporary file next to its final path, with mode 0600, and fsync it."""
     written = temporary_path(path)
     fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(data)
+            write(file)
             file.flush()
             os.fsync(fd)
     except BaseException:

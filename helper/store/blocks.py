@@ -21,7 +21,7 @@ from helper.store.ledger import (
     truncate,
 )
 from helper.store.models import SpentNullifier
-from helper.store.table_rows import RoundRow, make_meta_row, read_meta_value
+from helper.store.table_rows import RoundRow, is_sound, make_meta_row, read_meta_value
 from helper.store.transaction import Transaction, exclusive
 
 MAC_BYTES: Final = 32
@@ -70,7 +70,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
     if row is None:
         return False
     if (row.round_no, row.nullifier) != (round_no, nullifier):
-        if not row.is_sound(tx.keys.row_check):
+        if not is_sound(tx.keys.row_check, row):
             tx.quarantine(share_id, row.to_damaged_share())
         return False
     if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("insert_tombstone", (round_no, row.mac)):
@@ -182,7 +182,7 @@ def begin_rescan(tx: Transaction, first: int) -> Ledger:
 def _oldest_round_height(tx: Transaction, default: int) -> int:
     """Return the height from which blocks can contain reveals of a stored round; `default` without rounds."""
     rows = [RoundRow(*row[1:]) for row in tx.fetch_all("rounds")]
-    if not all(row.is_sound(tx.keys.row_check) for row in rows):
+    if not all(is_sound(tx.keys.row_check, row) for row in rows):
         return 0
     return min((row.created_at_height for row in rows), default=default)
 

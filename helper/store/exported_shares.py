@@ -16,7 +16,7 @@ from helper.store.action_models import MOVED, ExportedShare, ImportedShare, Impo
 from helper.store.messages import restore_message
 from helper.store.models import HistoryEntry
 from helper.store.shares import IDLE_STATES, create_row, requeue_failed
-from helper.store.table_rows import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
+from helper.store.table_rows import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text, with_check
 from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
@@ -113,13 +113,14 @@ def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShar
     """Return the row of a new share, in RECEIVED."""
     due_ms = max(exported.due_ms, exported.share.submit_at * 1000)  # never before submit_at, regardless of the file
     row = create_row(tx, exported.share, identity, received_ms=exported.received_ms, due_at_ms=due_ms)
-    return row._replace(
+    row = row._replace(
         attempts=exported.attempts,
         crashes=exported.crashes,
         proved_height=exported.proved_height,
         stage=truncate_text(exported.stage, MAX_STAGE_CHARS),
         note=truncate_text(exported.note),
-    ).with_check(tx.keys.row_check)
+    )
+    return with_check(tx.keys.row_check, row)
 
 
 def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare) -> None:

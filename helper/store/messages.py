@@ -7,7 +7,7 @@ from typing import Final
 
 from helper.core.share import ShareState
 from helper.store.models import PreparedReveal, SentReveal
-from helper.store.table_rows import RevealRow, Row, ShareRow, truncate_text
+from helper.store.table_rows import RevealRow, Row, ShareRow, is_sound, truncate_text, with_check
 from helper.store.transaction import Transaction
 from helper.store.transitions import (
     Transition,
@@ -18,6 +18,7 @@ from helper.store.transitions import (
     update_row,
 )
 
+_NO_LIMIT: Final = 2**62
 PREPARED_NOTIFICATION: Final = "prepared"
 """Notification of hosts when a message is ready to be sent."""
 
@@ -37,9 +38,9 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
     check_source(row, change)
     reveal = RevealRow(
         share_id, prepared.message, prepared.tx_hash, prepared.anchor_height, prepared.circuit, prepared.height
-    ).with_check(tx.keys.row_check)
+    )
     # Store the message first: the schema does not allow BROADCAST without one.
-    tx.execute("add_reveal", reveal)
+    tx.execute("add_reveal", with_check(tx.keys.row_check, reveal))
     tx.notify(PREPARED_NOTIFICATION)
     apply_transition_to_row(tx, row, change)
     return True
@@ -48,7 +49,7 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
 def restore_message(tx: Transaction, row: ShareRow, reveal: RevealRow) -> None:
     """Move a stored share from RECEIVED to BROADCAST, with a message that may have been sent for it."""
     row = update_row(tx, row, row._replace(state=ShareState.WITNESSED.value))
-    tx.execute("add_reveal", reveal._replace(share_id=row.id).with_check(tx.keys.row_check))
+    tx.execute("add_reveal", with_check(tx.keys.row_check, reveal._replace(share_id=row.id)))
     update_row(tx, row, row._replace(state=ShareState.BROADCAST.value))
 
 
@@ -103,7 +104,7 @@ def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], li
     width = len(ShareRow._fields)
     for columns in rows:
         share, reveal = ShareRow(*columns[:width]), RevealRow(*columns[width:-2])
-        if share.is_sound(row_key) and reveal.is_sound(row_key):
+        if is_sound(row_key, share) and is_sound(row_key, reveal):
             sound.append(
                 reveal.to_sent_reveal(share, is_first_attempt=columns[-2] == 1, is_first_message=columns[-1] == 1)
             )
@@ -120,7 +121,7 @@ def quarantine(tx: Transaction, share_ids: Iterable[int]) -> None:
 
 def check_broadcast_shares(tx: Transaction) -> None:
     """Read every share in BROADCAST and quarantine those that are unreadable."""
-    params = {"state": ShareState.BROADCAST.value, "limit": -1}
+    params = {"state": ShareState.BROADCAST.value, "limit": _NO_LIMIT}
     quarantine(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)])
 
 
@@ -143,11 +144,11 @@ def _load_reveal(tx: Transaction, share_id: int) -> RevealRow | None:
     columns = tx.fetch_one("reveal", (share_id,))
     if columns is not None:
         reveal = RevealRow(*columns)
-        if reveal.is_sound(tx.keys.row_check):
+        if is_sound(tx.keys.row_check, reveal):
             return reveal
     tx.quarantine(share_id, row.to_damaged_share())
     return None
 
 
 def _update_reveal(tx: Transaction, reveal: RevealRow) -> None:
-    tx.execute("change_reveal", reveal.with_check(tx.keys.row_check)._asdict())
+    tx.execute("change_reveal", with_check(tx.keys.row_check, reveal)._asdict())

@@ -4,6 +4,9 @@
 
 -- ---------------------------------------------------------------- rounds and metadata
 
+-- name: round_key
+SELECT no, round_id, mac_key, row_check FROM round_keys WHERE round_id = ?;
+
 -- name: round_keys
 SELECT no, round_id, mac_key, row_check FROM round_keys ORDER BY no;
 
@@ -24,6 +27,11 @@ ON CONFLICT (round_no) DO UPDATE SET
 -- name: counts
 SELECT k.round_id, c.state, CAST(sum(c.n) AS BIGINT) FROM counters c JOIN round_keys k ON k.no = c.round_no
 GROUP BY k.round_id, c.state HAVING sum(c.n) > 0;
+
+-- name: round_counts
+SELECT state, CAST(sum(n) AS BIGINT) FROM counters
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = ?) AND state <> 2
+GROUP BY state HAVING sum(n) > 0;
 
 -- name: get_meta
 SELECT key, value, row_check FROM meta WHERE key = ?;
@@ -46,6 +54,9 @@ SELECT EXISTS (SELECT 1 FROM round_keys WHERE substr(mac_key, 1, 4) = :id)
 
 -- name: add_share
 INSERT INTO shares ({share_columns}) VALUES ({share_values});
+
+-- name: last_share_id
+SELECT coalesce(max(id), 0) FROM shares;
 
 -- name: has_tombstone
 SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;
@@ -71,6 +82,33 @@ ON CONFLICT (share_id) DO NOTHING;
 
 -- name: drop_damaged
 DELETE FROM damaged WHERE share_id = ?;
+
+-- These two take no locks: another host may claim the shares first.
+
+-- name: due_by_time
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND state = 0 AND due_ms <= :now_ms
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY due_ms, rank LIMIT :limit;
+
+-- Reads all due shares of the round, in the index `shares_due`.
+
+-- name: due_by_rank
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND state = 0 AND due_ms <= :now_ms
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY rank < :start, rank LIMIT :limit;
+
+-- name: shares_in_state
+SELECT id FROM shares
+WHERE state = :state AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT :limit;
+
+-- The condition on :after applies to the start of the scan and again to each row (+), here and below. On a damaged page,
+-- rows can be out of order, and paging by the last id could return the same rows forever.
+
+-- name: share_ids
+SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limit;
 
 -- name: round_waiting
 SELECT id FROM shares WHERE round_no = :round_no AND state = 0 LIMIT :limit;
@@ -106,9 +144,6 @@ INSERT INTO reveals ({reveal_columns}) VALUES ({reveal_values});
 -- name: reveal
 SELECT {reveal} FROM reveals m WHERE m.share_id = ?;
 
--- The condition on :after applies to the start of the scan and again to each row (+), because on a damaged page, rows can
--- be out of order.
-
 -- name: unconfirmed
 SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
   (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
@@ -121,6 +156,27 @@ SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.sh
   (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
 WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
+
+-- Uses the index `reveals_decide`. A failed share may still have its message. Two parts, so that each ends at the limit.
+
+-- name: follow_ups
+WITH overdue AS NOT MATERIALIZED (
+  SELECT share_id, coalesce(last_outcome, '') = 'SPENT' AS is_spent, decide_height,
+    (SELECT due_ms FROM shares WHERE id = share_id), (SELECT rank FROM shares WHERE id = share_id)
+  FROM reveals
+  WHERE decide_height <= :height
+    AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged))
+SELECT * FROM (SELECT * FROM overdue WHERE NOT is_spent ORDER BY decide_height LIMIT :limit) AS a
+UNION ALL
+SELECT * FROM (SELECT * FROM overdue WHERE is_spent ORDER BY decide_height LIMIT :limit) AS b;
+
+-- name: sent_ahead
+SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
+  (SELECT rank FROM shares WHERE id = share_id)
+FROM reveals
+WHERE decide_height > :height AND last_sent_height >= :height
+  AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY decide_height LIMIT :limit;
 
 -- name: change_reveal
 UPDATE reveals SET
@@ -135,6 +191,14 @@ DELETE FROM reveals WHERE share_id = ?;
 
 -- name: insert_tombstone
 INSERT INTO tombstones (round_no, mac) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: load_leaves
+SELECT start_index, height, leaves FROM tree_leaves
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = ?) ORDER BY start_index;
+
+-- name: load_subtrees
+SELECT idx, nodes FROM tree_subtrees
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = ?) ORDER BY idx;
 
 -- name: last_leaves
 SELECT start_index, height, length(leaves) / 32 FROM tree_leaves
@@ -182,6 +246,15 @@ DELETE FROM round_keys WHERE no = ?;
 -- Lists read the times of a share from its witness, which is in their fourth column. They do not read an unreadable row
 -- (state -1).
 
+-- name: list_waiting
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND s.state = 0
+  AND s.due_ms < :due_before_ms AND (s.stage = :stage OR :stage IS NULL)
+  AND s.id NOT IN (SELECT share_id FROM damaged WHERE state = -1)
+ORDER BY s.due_ms, s.rank LIMIT :limit;
+
 -- name: list_in_progress
 SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged)
@@ -212,7 +285,7 @@ SELECT round_id FROM round_keys ORDER BY no;
 SELECT at_ms, stage, note, counted FROM history WHERE share_id = ? ORDER BY n;
 
 -- name: damaged
-SELECT ref, round_id, state FROM damaged ORDER BY share_id;
+SELECT share_id, ref, round_id, state FROM damaged ORDER BY share_id;
 
 -- A share with a spent attempt has a history, so only the rows of such shares are read.
 
@@ -227,6 +300,17 @@ GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 SELECT k.round_id,
   (SELECT count(*) FROM shares s WHERE s.round_no = k.no AND s.state = 0 AND s.due_ms <= :now_ms)
 FROM round_keys k;
+
+-- Shares due soon by minute, and the total as minute -1, so that later shares are not read individually.
+
+-- name: due_ahead
+SELECT CASE WHEN due_ms > :now_ms THEN (due_ms - :now_ms) / 60000 ELSE 0 END, count(*) FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND state = 0 AND due_ms < :until_ms
+GROUP BY 1
+UNION ALL
+SELECT -1, CAST(sum(n) AS BIGINT) FROM counters
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND state = 0
+GROUP BY state HAVING sum(n) > 0;
 
 -- Two parts, because each uses its own index.
 

@@ -24,7 +24,15 @@ from helper.store.models import (
     ShareDetails,
     StoredRound,
 )
-from helper.store.table_rows import ROW_CHECK_KEY, Column, RoundKeyRow, RoundRow, read_key, read_meta_value, share_ref
+from helper.store.table_rows import (
+    ROW_CHECK_KEY,
+    Column,
+    RoundKeyRow,
+    read_key,
+    read_meta_value,
+    read_rounds,
+    share_ref,
+)
 from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader
 
 UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
@@ -69,7 +77,7 @@ async def list_shares(reader: RowReader, query: QueueFilter, limit: int) -> list
         if query.state in {None, state}:
             queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
     entries = [to_queue_entry(ListedShare(*row)) for row in await reader.fetch_snapshot(queries)]
-    damaged = [DamagedShare(*row) for row in await reader.fetch("damaged")]
+    damaged = [DamagedShare(*row[1:]) for row in await reader.fetch("damaged")]
     entries += [_make_damaged_entry("", b"", ShareState.RECEIVED) for share in damaged if share == UNREADABLE_SHARE]
     return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
 
@@ -192,8 +200,7 @@ class QueueReader:
 
     async def list_damaged(self) -> list[DamagedShare]:
         """Return the rows that were quarantined because they failed their check."""
-        rows = await self._operator_reader.fetch("damaged")
-        return [DamagedShare(ref, round_id, state) for ref, round_id, state in rows]
+        return [DamagedShare(*row[1:]) for row in await self._operator_reader.fetch("damaged")]
 
     async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
         """Return failed shares that match a filter, grouped by stage and reason, the latest first."""
@@ -213,8 +220,10 @@ class QueueReader:
             now: Unix seconds.
         """
         forecasts: dict[bytes, DueForecast] = {}
+        now_ms = int(now * 1000)
+        times: dict[str, Column] = {"now_ms": now_ms, "until_ms": now_ms + 60_000 * MINUTES_AHEAD}
         for (round_id,) in await self._operator_reader.fetch("all_round_ids"):
-            params: dict[str, Column] = {"round_id": round_id, "now_ms": int(now * 1000), "minutes": MINUTES_AHEAD}
+            params = {**times, "round_id": round_id}
             by_minute: dict[int, int] = dict(await self._operator_reader.fetch("due_ahead", params))
             waiting = by_minute.pop(-1, 0)
             if by_minute or waiting:
@@ -263,8 +272,7 @@ class QueueReader:
             StoreCorrupt: the key of the row checks is damaged.
         """
         key = read_key(await self._operator_reader.fetch("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY)
-        rows = [(row[0], RoundRow(*row[1:])) for row in await self._operator_reader.fetch("rounds")]
-        return [row.to_stored_round(round_id) for round_id, row in rows if row.is_sound(key)]
+        return read_rounds(await self._operator_reader.fetch("rounds"), key)
 
     async def count_leaves(self) -> dict[bytes, int]:
         """Return the number of stored leaves by round."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -13,7 +13,7 @@ from helper.core.share import ShareState
 from helper.errors import LeavesMissing, StoreCorrupt, StoreError
 from helper.store.blocks import add_unread, delete_share
 from helper.store.models import RoundLike
-from helper.store.table_rows import MAX_STAGE_CHARS, RoundRow, truncate_text
+from helper.store.table_rows import MAX_STAGE_CHARS, RoundRow, is_sound, truncate_text, with_check
 from helper.store.transaction import Transaction, exclusive
 from helper.store.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
 
@@ -134,7 +134,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], now: float) -> Non
             closed_ms=None if stored is None else stored.closed_ms,
             alerted_ms=None if stored is None else stored.alerted_ms,
         )
-        tx.execute("save_round", row.with_check(tx.keys.row_check))
+        tx.execute("save_round", with_check(tx.keys.row_check, row))
         if stored is None:  # its nullifiers were left out when its blocks were read
             add_unread(tx, listed.created_at_height)
 
@@ -142,11 +142,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], now: float) -> Non
 @exclusive
 def mark_closed(tx: Transaction, round_id: bytes, now: float) -> None:
     """Record that the chain has closed a round; an earlier mark is unchanged."""
-    tx.lock_exclusive()
-    key = tx.round_key(round_id)
-    stored = None if key is None else tx.read_round(key.no)
-    if stored is not None and stored.closed_ms is None:
-        tx.execute("save_round", stored._replace(closed_ms=int(now * 1000)).with_check(tx.keys.row_check))
+    _mark(tx, round_id, "closed_ms", now)
 
 
 def is_marked_closed(tx: Transaction, round_no: int) -> bool:
@@ -158,11 +154,17 @@ def is_marked_closed(tx: Transaction, round_no: int) -> bool:
 @exclusive
 def mark_alerted(tx: Transaction, round_id: bytes, now: float) -> None:
     """Record that a round's unconfirmed shares were reported; an earlier mark is unchanged."""
+    _mark(tx, round_id, "alerted_ms", now)
+
+
+def _mark(tx: Transaction, round_id: bytes, column: str, now: float) -> None:
+    """Write the time to a column of a stored round that is NULL."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
     stored = None if key is None else tx.read_round(key.no)
-    if stored is not None and stored.alerted_ms is None:
-        tx.execute("save_round", stored._replace(alerted_ms=int(now * 1000)).with_check(tx.keys.row_check))
+    if stored is not None and getattr(stored, column) is None:
+        marked: dict[str, Any] = {column: int(now * 1000)}
+        tx.execute("save_round", with_check(tx.keys.row_check, stored._replace(**marked)))
 
 
 @exclusive
@@ -223,6 +225,6 @@ def purge(tx: Transaction, limit: int, round_id: bytes) -> tuple[int, bool]:
 def _read_failure(tx: Transaction, share_id: int) -> tuple[str, str] | None:
     """Return stage and reason of a failed share that is about to be deleted; None if it has not failed."""
     row = tx.get_share(share_id)
-    if row is None or not row.is_sound(tx.keys.row_check):
+    if row is None or not is_sound(tx.keys.row_check, row):
         return DAMAGED_REASON
     return (row.stage, row.note) if row.state == ShareState.FAILED else None

@@ -67,10 +67,9 @@ class RowEncryption:
             "share_by_id": self._decrypt_share,
             "live_share": self._decrypt_share,
             "all_shares": self._decrypt_share,
-            "page_shares": self._decrypt_share,
+            "page_shares": self._decrypt_sent_reveal,
             "stored_shares": lambda columns: (*self._decrypt_share(columns[:-2]), *columns[-2:]),
             "reveal": self._decrypt_reveal,
-            "page_reveals": self._decrypt_reveal,
             "round_key": self._decrypt_round_key,
             "round_keys": self._decrypt_round_key,
             "page_round_keys": self._decrypt_round_key,
@@ -155,7 +154,7 @@ class RowEncryption:
         return no, round_id, self._open_round_key(mac_key), check
 
     def _decrypt_sent_reveal(self, columns: Row) -> Row:
-        """Decrypt a row of a share, its message, and two counts."""
+        """Decrypt a row of a share, its message, and other columns."""
         share, reveal = columns[:_SHARE_WIDTH], columns[_SHARE_WIDTH:_SHARE_AND_REVEAL_WIDTH]
         return (*self._decrypt_share(share), *self._decrypt_reveal(reveal), *columns[_SHARE_AND_REVEAL_WIDTH:])
 

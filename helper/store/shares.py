@@ -14,7 +14,7 @@ from helper.store.blocks import delete_share
 from helper.store.messages import restore_message
 from helper.store.models import EnqueueResult, QueuedShare, QueueFilter
 from helper.store.rounds import is_marked_closed
-from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness
+from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness, is_sound
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
 from helper.store.transitions import (
     Transition,
@@ -197,7 +197,7 @@ def _find_damaged(
 
 def _is_damaged(tx: Transaction, share: StoredShare) -> bool:
     """Return whether a row is damaged, but readable, so that it can be deleted."""
-    return share.row is not None and (share.is_quarantined or not share.row.is_sound(tx.keys.row_check))
+    return share.row is not None and (share.is_quarantined or not is_sound(tx.keys.row_check, share.row))
 
 
 def _create_replacement(
@@ -238,7 +238,7 @@ def _read_sent_message(tx: Transaction, row: ShareRow) -> tuple[RevealRow | None
     if columns is None:
         return None, row.state == ShareState.BROADCAST
     reveal = RevealRow(*columns)
-    if not reveal.is_sound(tx.keys.row_check):
+    if not is_sound(tx.keys.row_check, reveal):
         return None, True
     return (reveal if reveal.sends else None), False
 

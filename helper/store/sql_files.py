@@ -18,7 +18,7 @@ from typing import Final, get_type_hints
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.table_rows import RoundRow, ShareRow
 
-FIRST_VERSION: Final = 11
+FIRST_VERSION: Final = 12
 """Schema version after the first migration. Lower ones were layouts of versions before the first release."""
 UPGRADE_BY_EXPORT: Final = (
     "Export its queue with the version that wrote it (`svote-helper queue export --move`), and import it into a new "
@@ -94,8 +94,8 @@ def _expand_columns(sql: str) -> str:
 def read_migrations(package: str) -> tuple[str, ...]:
     """Read the files in `migrations/` of a package, in order; the first one leads to schema version `FIRST_VERSION`.
 
-    SQL cannot compute a `row_check`. A migration that adds a column to a table with checks therefore needs code that
-    writes the checks of all its rows again in the same transaction; otherwise every row fails its check afterwards.
+    SQL cannot compute a `row_check`. So a migration adds a column to a table with checks at its end, without a default:
+    NULLs at the end of a row do not change its check.
     """
     folder = resources.files(package) / "migrations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)

@@ -21,7 +21,7 @@ from helper.store.models import (
 )
 from helper.store.queue_reader import QueueReader
 from helper.store.rounds import LEAF_BYTES
-from helper.store.table_rows import RoundRow, Row, read_meta_value
+from helper.store.table_rows import Row, read_meta_value, read_rounds
 from helper.store.transaction import RowReader, is_exclusive, read_round_key
 from helper.store.writer_thread import BatchOperation, WriterStats, WriterThread
 
@@ -289,8 +289,7 @@ class Store(QueueReader, ABC):
 
     async def list_rounds(self) -> list[StoredRound]:
         """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists the round."""
-        rows = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
-        return [row.to_stored_round(round_id) for round_id, row in rows if row.is_sound(self._writer.keys.row_check)]
+        return read_rounds(await self._reader.fetch("rounds"), self._writer.keys.row_check)
 
     async def count_unconfirmed(self, round_id: bytes) -> dict[ShareState, int]:
         """Return the number of shares of the round that are not confirmed, by state."""

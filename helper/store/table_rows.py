@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hmac import compare_digest
 from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -22,6 +22,8 @@ Row = tuple[Any, ...]
 """The row of a query, of a type that its caller knows."""
 Column = int | str | bytes | float | None
 """The value of a column."""
+
+CheckedRow = TypeVar("CheckedRow", "RoundKeyRow", "ShareRow", "RevealRow", "RoundRow")
 
 HASH_BYTES: Final = 32
 MAX_NOTE_CHARS = 400
@@ -43,6 +45,11 @@ def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
         return False  # a column has a type or size that is never written
 
 
+def with_check(key: bytes, row: CheckedRow) -> CheckedRow:
+    """Return the same row with its check."""
+    return row._replace(row_check=row_check(key, row[:-1]))
+
+
 class RoundKeyRow(NamedTuple):
     """The number and the MAC key of a round: the columns of `round_keys` in table order."""
 
@@ -50,14 +57,6 @@ class RoundKeyRow(NamedTuple):
     round_id: bytes
     mac_key: bytes
     row_check: bytes = b""
-
-    def with_check(self, key: bytes) -> RoundKeyRow:
-        """Return the same row with its check."""
-        return self._replace(row_check=row_check(key, self[:-1]))
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
 
 
 _STORED: Final = [(field.name, field.type.row_format) for field in SHARE_FIELDS if field.name != "round_id"]
@@ -136,14 +135,6 @@ class ShareRow(NamedTuple):
     stage: str
     note: str
     row_check: bytes = b""
-
-    def with_check(self, key: bytes) -> ShareRow:
-        """Return the same row with its check."""
-        return add_row_checks(key, [self])[0]
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
 
     @property
     def is_moved(self) -> bool:
@@ -229,13 +220,10 @@ class RevealRow(NamedTuple):
     decide_height: int = 0
     row_check: bytes = b""
 
-    def with_check(self, key: bytes) -> RevealRow:
-        """Return the same row with its check."""
-        return self._replace(row_check=row_check(key, self[:-1]))
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
+    @property
+    def prepared(self) -> PreparedReveal:
+        """The message as it was prepared."""
+        return PreparedReveal(self.message, self.tx_hash, self.anchor_height, self.circuit, self.height)
 
     def to_sent_reveal(self, share: ShareRow, *, is_first_attempt: bool, is_first_message: bool) -> SentReveal:
         """Convert the row for the sender."""
@@ -243,7 +231,7 @@ class RevealRow(NamedTuple):
             share_id=self.share_id,
             round_id=share.round_id,
             nullifier=share.nullifier,
-            prepared=PreparedReveal(self.message, self.tx_hash, self.anchor_height, self.circuit, self.height),
+            prepared=self.prepared,
             sends=self.sends,
             first_sent_height=self.first_sent_height,
             last_sent_height=self.last_sent_height,
@@ -271,14 +259,6 @@ class RoundRow(NamedTuple):
     alerted_ms: int | None = None
     row_check: bytes = b""
 
-    def with_check(self, key: bytes) -> RoundRow:
-        """Return the same row with its check."""
-        return self._replace(row_check=row_check(key, self[:-1]))
-
-    def is_sound(self, key: bytes) -> bool:
-        """Return whether the row passes its check."""
-        return is_sound(key, self)
-
     def to_stored_round(self, round_id: bytes) -> StoredRound:
         """Return the row as `Store.list_rounds` returns it."""
         return StoredRound(
@@ -290,6 +270,12 @@ class RoundRow(NamedTuple):
             closed_at=None if self.closed_ms is None else self.closed_ms / 1000,
             alerted_at=None if self.alerted_ms is None else self.alerted_ms / 1000,
         )
+
+
+def read_rounds(rows: Sequence[Row], key: bytes) -> list[StoredRound]:
+    """Return the rounds in the result of the query `rounds` whose rows pass their check."""
+    pairs = [(round_id, RoundRow(*columns)) for round_id, *columns in rows]
+    return [row.to_stored_round(round_id) for round_id, row in pairs if is_sound(key, row)]
 
 
 def share_ref(mac: bytes) -> str:

@@ -14,7 +14,7 @@ from helper.clock import Clock
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
 from helper.store.models import DamagedShare, SpentNullifier
-from helper.store.table_rows import RoundKeyRow, RoundRow, Row, ShareRow
+from helper.store.table_rows import RoundKeyRow, RoundRow, Row, ShareRow, is_sound, with_check
 
 UNREADABLE_SHARE = DamagedShare("", b"", -1)
 """Reported for a share whose row cannot be read at all."""
@@ -117,7 +117,7 @@ def read_round_key(columns: Row, keys: DatabaseKeys) -> RoundKey:
         StoreCorrupt: the row fails its check.
     """
     row = RoundKeyRow(*columns)
-    if not row.is_sound(keys.row_check):
+    if not is_sound(keys.row_check, row):
         raise StoreCorrupt("the database is damaged: the key of a round fails its check")
     return RoundKey(row.no, row.mac_key)
 
@@ -280,7 +280,7 @@ class Transaction(ABC):
         if round_key is None:
             mac_key = secrets.token_bytes(32)
             (last,) = self.fetch_one("last_round_no") or (0,)
-            row = RoundKeyRow(last + 1, round_id, mac_key).with_check(self.keys.row_check)
+            row = with_check(self.keys.row_check, RoundKeyRow(last + 1, round_id, mac_key))
             if not self.execute("add_round_key", row):
                 return self.ensure_round(round_id)  # another host was first
             round_key = self._rounds[round_id] = RoundKey(row.no, mac_key)
@@ -290,7 +290,7 @@ class Transaction(ABC):
         """Return a stored round; None if there is none or its row is damaged."""
         columns = self.fetch_one("round", (round_no,))
         row = None if columns is None else RoundRow(*columns)
-        return row if row is not None and row.is_sound(self.keys.row_check) else None
+        return row if row is not None and is_sound(self.keys.row_check, row) else None
 
     def adjust_count(self, round_no: int, state: ShareState | int, change: int) -> None:
         """Add to the counter of a round's shares in a state; written by `flush_counts`."""

@@ -9,7 +9,7 @@ from typing import Final
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
 from helper.store.models import HistoryEntry
-from helper.store.table_rows import MAX_STAGE_CHARS, Column, ShareRow, truncate_text
+from helper.store.table_rows import MAX_STAGE_CHARS, Column, ShareRow, is_sound, truncate_text, with_check
 from helper.store.transaction import Transaction
 
 MAX_HISTORY_ENTRIES: Final = 50
@@ -141,7 +141,7 @@ def _can_change(tx: Transaction, row: ShareRow, change: Transition) -> bool:
 def load_row(tx: Transaction, share_id: int) -> ShareRow | None:
     """Return a verified row, None if it does not exist. A damaged row is quarantined, and None is returned."""
     row = tx.get_live_share(share_id)
-    if row is not None and not row.is_sound(tx.keys.row_check):
+    if row is not None and not is_sound(tx.keys.row_check, row):
         tx.quarantine(share_id, row.to_damaged_share())
         return None
     return row
@@ -156,7 +156,7 @@ def update_row(tx: Transaction, before: ShareRow, row: ShareRow) -> ShareRow:
     Raises:
         StoreError: the row's state is no longer the one that was read.
     """
-    row = row.with_check(tx.keys.row_check)
+    row = with_check(tx.keys.row_check, row)
     changed = tx.execute("change_share", {**row._asdict(), "was": before.state})
     if changed != 1:
         raise StoreError(f"share {row.id} was changed by another program that writes to this database")

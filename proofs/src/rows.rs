@@ -57,15 +57,17 @@ impl Row {
         self.texts.extend(value);
     }
 
-    /// Keyed BLAKE2b of the encoding; a key has at most `MAX_KEY` bytes.
+    /// Keyed BLAKE2b of the encoding without the NULLs at its end; a key has at most `MAX_KEY` bytes.
     pub fn check(&self, key: &[u8]) -> [u8; CHECK] {
+        let last = self.kinds.iter().rposition(|kind| *kind != b'n');
+        let kinds = &self.kinds[..last.map_or(0, |index| index + 1)];
         let hash = Params::new()
             .hash_length(CHECK)
             .key(key)
             .personal(b"svote-row")
             .to_state()
-            .update(format!("{}:", self.kinds.len()).as_bytes())
-            .update(&self.kinds)
+            .update(format!("{}:", kinds.len()).as_bytes())
+            .update(kinds)
             .update(&self.numbers)
             .update(&self.blob_lengths)
             .update(&self.text_lengths)

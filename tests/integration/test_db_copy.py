@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from devnet import ballot
-from tests.integration.test_export_import import suspend_processes
+from tests.integration.test_export_import import run_operator_command, suspend_processes
 from tests.integration.test_proof_bundle import run_command_line
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper
@@ -30,8 +30,14 @@ async def copy_after_kill(helper: HelperProcess, target: str) -> None:
 
 @pytest.mark.parametrize("database", CLUSTERS)
 async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
-    request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, database: str
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    http: httpx.AsyncClient,
+    chain: DevChain,
+    monkeypatch: pytest.MonkeyPatch,
+    database: str,
 ) -> None:
+    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
     cluster: Cluster = request.getfixturevalue(database)
     keys, schema = tmp_path / "keys", f"moved_{token_hex(6)}"
     keys.touch(0o600)
@@ -56,6 +62,13 @@ async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
         await helper.wait_until_confirmed(before)
         await helper.wait_until_confirmed(under_way)
         after = await cast_vote(chain, helper, round_id, proposal=3)
+        exported = await run_operator_command(helper, tmp_path, "export", "--move", "--output", "x.age")
+        assert exported["moved"] > 0
+        assert exported["moved"] + exported["stayed"] == exported["shares"]
+        code, imported, messages = await run_command_line(
+            tmp_path, "queue", "import", "x.age", "--config", str(helper.config), "--yes", "--json"
+        )
+        assert (code, imported["revived"]) == (3 if exported["stayed"] else 0, exported["moved"]), messages
         await copy_after_kill(helper, "sqlite")
 
     async with run_helper(tmp_path, http, chain, store=store_settings) as helper:

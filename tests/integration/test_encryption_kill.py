@@ -13,16 +13,14 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.store.db_copy.file_encryption import rewrite_file
-from helper.store.models import QueueFilter
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
-from helper.store.sqlite.export import select_for_export
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.campaign.syscalls import is_strace_installed, kill_command, kill_points, read_calls, trace_command
 from tests.support.clock import FakeClock
 from tests.support.process import TIMEOUT_SECONDS
 from tests.unit.store.conformance.backends import make_file_encryption
-from tests.unit.store.fixtures import enqueue_and_prepare, enqueue_shares
+from tests.unit.store.fixtures import enqueue_and_prepare, enqueue_shares, select_shares
 from tests.unit.store.test_erasure import count_occurrences
 from tests.unit.store.test_file_encryption import secret_bytes
 
@@ -45,9 +43,8 @@ def run(command: str, path: Path, key_file: Path, prefix: Sequence[str]) -> subp
 def read_shares(path: Path) -> tuple[bool, list[object]]:
     """Whether the file is encrypted, and all its shares."""
     snapshot = take_snapshot(path, FakeClock(), ENCRYPTION)
-    selection = select_for_export(snapshot.image, QueueFilter(), (), ENCRYPTION)
     assert snapshot.contents.damaged == 0
-    return snapshot.contents.encrypted, list(selection.shares)
+    return snapshot.contents.encrypted, list(select_shares(path, encryption=ENCRYPTION).shares)
 
 
 async def open_and_close(path: Path, encryption: RowEncryption) -> None:

@@ -4,22 +4,15 @@
 -- ---------------------------------------------------------------- reading
 
 -- name: page_shares
-SELECT k.round_id, {share} FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id > ? ORDER BY s.id LIMIT ?;
-
--- name: page_reveals
-SELECT {reveal} FROM reveals m WHERE m.share_id > ? AND m.share_id <= ?;
+SELECT k.round_id, {share}, {reveal}
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
+WHERE s.id > ? ORDER BY s.id LIMIT ?;
 
 -- name: page_history
 SELECT share_id, n, at_ms, stage, note, counted FROM history WHERE share_id > ? AND share_id <= ?
 ORDER BY share_id, n;
 
--- name: list_quarantined
-SELECT share_id, ref, round_id, state FROM damaged;
-
 -- ---------------------------------------------------------------- writing
-
--- name: drop_shares
-DELETE FROM shares WHERE id = ?;
 
 -- name: copy_share
 UPDATE shares SET state = ? WHERE id = ?;

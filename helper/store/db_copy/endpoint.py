@@ -49,7 +49,7 @@ _TRANSITIONS: Final = {
 @cache
 def load_copy_statements() -> Mapping[str, str]:
     """Return the statements that only a copy runs, by name."""
-    generated = {name: sql for table in TABLES if table is not SHARES for name, sql in table.statements().items()}
+    generated = {name: sql for table in TABLES for name, sql in table.statements().items()}
     return generated | read_statements("helper.store.db_copy", "copying.sql")
 
 
@@ -144,8 +144,7 @@ class CopyEndpoint(ABC):
         shares = self.fetch_all("page_shares", params)
         if not shares:
             return []
-        span = (*after, shares[-1][1])
-        return live_shares(shares, self.fetch_all("page_reveals", span), self.fetch_all("page_history", span))
+        return live_shares(shares, self.fetch_all("page_history", (*after, shares[-1][1])))
 
     def _read_all_rows(self, table: Table) -> list[Row]:
         rows = self.fetch_all(f"page_{table.name}")
@@ -153,7 +152,7 @@ class CopyEndpoint(ABC):
 
     def read_quarantined(self) -> dict[int, DamagedShare]:
         """Return the shares that were quarantined as damaged, by number."""
-        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("list_quarantined")}
+        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("damaged")}
 
     def read_counters(self) -> dict[tuple[int, int], int]:
         """Return the stored share counts by round number and state."""

@@ -21,13 +21,12 @@ from helper.store.models import DamagedShare
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
-from helper.store.sqlite.file_keys import read_shares, record_keys
+from helper.store.sqlite.file_keys import record_keys
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.schema import APPLICATION_ID, ENCRYPTED_APPLICATION_ID
-from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, RevealRow, RoundKeyRow, is_sound
+from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, is_sound
 
 _PAGE_ROWS: Final = 500
-_ALL_IDS: Final = (0, 2**63 - 1)
 ERASE_SECONDS: Final = 10.0
 """Seconds to wait for readers of the file, which block the erasure of old values."""
 _RETRY_SECONDS: Final = 0.05
@@ -122,7 +121,7 @@ def _rewrite_shares(
     conn: sqlite3.Connection, source: RowEncryption, target: RowEncryption, row_key: bytes
 ) -> RewriteResult:
     """Rewrite the shares and their messages, and delete the damaged ones."""
-    aside = {row[0]: DamagedShare(*row[1:]) for row in conn.execute(load_copy_statements()["list_quarantined"])}
+    aside = {row[0]: DamagedShare(*row[1:]) for row in conn.execute(sqlite_statements()["damaged"])}
     result = RewriteResult()
     for live in _read_shares(conn, source):
         sound = None if live.id in aside else select_sound(live, row_key)
@@ -145,11 +144,8 @@ def _read_shares(conn: sqlite3.Connection, source: RowEncryption) -> Iterator[Li
     """Yield the shares with their messages, without their histories, in pages that are read before they change."""
     statements, last = load_copy_statements(), 0
     while rows := conn.execute(statements["page_shares"], (last, _PAGE_ROWS)).fetchall():
-        span = (last, last := rows[-1][1])
-        reveals = conn.execute(statements["page_reveals"], span).fetchall()
-        yield from live_shares(
-            source.decrypt_rows("page_shares", rows), source.decrypt_rows("page_reveals", reveals), ()
-        )
+        last = rows[-1][1]
+        yield from live_shares(source.decrypt_rows("page_shares", rows), ())
 
 
 def _complete_file(conn: sqlite3.Connection, target: RowEncryption) -> None:
@@ -170,14 +166,8 @@ def _verify(conn: sqlite3.Connection, target: RowEncryption, row_key: bytes, res
     Raises:
         StoreCopyDiffers: a row cannot be read as it was.
     """
-    live = sum(share.is_sound(row_key) for share in read_shares(conn, target))
+    live = sum(select_sound(share, row_key) == share for share in _read_shares(conn, target))
     ((stored,),) = conn.execute("SELECT count(*) FROM shares").fetchall()
-    messages = conn.execute(load_copy_statements()["page_reveals"], _ALL_IDS)
-    reveals = (target.decrypt_rows("page_reveals", [row])[0] for row in messages)
     keys = target.decrypt_rows("round_keys", conn.execute(sqlite_statements()["round_keys"]).fetchall())
-    if (
-        not live == stored == result.live
-        or not all(RevealRow(*row).is_sound(row_key) for row in reveals)
-        or not all(is_sound(row_key, RoundKeyRow(*row)) for row in keys)
-    ):
+    if not live == stored == result.live or not all(is_sound(row_key, row) for row in keys):
         raise StoreCopyDiffers("rewritten rows differ from the original ones")

@@ -127,7 +127,7 @@ class SqliteEndpoint(CopyEndpoint):
         with _translate_errors():
             rows = self._connection.execute(self._statement(name), params).fetchall()
         rows = self._encryption.decrypt_rows(name, rows)
-        if name.startswith("page_") and name not in {"page_shares", "page_reveals"}:
+        if name.startswith("page_") and name != "page_shares":
             return [replace_nul_in_row(row) for row in rows]
         return rows
 

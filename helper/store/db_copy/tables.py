@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.store.table_rows import (
@@ -18,15 +18,16 @@ from helper.store.table_rows import (
     MOVED_KEY,
     RUN_KEY,
     UNFINISHED_KEY,
+    CheckedRow,
     RevealRow,
     RoundRow,
     Row,
     ShareRow,
     is_sound,
+    with_check,
 )
 
 Key = tuple[Any, ...]
-CheckedRow = TypeVar("CheckedRow", ShareRow, RevealRow)
 
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, KEY_CHECK, KEYS_IN_USE})
 """Keys in `meta` that belong to one database and are not copied."""
@@ -78,7 +79,7 @@ def _placeholders(columns: Sequence[str]) -> str:
 META: Final = Table("meta", "key, value, row_check", 1, None, 0)
 ROUND_KEYS: Final = Table("round_keys", "no, round_id, mac_key, row_check", 1, (-1,), 1000)
 SHARES: Final = Table("shares", "id", 1, (0,), 500, round_column=1)
-"""A share also has a message and a history, so its statements are in `copying.sql`."""
+"""A share also has a message and a history, so the statements that read and insert it are in `copying.sql`."""
 TOMBSTONES: Final = Table("tombstones", "round_no, mac", 2, (-1, b""), 5000, round_column=0)
 TABLES: Final = (
     META,
@@ -113,17 +114,17 @@ class LiveShare(NamedTuple):
     history: tuple[Row, ...]
 
 
-def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence[Row]) -> list[LiveShare]:
-    """Combine rows of three tables into one `LiveShare` per share."""
-    reveal_of = {row[0]: RevealRow(*row) for row in reveals}
+def live_shares(shares: Sequence[Row], history: Sequence[Row]) -> list[LiveShare]:
+    """Combine rows of shares, each with its message, and of their history into one `LiveShare` per share."""
+    width = len(ShareRow._fields)
     history_of: dict[int, list[Row]] = {}
     for row in history:
         history_of.setdefault(row[0], []).append(tuple(row[1:]))
     result = []
     for columns in shares:
-        row = ShareRow(*columns)
-        entries = tuple(history_of.get(row.id, ()))
-        result.append(LiveShare(row.id, row.round_no, row, reveal_of.get(row.id), entries))
+        row, message = ShareRow(*columns[:width]), columns[width:]
+        reveal = None if message[0] is None else RevealRow(*message)
+        result.append(LiveShare(row.id, row.round_no, row, reveal, tuple(history_of.get(row.id, ()))))
     return result
 
 
@@ -132,9 +133,9 @@ def select_sound(live: LiveShare, row_key: bytes) -> LiveShare | None:
 
     A damaged message that may have been sent makes the share damaged; any other damaged message is dropped.
     """
-    if not live.share.is_sound(row_key):
+    if not is_sound(row_key, live.share):
         return None
-    if live.reveal is not None and not live.reveal.is_sound(row_key):
+    if live.reveal is not None and not is_sound(row_key, live.reveal):
         live = live._replace(reveal=None)
     return None if live.reveal is None and live.share.state == ShareState.BROADCAST else live
 
@@ -166,7 +167,7 @@ def replace_nul(text: str) -> str:
 
 def _make_row_portable(row: CheckedRow, row_key: bytes) -> CheckedRow:
     cleaned = type(row)._make(replace_nul_in_row(row))
-    return row if cleaned == row else cleaned.with_check(row_key)
+    return row if cleaned == row else with_check(row_key, cleaned)
 
 
 def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:

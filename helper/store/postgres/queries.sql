@@ -130,9 +130,6 @@ SELECT extract(epoch FROM clock_timestamp())::float8;
 
 -- ---------------------------------------------------------------- rounds and metadata
 
--- name: round_key
-SELECT no, round_id, mac_key, row_check FROM round_keys WHERE round_id = %s;
-
 -- name: last_round_no
 SELECT nextval('round_no') - 1;
 
@@ -147,10 +144,6 @@ INSERT INTO counters (round_no, state, part, n)
 SELECT given.round_no, given.state, pg_backend_pid(), given.n
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS given (round_no, state, n)
 ON CONFLICT (round_no, state, part) DO UPDATE SET n = counters.n + excluded.n;
-
--- name: round_counts
-SELECT c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
-WHERE k.round_id = %s AND c.state <> 2 GROUP BY c.state HAVING sum(c.n) > 0;
 
 -- ---------------------------------------------------------------- shares: enqueue
 
@@ -207,49 +200,8 @@ SELECT k.round_id, least(
      AND c.share_id NOT IN (SELECT share_id FROM damaged)))
 FROM round_keys k;
 
--- Unlike `due_shares`, these take no locks: another host may claim the shares first.
-
--- name: due_by_time
-SELECT due_ms, rank, id FROM shares
-WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0 AND due_ms <= %(now_ms)s
-  AND id NOT IN (SELECT share_id FROM damaged)
-ORDER BY due_ms, rank LIMIT %(limit)s;
-
--- name: due_by_rank
-SELECT due_ms, rank, id FROM shares
-WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0 AND due_ms <= %(now_ms)s
-  AND id NOT IN (SELECT share_id FROM damaged)
-ORDER BY rank < %(start)s, rank LIMIT %(limit)s;
-
 -- name: claiming_hosts
 SELECT count(DISTINCT host) FROM claims WHERE until > clock_timestamp();
-
--- name: shares_in_state
-SELECT id FROM shares
-WHERE state = %(state)s AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
-ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
-
--- name: share_ids
-SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
-
--- ---------------------------------------------------------------- reveals
-
--- Uses the index `reveals_decide`. Two parts, so that each ends at the limit.
-
--- name: follow_ups
-WITH overdue AS NOT MATERIALIZED (
-  SELECT r.share_id, coalesce(r.last_outcome, '') = 'SPENT' AS is_spent, r.decide_height, s.due_ms, s.rank
-  FROM reveals r JOIN shares s ON s.id = r.share_id
-  WHERE r.decide_height <= %(height)s AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged))
-(SELECT * FROM overdue WHERE NOT is_spent ORDER BY decide_height, due_ms, rank LIMIT %(limit)s)
-UNION ALL
-(SELECT * FROM overdue WHERE is_spent ORDER BY decide_height, due_ms, rank LIMIT %(limit)s);
-
--- name: sent_ahead
-SELECT r.share_id, r.decide_height, s.due_ms, s.rank FROM reveals r JOIN shares s ON s.id = r.share_id
-WHERE r.decide_height > %(height)s AND r.last_sent_height >= %(height)s
-  AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
-ORDER BY r.decide_height, s.due_ms, s.rank LIMIT %(limit)s;
 
 -- ---------------------------------------------------------------- chain facts
 
@@ -263,33 +215,6 @@ SELECT id, tag FROM shares WHERE tag = ANY (%s);
 SELECT count(*) FROM unnest(%s::bytea[], %s::bytea[]) AS reported (round_id, nullifier)
 JOIN round_keys k ON k.round_id = reported.round_id
 JOIN spent s ON s.round_no = k.no AND s.nullifier = reported.nullifier;
-
--- name: load_leaves
-SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no
-WHERE k.round_id = %s ORDER BY l.start_index;
-
--- name: load_subtrees
-SELECT t.idx, t.nodes FROM tree_subtrees t JOIN round_keys k ON k.no = t.round_no
-WHERE k.round_id = %s ORDER BY t.idx;
-
--- ---------------------------------------------------------------- operators
-
--- name: list_waiting
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
-FROM shares s JOIN round_keys k ON k.no = s.round_no
-WHERE k.round_id = %(round_id)s AND s.state = 0
-  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
-ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
-
--- name: due_ahead
-SELECT greatest(0, (due_ms - %(now_ms)s) / 60000), count(*) FROM shares
-WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0
-  AND due_ms < %(now_ms)s + 60000 * %(minutes)s::bigint
-GROUP BY 1
-UNION ALL
-SELECT -1, sum(n)::bigint FROM counters
-WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0 HAVING sum(n) > 0;
 
 -- ---------------------------------------------------------------- operator actions
 

@@ -20,7 +20,7 @@ from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.file_keys import open_encryption, read_shares
 from helper.store.sqlite.reader import connect_read_only, require_readable
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
-from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, read_key
+from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, is_sound, read_key
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
@@ -66,7 +66,7 @@ class Snapshot:
 
 
 def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> Snapshot:
-    """Copy the database and check the copy. Needs memory of two to three times the file's size.
+    """Copy the database and check the copy. Needs memory of up to three times the file's size.
 
     Args:
         path: the database file.
@@ -86,14 +86,15 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYP
             began = clock.monotonic()
             _copy_database(path, copy)
             seconds = clock.monotonic() - began
-            read_identity(copy).check(str(path))
+            contents = _read_contents(copy, str(path), encryption)
             # The write-ahead log next to the database does not belong to the copy, which is a different file.
             copy.execute("DELETE FROM meta WHERE key = ?", (RUN_KEY,))
-            image = bytearray(copy.serialize())
+            image = copy.serialize()
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate_opening(error, str(path)) from error
-    image[_VERSIONS] = _ROLLBACK_JOURNAL
-    return Snapshot(bytes(image), check_image(image, str(path), encryption), seconds)
+    view = memoryview(image)
+    image = b"".join((view[: _VERSIONS.start], _ROLLBACK_JOURNAL, view[_VERSIONS.stop :]))
+    return Snapshot(image, contents, seconds)
 
 
 def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
@@ -105,7 +106,7 @@ def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
         conn.execute("ROLLBACK")
 
 
-def check_image(image: bytes | bytearray, name: str, encryption: RowEncryption = UNENCRYPTED) -> Contents:
+def check_image(image: bytes, name: str, encryption: RowEncryption = UNENCRYPTED) -> Contents:
     """Check an image from its header to its rows.
 
     Args:
@@ -125,7 +126,6 @@ def check_image(image: bytes | bytearray, name: str, encryption: RowEncryption =
         raise not_a_database(name)
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
-            conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.deserialize(image)
             return _read_contents(conn, name, encryption)
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -133,6 +133,7 @@ def check_image(image: bytes | bytearray, name: str, encryption: RowEncryption =
 
 
 def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryption) -> Contents:
+    conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     identity = read_identity(conn)
     identity.check(name)
     check_pages(conn, name, f"integrity_check({_MAX_PROBLEMS})")
@@ -141,11 +142,11 @@ def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryptio
     stored = open_encryption(conn, encryption, name)
     statements = sqlite_statements()
     key = read_key(conn.execute(statements["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
-    aside = {row[0] for row in conn.execute(statements["quarantined_ids"])}
+    aside = {row[0] for row in conn.execute(statements["damaged"])}
     live = moved = damaged = 0
     for share in read_shares(conn, stored):
         live += 1
-        is_damaged = share.id in aside or not share.is_sound(key)
+        is_damaged = share.id in aside or not is_sound(key, share)
         damaged += is_damaged
         moved += not is_damaged and share.is_moved
     ((confirmed,),) = conn.execute(statements["tombstone_count"]).fetchall()

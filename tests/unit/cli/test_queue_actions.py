@@ -302,6 +302,16 @@ def test_export_move_idles_shares_until_retried(
     assert read_states(capsys) == {"received": 4}
 
 
+def test_export_of_shared_queue_without_running_helper_is_refused_before_reading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = '[store]\nurl = "postgresql:///x?host=/nowhere"\nkey_file = "store.key"\n'
+    Path("helper.toml").write_text(store)
+    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 5
+    assert "the queue is in a shared database\nRun this on a host with a running helper" in capsys.readouterr().err
+    assert not Path("x.age").exists()
+
+
 def test_export_move_is_stored_before_file_is_renamed(
     source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from helper.core.share import Share
 from helper.store import blocks, messages, shares
+from helper.store.action_models import ExportedShare, RowVersion
+from helper.store.db_copy.export import ExportedQueue
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.models import PreparedReveal, QueuedShare, QueueFilter
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
+from tests.support.clock import FakeClock
 from tests.support.sealed_fields import add_field_functions
 
 NOW = 1_795_268_000.0
@@ -103,6 +109,26 @@ async def confirm_shares(store: Store, *numbers: int, height: int) -> list[int]:
     """Apply a block with the reveals of the shares with these numbers; return the ids of the confirmed ones."""
     spent = [(ROUND, make_posted_share(number).nullifier) for number in numbers]
     return await store.run(blocks.apply_blocks, [(height, height)], spent)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The shares that an export of a file would contain; the other fields are as in `ExportedQueue`."""
+
+    shares: list[ExportedShare]
+    versions: list[RowVersion]
+    chain_id: str | None
+    skipped: Counter[str]
+
+
+def select_shares(
+    path: Path, query: QueueFilter | None = None, *refs: str, encryption: RowEncryption = UNENCRYPTED
+) -> Selection:
+    with closing(SqliteEndpoint(path, FakeClock(), encryption)) as source:
+        source.connect_read_only()
+        queue = ExportedQueue(source, query or QueueFilter(), refs)
+        rows = list(queue.read())
+        return Selection([row[0] for row in rows], [row[1] for row in rows], queue.chain_id, queue.skipped)
 
 
 def read_database_files(path: Path) -> dict[str, bytes]:

@@ -7,6 +7,8 @@ import os
 import re
 import sqlite3
 import stat
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import pyrage
@@ -17,6 +19,8 @@ from helper.errors import BackupError, BackupKeyError, StoreCorrupt, StoreForeig
 from helper.store.backup import (
     MAX_WORK_FACTOR,
     WORK_FACTOR,
+    EncryptedWriter,
+    WriteContent,
     create_file,
     decrypt_backup,
     encrypt_backup,
@@ -120,8 +124,20 @@ async def test_image_that_is_foreign_or_damaged_is_refused(store: SqliteStore, p
 # ---------------------------------------------------------------------- the file
 
 
+def seal(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) -> bytes:
+    """The encrypted image."""
+    file = BytesIO()
+    encrypt_backup(file, image, passphrase=passphrase, recipients=recipients)
+    return file.getvalue()
+
+
+def content(data: bytes) -> WriteContent:
+    """Writes these bytes."""
+    return lambda file: file.write(data)
+
+
 def test_unseal_accepts_only_the_passphrase() -> None:
-    sealed = encrypt_backup(b"image", passphrase=PASSPHRASE)
+    sealed = seal(b"image", passphrase=PASSPHRASE)
     assert sealed.startswith(b"age-encryption.org/v1\n")
     assert b"image" not in sealed
     assert decrypt_backup(sealed, passphrase=PASSPHRASE) == b"image"
@@ -131,7 +147,7 @@ def test_unseal_accepts_only_the_passphrase() -> None:
 
 def test_unseal_accepts_only_the_recipient_identity() -> None:
     own_key, other = pyrage.x25519.Identity.generate(), pyrage.x25519.Identity.generate()
-    sealed = encrypt_backup(b"image", recipients=[str(own_key.to_public())])
+    sealed = seal(b"image", recipients=[str(own_key.to_public())])
     assert decrypt_backup(sealed, identities=[str(own_key)]) == b"image"
     with pytest.raises(BackupKeyError):
         decrypt_backup(sealed, identities=[str(other)])
@@ -143,11 +159,11 @@ def test_unseal_accepts_only_the_recipient_identity() -> None:
 
 def test_seal_with_weak_secret_is_refused() -> None:
     with pytest.raises(BackupError, match="shorter than 12"):
-        encrypt_backup(b"image", passphrase="short")
+        seal(b"image", passphrase="short")
     with pytest.raises(BackupError):
-        encrypt_backup(b"image", recipients=["age1nonsense"])
+        seal(b"image", recipients=["age1nonsense"])
     with pytest.raises(BackupError):
-        encrypt_backup(b"image")
+        seal(b"image")
     with pytest.raises(BackupError, match="not encrypted"):
         decrypt_backup(b"SQLite format 3\x00", passphrase=PASSPHRASE)
 
@@ -180,16 +196,27 @@ def test_work_factor_does_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("helper.store.backup.WORK_FACTOR", WORK_FACTOR)
     monkeypatch.setattr("pyrage.passphrase.encrypt", lambda *_: pytest.fail("measured by stopwatch"))
     monkeypatch.setattr("helper.store.backup.scrypt", lambda *_, **__: bytes(32))  # takes a second
-    sealed = encrypt_backup(b"image", passphrase=PASSPHRASE)
+    sealed = seal(b"image", passphrase=PASSPHRASE)
     assert re.match(rb"age-encryption\.org/v1\n-> scrypt [A-Za-z0-9+/]{22} 18\n", sealed)
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072])
 def test_age_decrypts_files_with_a_passphrase(size: int) -> None:
     image = os.urandom(size)
-    sealed = encrypt_backup(image, passphrase="pässphrase of age")
+    sealed = seal(image, passphrase="pässphrase of age")
     assert pyrage.passphrase.decrypt(sealed, "pässphrase of age") == image
-    assert sealed != encrypt_backup(image, passphrase="pässphrase of age")
+    assert sealed != seal(image, passphrase="pässphrase of age")
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_531, 65_532, 65_533, 131_067, 1_000_000])
+def test_content_is_encrypted_while_it_is_produced(size: int) -> None:
+    file, content = BytesIO(), os.urandom(size)
+    writer = EncryptedWriter(file, PASSPHRASE, head_bytes=4)
+    for start in range(0, size, 1000):
+        writer.write(content[start : start + 1000])
+        assert file.tell() == 0 or start - file.tell() <= 2 * 65_536, "only the first and last chunks are in memory"
+    writer.finish(b"head")
+    assert pyrage.passphrase.decrypt(file.getvalue(), PASSPHRASE) == b"head" + content
 
 
 @pytest.mark.parametrize("estimates", [3, 1000])
@@ -217,36 +244,38 @@ def _with_stanza(stanza: str) -> bytes:
 
 
 def test_backup_file_is_private_and_replaces_only_a_backup(tmp_path: Path) -> None:
-    output, first = tmp_path / "backup.age", encrypt_backup(b"SQLite format 3\0one", passphrase=PASSPHRASE)
+    output, first = tmp_path / "backup.age", seal(b"SQLite format 3\0one", passphrase=PASSPHRASE)
     before = os.umask(0)
     try:
-        write_backup(output, first)
+        write_backup(output, content(first))
     finally:
         os.umask(before)
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     with pytest.raises(BackupError, match="exists already"):
-        write_backup(output, b"age-encryption.org/v1\ntwo")
+        write_backup(output, content(b"age-encryption.org/v1\ntwo"))
     with pytest.raises(BackupError, match="another passphrase"):
-        write_backup(output, b"age-encryption.org/v1\ntwo", replace=True)
+        write_backup(output, content(b"age-encryption.org/v1\ntwo"), replace=True)
     assert output.read_bytes() == first
-    write_backup(output, b"age-encryption.org/v1\ntwo", replace=True, passphrase=PASSPHRASE)
-    write_backup(output, b"age-encryption.org/v1\nthree", replace=True)  # encrypted to recipients: not an export
+    write_backup(output, content(b"age-encryption.org/v1\ntwo"), replace=True, passphrase=PASSPHRASE)
+    write_backup(
+        output, content(b"age-encryption.org/v1\nthree"), replace=True
+    )  # encrypted to recipients: not an export
     assert output.read_bytes().endswith(b"three")
 
     output.write_bytes(b"SQLite format 3\x00")
     with pytest.raises(BackupError, match="not a backup or export"):
-        write_backup(output, b"age-encryption.org/v1\nfour", replace=True)
+        write_backup(output, content(b"age-encryption.org/v1\nfour"), replace=True)
     assert output.read_bytes() == b"SQLite format 3\x00"
     with pytest.raises(BackupError, match="cannot be written"):
-        write_backup(tmp_path / "nowhere" / "backup.age", b"age-encryption.org/v1\n")
+        write_backup(tmp_path / "nowhere" / "backup.age", content(b"age-encryption.org/v1\n"))
     assert [file.name for file in tmp_path.iterdir()] == ["backup.age"]
 
 
 def test_file_of_killed_command_with_the_same_process_id_blocks_no_other(tmp_path: Path) -> None:
     output = tmp_path / "queue.age"
-    with pytest.raises(KeyboardInterrupt), create_file(output, b"age-encryption.org/v1\n1"):
+    with pytest.raises(KeyboardInterrupt), create_file(output, content(b"age-encryption.org/v1\n1")):
         raise KeyboardInterrupt
-    write_backup(output, b"age-encryption.org/v1\n2")
+    write_backup(output, content(b"age-encryption.org/v1\n2"))
     assert output.read_bytes() == b"age-encryption.org/v1\n2"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -254,20 +283,23 @@ def test_file_of_killed_command_with_the_same_process_id_blocks_no_other(tmp_pat
 @pytest.mark.parametrize("has_hard_links", [True, False])
 def test_backup_never_replaces_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool) -> None:
     output = tmp_path / "shares.age"
-    export = encrypt_backup(b'{"format":"svote-helper queue"}\n', passphrase=PASSPHRASE)
+    export = seal(b'{"format":"svote-helper queue"}\n', passphrase=PASSPHRASE)
     if not has_hard_links:
 
         def refuse(path: Path, target: Path) -> None:
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(Path, "hardlink_to", refuse)
-    with create_file(output, export):
+    with create_file(output, content(export)):
         assert not output.exists()
     for replace in (False, True):
         with pytest.raises(BackupError, match=r"exists already|is an export"):
-            write_backup(output, b"age-encryption.org/v1\n", replace=replace, passphrase=PASSPHRASE)
+            write_backup(output, content(b"age-encryption.org/v1\n"), replace=replace, passphrase=PASSPHRASE)
     # a file that appears while the export is written is not replaced either
-    with pytest.raises(BackupError, match="the data is in"), create_file(tmp_path / "late.age", export) as partial:
+    with (
+        pytest.raises(BackupError, match="the data is in"),
+        create_file(tmp_path / "late.age", content(export)) as partial,
+    ):
         (tmp_path / "late.age").write_bytes(b"another file")
     assert (output.read_bytes(), partial.read_bytes()) == (export, export)
     assert (tmp_path / "late.age").read_bytes() == b"another file"
@@ -368,7 +400,7 @@ async def test_copy_that_killed_restore_left_is_erased(
     await store.close()
     left, *kept = (path.with_name(f".{path.name}.{end}.partial") for end in ("12345", "12346", "age.12345", "x"))
     left.write_bytes(snapshot.image)
-    kept[0].write_bytes(encrypt_backup(b"the only copy of moved shares", passphrase="correct horse"))
+    kept[0].write_bytes(seal(b"the only copy of moved shares", passphrase="correct horse"))
     for other in kept[1:]:
         other.write_bytes(snapshot.image)
     with left.open("rb") as image:

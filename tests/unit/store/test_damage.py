@@ -23,7 +23,7 @@ from helper.store.queue_reader import UNREADABLE_NOTE
 from helper.store.sqlite import integrity_check
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.store import SqliteStore
-from helper.store.table_rows import WITNESS_FORMATS, RevealRow, Row, ShareRow, encode_witness
+from helper.store.table_rows import WITNESS_FORMATS, RevealRow, Row, ShareRow, encode_witness, is_sound, with_check
 from helper.store.transaction import Params
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import (
@@ -48,13 +48,14 @@ def share_row() -> ShareRow:
     posted, text = make_posted_share(1), "note"
     share = posted.share
     witness = encode_witness(share, posted.nullifier, int(NOW) * 1000)
-    return ShareRow(ROUND, 7, 1, b"m" * 32, witness, 2**62, 0, int(NOW) * 1000, 2, 1, 99, "proof", text).with_check(KEY)
+    return with_check(
+        KEY, ShareRow(ROUND, 7, 1, b"m" * 32, witness, 2**62, 0, int(NOW) * 1000, 2, 1, 99, "proof", text)
+    )
 
 
 def reveal_row() -> RevealRow:
-    return RevealRow(7, make_reveal(1).message, b"h" * 32, 100, "k10", 101, 2, 110, 113, "one", "Accepted").with_check(
-        KEY
-    )
+    row = RevealRow(7, make_reveal(1).message, b"h" * 32, 100, "k10", 101, 2, 110, 113, "one", "Accepted")
+    return with_check(KEY, row)
 
 
 def damaged_values(value: object) -> list[object]:
@@ -75,14 +76,14 @@ def damaged_values(value: object) -> list[object]:
     ids=["share", "reveal"],
 )
 def test_row_check_covers_every_column(row: ShareRow | RevealRow) -> None:
-    assert row.is_sound(KEY)
-    assert not row.is_sound(b"another key of this database!!!!")
+    assert is_sound(KEY, row)
+    assert not is_sound(b"another key of this database!!!!", row)
 
     unseen = [
         (name, other)
         for name, value in zip(row._fields, row, strict=True)
         for other in damaged_values(value)
-        if type(row)(*{**row._asdict(), name: other}.values()).is_sound(KEY)
+        if is_sound(KEY, type(row)(*{**row._asdict(), name: other}.values()))
     ]
 
     assert unseen == []
@@ -91,9 +92,9 @@ def test_row_check_covers_every_column(row: ShareRow | RevealRow) -> None:
 def test_row_with_invalid_type_or_size_is_not_sound() -> None:
     row = share_row()
 
-    assert not row._replace(due_ms=1 << 70).is_sound(KEY)
-    assert not row._replace(crashes=True).is_sound(KEY)
-    assert not row._replace(row_check=None).is_sound(KEY)  # type: ignore[arg-type]
+    assert not is_sound(KEY, row._replace(due_ms=1 << 70))
+    assert not is_sound(KEY, row._replace(crashes=True))
+    assert not is_sound(KEY, row._replace(row_check=None))  # type: ignore[arg-type]
 
 
 async def reopen_after_change(opened: StoreOpener, store: SqliteStore, path: Path, change: str) -> SqliteStore:

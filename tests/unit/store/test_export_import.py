@@ -13,10 +13,7 @@ from helper.store import blocks, exported_shares, messages, rounds
 from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ValidatedShare
 from helper.store.models import FailureGroup, HistoryEntry, QueueFilter
 from helper.store.shares import EnqueueOperation, fail, requeue, retry
-from helper.store.sqlite.export import ExportSelection, select_for_export
-from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
-from tests.support.clock import FakeClock
 from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.conformance.test_operator_actions import retry_matching
 from tests.unit.store.fixtures import (
@@ -31,12 +28,8 @@ from tests.unit.store.fixtures import (
     make_reveal,
     open_closed_database,
     query_rows,
+    select_shares,
 )
-
-
-def select_shares(path: Path, filters: QueueFilter | None = None, *refs: str) -> ExportSelection:
-    """The shares that an export of the file would contain."""
-    return select_for_export(take_snapshot(path, FakeClock()).image, filters or QueueFilter(), refs)
 
 
 async def enqueue_one_of_each(store: SqliteStore) -> None:

@@ -20,7 +20,6 @@ from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite import file_keys
-from helper.store.sqlite.export import ExportSelection, select_for_export
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
@@ -41,6 +40,7 @@ from tests.unit.store.fixtures import (
     open_closed_database,
     query_rows,
     read_database_files,
+    select_shares,
 )
 from tests.unit.store.test_erasure import count_occurrences, witness_fragments
 from tests.unit.store.test_export_import import enqueue_one_of_each
@@ -67,11 +67,6 @@ async def fill(path: Path, encryption: RowEncryption, *numbers: int) -> None:
     """Enqueue these shares in a file, and close it."""
     async with open_store(path, encryption) as store:
         await enqueue_shares(store, *numbers)
-
-
-def select_shares(path: Path, encryption: RowEncryption) -> ExportSelection:
-    image = take_snapshot(path, FakeClock(), encryption).image
-    return select_for_export(image, QueueFilter(), (), encryption)
 
 
 def secret_bytes(*numbers: int) -> list[bytes]:
@@ -225,9 +220,9 @@ async def test_old_key_can_be_removed_only_once_no_row_needs_it(path: Path) -> N
 async def test_encrypting_again_makes_the_old_key_unnecessary(path: Path) -> None:
     async with open_store(path, OLD) as store:
         await enqueue_one_of_each(store)
-    before = select_shares(path, OLD)
+    before = select_shares(path, encryption=OLD)
     rewrite_file(path, SystemClock(), BOTH, encrypt=True)
-    assert select_shares(path, NEW) == before
+    assert select_shares(path, encryption=NEW) == before
     await fill(path, NEW, 6)
 
 
@@ -261,7 +256,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
         await enqueue_shares(store, 7)
         await confirm_shares(store, 7, height=120)
         listed = await list_queue(store)
-    before, mac_key = select_shares(path, UNENCRYPTED), read_first_round_key(path, UNENCRYPTED)
+    before, mac_key = select_shares(path, encryption=UNENCRYPTED), read_first_round_key(path, UNENCRYPTED)
     assert len(before.shares) == 5
     secrets = [*secret_bytes(1, 2, 3, 4), mac_key, *witness_fragments(make_posted_share(5, round_id=OTHER_ROUND))]
     assert count_occurrences(path, secrets), "the search finds existing data"
@@ -269,7 +264,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
     result = rewrite_file(path, SystemClock(), NEW, encrypt=True)
     assert (result.live, result.damaged, result.is_erased) == (5, [], True)
     assert count_occurrences(path, secrets) == {}
-    assert select_shares(path, NEW) == before
+    assert select_shares(path, encryption=NEW) == before
     async with open_queue_file(path, NEW) as queue:
         assert await list_queue(queue) == listed
     assert take_snapshot(path, FakeClock(), NEW).contents.encrypted
@@ -282,7 +277,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
         assert await store.verify() == []
 
     rewrite_file(path, SystemClock(), NEW, encrypt=False)
-    assert select_shares(path, UNENCRYPTED) == before
+    assert select_shares(path, encryption=UNENCRYPTED) == before
     async with open_queue_file(path) as queue:
         assert await list_queue(queue) == listed
     assert query_rows(path, "SELECT key FROM meta WHERE key LIKE 'seal.%'") == []
@@ -301,7 +296,7 @@ async def test_encrypting_erases_a_large_file(path: Path) -> None:
 
 async def test_interrupted_encryption_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(path, UNENCRYPTED, 1, 2)
-    before = select_shares(path, UNENCRYPTED)
+    before = select_shares(path, encryption=UNENCRYPTED)
 
     def refuse(*_: object) -> None:
         raise StoreCopyDiffers("rewritten rows differ")
@@ -310,7 +305,7 @@ async def test_interrupted_encryption_changes_nothing(path: Path, monkeypatch: p
         patch.setattr(file_encryption, "_verify", refuse)
         with pytest.raises(StoreCopyDiffers):
             rewrite_file(path, SystemClock(), NEW, encrypt=True)
-    assert select_shares(path, UNENCRYPTED) == before
+    assert select_shares(path, encryption=UNENCRYPTED) == before
     await fill(path, UNENCRYPTED, 3)
 
 

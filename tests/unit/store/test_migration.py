@@ -7,7 +7,8 @@ import itertools
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,20 +17,21 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked, StoreMoved
-from helper.store import audit_log, blocks, messages, rounds, shares
+from helper.store import audit_log, blocks, exported_shares, messages, rounds, shares
 from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
+from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source, read_moved_mark, undo_copy
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.db_copy.tables import TABLES
+from helper.store.db_copy.tables import SHARES, TABLES
 from helper.store.keyring import Keyring
-from helper.store.models import QueueFilter
+from helper.store.models import EnqueueResult, QueueFilter
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import migrations as postgres_migrations
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.sqlite.schema import migrations
 from helper.store.store import Store
-from helper.store.table_rows import UNFINISHED_KEY, CopyMark, ShareRow
+from helper.store.table_rows import UNFINISHED_KEY, CopyMark, ShareRow, with_check
 from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend, StoreBackend
@@ -46,6 +48,7 @@ from tests.unit.store.fixtures import (
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
+    make_reveal,
     open_closed_database,
 )
 
@@ -200,6 +203,44 @@ async def test_migration_copies_all_rows_and_retires_source(any_backends: Backen
     assert await list_refs(target_store) == named
     assert await target_store.count_shares() == counted
     assert await target_store.verify() == []
+
+
+@pytest.mark.parametrize("small", [1, 2, 500])
+async def test_export_reads_pages_while_hosts_change_the_queue(
+    backends: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    pages = replace(SHARES, rows=small)
+    for module in ("endpoint", "export"):
+        monkeypatch.setattr(f"helper.store.db_copy.{module}.SHARES", pages)
+    store = await open_store(backends[0])
+    await fill_store(store)
+    with closing(create_endpoint(backends[0])) as source:
+        source.connect_read_only()
+        queue = ExportedQueue(source, QueueFilter())
+        rows = queue.read()
+        exported = [next(rows)]
+        # The same share, due earlier: its row is replaced by a new one.
+        assert await enqueue_shares_again(store, 6) == EnqueueResult.MOVED_UP
+        await enqueue_shares(store, 9)
+        exported += rows
+
+    states = {share.share.tree_position - 70_000: share.state.name for share, _ in exported}
+    waiting = dict.fromkeys([3, 4, 5, 6, 7] if small == 500 else [3, 4, 5, 7], "RECEIVED")
+    assert states == {1: "BROADCAST", 2: "FAILED", **waiting}
+    assert len(exported) == len(states)
+    assert (queue.chain_id, queue.skipped) == ("chain-1", {})
+    (sent,) = [share.reveal for share, _ in exported if share.reveal is not None]
+    assert (sent.prepared, sent.sends) == (make_reveal(1), 1)
+    versions = [version for _, version in exported]
+    counts = await store.run(exported_shares.mark_moved, versions, note="gone", idle_only=True)
+    # Shares 1 and 3 are being processed, and share 6 has changed.
+    assert counts == {"moved": 4, "stayed": 3 if small == 500 else 2}
+
+
+async def enqueue_shares_again(store: Store, number: int) -> EnqueueResult:
+    """Post a share again, due earlier."""
+    posted = make_posted_share(number, submit_at=int(NOW) + 40)
+    return await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
 
 
 async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPair, open_store: OpenStore) -> None:
@@ -516,7 +557,7 @@ async def test_migration_sanitizes_text_only_sqlite_accepts(filled: BackendPair)
     with open_closed_database(source.path) as conn:
         columns = conn.execute(f"{load_copy_statements()['page_shares']}", (0, 1)).fetchone()
         (columns,) = source.encryption.decrypt_rows("page_shares", [columns])
-        row = ShareRow(*columns)._replace(note="a\0b").with_check(key)
+        row = with_check(key, ShareRow(*columns[: len(ShareRow._fields)])._replace(note="a\0b"))
         conn.execute("UPDATE shares SET note = ?, row_check = ? WHERE id = ?", (row.note, row.row_check, row.id))
         conn.execute("UPDATE history SET note = char(97, 0, 98)")
     moved = migrate(source, target)

@@ -77,7 +77,12 @@ async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path
     conn = sqlite3.connect(path)
     hot = (
         "due_shares",
+        "due_by_time",
         "next_due",
+        "list_waiting",
+        "load_leaves",
+        "load_subtrees",
+        "share_ids",
         "find_taken",
         "stored_shares",
         "unconfirmed",
@@ -88,7 +93,9 @@ async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path
     )
     for name in hot:
         sql = sqlite_statements()[name]
-        names = dict.fromkeys(("round_no", "now_ms", "limit", "mac", "nullifier", "after", "height"), 1)
+        names = dict.fromkeys(
+            ("round_no", "round_id", "now_ms", "due_before_ms", "stage", "limit", "after", "height"), 1
+        )
         params = names if ":" in sql else (b"",) * sql.count("?")
         plan = " / ".join(row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {sql}", params))
         assert "SCAN shares" not in plan, name
