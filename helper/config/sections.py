@@ -333,8 +333,8 @@ class AdminSection(Section):
     )
     public_url: BlankUrl = Field(
         "",
-        description="Base URL at which wallets reach this helper; `svote-helper doctor` checks that the voting "
-        "configuration lists it.",
+        description="Base URL at which wallets reach this helper. `svote-helper doctor` checks that it serves what "
+        "wallets and the operators' tools request, and that the voting configuration lists it.",
     )
     db_path: Text = Field(
         "",
