@@ -85,7 +85,7 @@ class HelperSection(Section):
     """The share service."""
 
     disable: Switch = Field(
-        False, description="Disable the share service; the admin API and the web page keep running."
+        False, description="Disable the share service; the gateway, the admin API and the web page keep running."
     )
     role: Literal["all", "api", "prover", "sender"] = Field(
         "all",
@@ -183,6 +183,11 @@ class ServerSection(Section):
         202,
         description="HTTP status of share-status for a share that is not confirmed yet: 202, or 200 as the original "
         "helper responds. zkool takes every 200 for confirmed.",
+    )
+    trace_requests: Switch = Field(
+        False,
+        description="Answer requests that have an X-Vote-Request-ID with this id and the times of the request, for the "
+        "developers of wallets on a test network. Nothing is stored or logged.",
     )
 
 
@@ -333,8 +338,8 @@ class AdminSection(Section):
     )
     public_url: BlankUrl = Field(
         "",
-        description="Base URL at which wallets reach this helper; `svote-helper doctor` checks that the voting "
-        "configuration lists it.",
+        description="Base URL at which wallets reach this helper. `svote-helper doctor` checks that it serves what "
+        "wallets and the operators' tools request, and that the voting configuration lists it.",
     )
     db_path: Text = Field(
         "",
@@ -394,7 +399,11 @@ class MetricsSection(Section):
 class GatewaySection(Section):
     """Chain gateway: serves the chain's API and the helper's under one base URL."""
 
-    enable: Switch = Field(False, description="Forward chain requests from wallets to the nodes.")
+    enable: Switch = Field(
+        True,
+        description="Forward chain requests that arrive here to the nodes. If your proxy sends them to a node itself, "
+        "none arrives, and this has no effect. With false, wallets at a base URL without such a proxy cannot vote.",
+    )
 
 
 class S3Section(Section):

@@ -1,4 +1,4 @@
-"""Checks what is published: settings and tokens, page, onion service, and voting configuration.
+"""Checks what is published: settings and tokens, page, onion service, public URL, and voting configuration.
 
 Invalid settings are reported and replaced by defaults. No message contains a token or a URL of the chain.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+import httpx
+
 from admin.config_refresh import ConfigFetcher
 from admin.published_config import InvalidConfigError, PublishedConfig
 from helper.app.listeners import published_addresses
@@ -27,6 +29,7 @@ from helper.config.settings_text import SECRET_SETTINGS
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.network_clients import SocksError, open_socks_stream
 from helper.server.page_routes import INDEX
+from helper.server.wallet_routes import PREFIX, SHARE_STATUS_PATH, SHARES_PATH
 
 MIN_ENTROPY_BITS: Final = 64.0
 """Sufficient against guesses over the network, which are slow and rate-limited."""
@@ -203,7 +206,7 @@ async def _request_status(address: str, proxy: str) -> tuple[int, bool]:
     reader, writer = await open_socks_stream(proxy, address, _ONION_PORT)
     try:
         writer.write(
-            b"GET /shielded-vote/v1/status HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % address.encode()
+            b"GET %b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % (_STATUS_PATH.encode(), address.encode())
         )
         response = b""
         with contextlib.suppress(ConnectionError):
@@ -226,6 +229,97 @@ def _parse_response(response: bytes) -> tuple[int, bool]:
     except ValueError:
         status = None
     return int(words[1]), isinstance(status, dict) and "status" in status
+
+
+PUBLIC_URL_SECONDS: Final = 5.0
+"""Time limit of each request in seconds: that of wallets and of the tools that watch vote servers."""
+_PUBLIC_SUBJECT: Final = "public URL"
+_STATUS_PATH: Final = f"{PREFIX}/status"
+_LATEST_BLOCK_PATH: Final = "/cosmos/base/tendermint/v1beta1/blocks/latest"
+_OWN_PROBES: Final[Mapping[str, Mapping[int, str]]] = {
+    _STATUS_PATH: {200: "status", 503: "error"},
+    SHARES_PATH: {400: "error", 401: "error", 503: "error"},
+    SHARE_STATUS_PATH.format(round_id="00" * 32, nullifier="00" * 32): {200: "status", 202: "status", 401: "error"},
+}
+"""Paths that a helper answers: the field of the response by status. A helper that is paused or has a token fits too."""
+_CHAIN_PROBES: Final[Mapping[str, Mapping[int, str]]] = {
+    f"{PREFIX}/rounds": {200: ""},  # without a round, the response is an empty object
+    _LATEST_BLOCK_PATH: {200: "block"},
+}
+_PROBES: Final = {**_OWN_PROBES, **_CHAIN_PROBES}
+_ORIGIN: Final = "https://page.example"
+_MAX_PUBLIC_BYTES: Final = 16 << 20
+
+
+async def check_public_url(
+    client: httpx.AsyncClient, url: str, *, chain_id: str, has_gateway: bool, seconds: float = PUBLIC_URL_SECONDS
+) -> list[CheckResult]:
+    """Send what wallets, pages and the operators' tools send to the base URL of a helper, without data of a share.
+
+    Args:
+        client: sends the requests; does not follow redirects.
+        url: the base URL.
+        chain_id: id of the chain that must be there; empty if it is not known.
+        has_gateway: whether the helper forwards requests to the chain.
+        seconds: time limit of each request.
+    """
+    found = await asyncio.gather(*(_find_problem(client, url, path, seconds, chain_id) for path in _PROBES))
+    problems = dict(zip(_PROBES, found, strict=True))
+    if len(set(found)) == 1 and found[0]:
+        advice = "Check name, certificate and proxy, and whether this machine can reach its own public address."
+        return [fail(_PUBLIC_SUBJECT, f"{url}: {found[0]}", advice)]
+    receiver = "the helper, which forwards them" if has_gateway else "a node, or set [gateway] enable = true"
+    results = []
+    for evaluate, paths, advice in (
+        (fail, _OWN_PROBES, "Let the proxy pass these paths to this helper, as the examples in deploy/ do."),
+        (warn, _CHAIN_PROBES, f"Let the proxy pass these paths to {receiver}."),
+    ):
+        named = [f"{path.replace('00' * 32, '…')}: {problems[path]}" for path in paths if problems[path]]
+        if named:
+            results.append(evaluate(_PUBLIC_SUBJECT, f"{url}: {'; '.join(named)}", advice))
+    return results or [ok(_PUBLIC_SUBJECT, f"{url} serves wallets, pages and the chain")]
+
+
+async def _find_problem(client: httpx.AsyncClient, url: str, path: str, seconds: float, chain_id: str) -> str:
+    """What is wrong with the response to a request; "" if nothing is."""
+    method, content = ("POST", b"{}") if path == SHARES_PATH else ("GET", None)
+    headers = {"Accept-Encoding": "identity", "Content-Type": "application/json", "Origin": _ORIGIN}
+    body = bytearray()
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            client.stream(method, url.rstrip("/") + path, headers=headers, content=content) as response,
+        ):
+            async for part in response.aiter_raw():
+                body += part
+                if len(body) > _MAX_PUBLIC_BYTES:
+                    break
+    except (TimeoutError, httpx.TimeoutException):
+        return f"no response within {seconds:g} s"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"no response ({error or type(error).__name__})"
+    return _evaluate_response(response, bytes(body), path, chain_id)
+
+
+def _evaluate_response(response: httpx.Response, body: bytes, path: str, chain_id: str) -> str:
+    if response.is_redirect:
+        return f"redirects (HTTP {response.status_code}), which wallets do not follow"
+    try:
+        answer = json.loads(body)
+        is_expected = isinstance(answer, dict) and _PROBES[path][response.status_code] in ("", *answer)
+        if is_expected and path == _LATEST_BLOCK_PATH:
+            header = answer["block"]["header"]
+            is_expected = isinstance(header["height"], str) and int(header["height"]) > 0
+            if chain_id not in ("", header["chain_id"]):
+                return f"block of another chain than {chain_id}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_expected = False
+    if not is_expected:
+        kind = response.headers.get("content-type", "no type").partition(";")[0]
+        return f"unexpected response (HTTP {response.status_code}, {kind})"
+    if response.headers.get_list("access-control-allow-origin") not in (["*"], [_ORIGIN]):
+        return "pages of other origins cannot read it (Access-Control-Allow-Origin)"
+    return ""
 
 
 DOCUMENT_SECONDS: Final = 4.0

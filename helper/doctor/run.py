@@ -27,6 +27,7 @@ from helper.doctor import CheckResult, chain, database, fail, machine, ok, provi
 from helper.doctor.running_helper import DaemonReport
 from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot
+from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.listening import BACKLOG, RESERVED_FILE_DESCRIPTORS
@@ -108,6 +109,7 @@ class _Doctor:
             ("page", self._run_in_thread(self._check_page), _FILES_SECONDS),
             ("published addresses", self._run_in_thread(self._check_publication), _FILES_SECONDS),
             ("voting config", self._check_voting_config, MAX_TOTAL_SECONDS),
+            ("public URL", self._check_public_url, MAX_TOTAL_SECONDS),
         ]
         results = await asyncio.gather(*(self._run_guarded(*check) for check in checks))
         for subject, check in (("circuit", self._check_circuit), ("backlog", self._check_backlog)):
@@ -256,6 +258,25 @@ class _Doctor:
         return await publication.check_voting_config(
             fetcher, settings.public_url, lambda: chain.query_authority_keys(self.config.chain_nodes)
         )
+
+    async def _check_public_url(self) -> list[CheckResult]:
+        config, service = self.config, self.daemon.service
+        url = config.admin.public_url
+        if not url or not self.settings.is_readable:
+            return []
+        chain_id = config.chain.chain_id or service.chain_id or ""
+        async with create_async_client(timeout=publication.PUBLIC_URL_SECONDS) as client:
+            results = await publication.check_public_url(
+                client, url, chain_id=chain_id, has_gateway=config.gateway.enable
+            )
+        if self.daemon.queue is None or config.store.url or results[0].advice:
+            return results
+        after = await self._call_in_thread(lambda: running_helper.query_daemon(config.socket_path))
+        posts = {name: count for name, count in after.service.counts.items() if name.startswith("post_")}
+        if after.queue is None or any(count != service.counts.get(name, 0) for name, count in posts.items()):
+            return results
+        problem = f"{url} reaches another helper: this one has received no request"
+        return [fail("public URL", problem, "Correct [admin] public_url, the record of its name, or the proxy.")]
 
     def _check_process(self) -> list[CheckResult]:
         reported = self.daemon.service.process

@@ -19,6 +19,7 @@ from tests.support.command import run_in_process
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
 from tests.support.process import TIMEOUT_SECONDS
+from tests.support.wrong_helper import run_wrong_helper
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,20 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
             await chain.set_faults(node=node, catching_up=True)
         results = await run_checks(helper)
         assert (results[first].level, results["chain"].level) == (Level.FAIL, Level.FAIL)
+
+
+async def test_doctor_asks_public_url_as_wallets_do(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
+    async with run_helper(tmp_path, http, chain) as helper, run_wrong_helper(helper.url, chain.url) as proxied:
+        node = str(chain.nodes[0]["rest"])
+        settings = helper.config.read_text()
+        results = {}
+        for url in (helper.url, f"{proxied}/", node):
+            helper.config.write_text(f'{settings}\n[admin]\npublic_url = "{url}"\n')
+            report = await run_doctor(helper.config, {}, SystemClock(), skip_proof=True)
+            results[url] = [finding for finding in report.findings if finding.subject == "public URL"]
+    assert [each[0].level for each in results.values()] == [Level.OK, Level.OK, Level.FAIL]
+    assert "/shielded-vote/v1/shares: unexpected response (HTTP 404" in results[node][0].message
+    assert "/rounds: unexpected" not in results[node][-1].message
 
 
 async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
