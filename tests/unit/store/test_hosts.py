@@ -19,6 +19,7 @@ from secrets import token_hex
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg_pool.base import AttemptWithBackoff
 
 from helper.core.share import ShareState
 from helper.errors import (
@@ -29,6 +30,7 @@ from helper.errors import (
     StoreLocked,
     StoreRefused,
     StoreUnconfirmed,
+    StoreUnreachable,
 )
 from helper.lease.sender_lease import DatabaseLease
 from helper.store import blocks, rounds
@@ -36,7 +38,7 @@ from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
-from helper.store.postgres import PostgresStore, opening, store, writer
+from helper.store.postgres import PostgresStore, opening, reader, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
 from helper.store.postgres.reader import CONNECTIONS, NotificationListener
@@ -659,6 +661,33 @@ async def test_read_replaces_all_lost_connections(join_host: JoinHost, backend: 
     backend.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'one'")
 
     assert await host.is_known(make_posted_share(1).share.key)
+
+
+async def test_read_succeeds_soon_after_a_long_outage(
+    backend: PostgresBackend, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses of the pool between two attempts to connect double; this is one as after minutes."""
+    monkeypatch.setattr(AttemptWithBackoff, "INITIAL_DELAY", 600.0)
+    monkeypatch.setattr(reader, "WAIT_SECONDS", 0.2)
+    role = f"host_{backend.schema}"
+    backend.execute(f"CREATE ROLE {role} LOGIN")
+    backend.execute(f"GRANT ALL ON DATABASE postgres TO {role}")
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    await host.open()
+    try:
+        backend.execute(f"ALTER ROLE {role} NOLOGIN")
+        backend.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = '{role}'")
+        for _ in range(2):
+            with pytest.raises(StoreUnreachable):
+                await host.count_shares()
+        backend.execute(f"ALTER ROLE {role} LOGIN")
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while True:
+                with suppress(StoreUnreachable):
+                    await host.count_shares()
+                    break
+    finally:
+        await host.close()
 
 
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
