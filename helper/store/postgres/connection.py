@@ -240,10 +240,12 @@ _SERVER_KEEPALIVE: Final = (
     "-c tcp_keepalives_count=3",
 )
 """The same for the server, so that a host can soon acquire the lock on its name again after a network failure."""
-_NO_TIMEOUTS: Final = ("-c statement_timeout=0", "-c lock_timeout=0", "-c idle_session_timeout=0")
-"""A provider's or role's timeout would end the wait of a commit for a standby, or an idle connection."""
-_STANDARD_LITERALS: Final = ("-c standard_conforming_strings=on", "-c array_nulls=on")
-"""Old applications turn these off for a role or database; statements and parameters would have another meaning."""
+_FIXED_SETTINGS: Final = (
+    *("-c statement_timeout=0", "-c lock_timeout=0", "-c idle_session_timeout=0"),
+    *("-c standard_conforming_strings=on", "-c array_nulls=on", "-c client_min_messages=warning"),
+)
+"""Defaults that a role or database may change: timeouts would end the wait of a commit for a standby, or an idle
+connection; literals would have another meaning; and `require_confirmed_commit` would get no warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +301,7 @@ class ConnectionSettings:
             f"-c idle_in_transaction_session_timeout={int(self.idle_transaction_seconds * 1000)}",
             "-c log_parameter_max_length_on_error=0",
             *_SERVER_KEEPALIVE,
-            *_NO_TIMEOUTS,
-            *_STANDARD_LITERALS,
+            *_FIXED_SETTINGS,
         ]
         if reading:
             settings.append("-c default_transaction_read_only=on")

@@ -845,7 +845,9 @@ async def test_share_that_standby_may_lack_is_not_acknowledged(
     join_host: JoinHost, backend: PostgresBackend, request: pytest.FixtureRequest
 ) -> None:
     server: Cluster = request.getfixturevalue("cluster")
+    backend.execute("ALTER DATABASE postgres SET client_min_messages = error")  # the server warns of such a commit
     host_a, host_b = await join_host("one"), await join_host("two")
+    backend.execute("ALTER DATABASE postgres RESET client_min_messages")
     waiting = "SELECT pid FROM pg_stat_activity WHERE application_name = 'one' AND wait_event = 'SyncRep'"
     server.execute_all(REQUIRE_STANDBY)
     try:
