@@ -246,6 +246,8 @@ _FIXED_SETTINGS: Final = (
 )
 """Defaults that a role or database may change: timeouts would end the wait of a commit for a standby, or an idle
 connection; literals would have another meaning; and `require_confirmed_commit` would get no warning."""
+LOCKED_READ_SECONDS: Final = 10
+"""Seconds for which a read waits for a table that another session has locked. The writer reports that it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,7 @@ class ConnectionSettings:
             *_FIXED_SETTINGS,
         ]
         if reading:
-            settings.append("-c default_transaction_read_only=on")
+            settings += ["-c default_transaction_read_only=on", f"-c lock_timeout={LOCKED_READ_SECONDS}s"]
         return {
             "application_name": self.host,
             "client_encoding": "UTF8",

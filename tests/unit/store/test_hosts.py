@@ -38,7 +38,7 @@ from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
-from helper.store.postgres import PostgresStore, opening, reader, store, writer
+from helper.store.postgres import PostgresStore, connection, opening, reader, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
 from helper.store.postgres.reader import CONNECTIONS, NotificationListener
@@ -688,6 +688,20 @@ async def test_read_succeeds_soon_after_a_long_outage(
                     break
     finally:
         await host.close()
+
+
+async def test_read_of_locked_table_ends_with_an_error(
+    join_host: JoinHost, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only reads use some tables for long: without an error, nobody would know that nothing is sent."""
+    monkeypatch.setattr(connection, "LOCKED_READ_SECONDS", 0.1)
+    host = await join_host("one")
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        with backend.connect() as other, other.transaction():
+            other.execute("LOCK TABLE reveals")
+            with pytest.raises(StoreError, match="lock timeout"):
+                await host.list_follow_ups(height=1, limit=1)
+        assert await host.list_follow_ups(height=1, limit=1) == []
 
 
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
