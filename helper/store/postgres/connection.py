@@ -238,6 +238,7 @@ _SERVER_KEEPALIVE: Final = (
     "-c tcp_keepalives_idle=5",
     "-c tcp_keepalives_interval=2",
     "-c tcp_keepalives_count=3",
+    "-c tcp_user_timeout=10000",
 )
 """The same for the server, so that a host can soon acquire the lock on its name again after a network failure."""
 _FIXED_SETTINGS: Final = (
