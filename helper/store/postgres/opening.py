@@ -117,13 +117,19 @@ def _require_own_session(conn: Connection, settings: ConnectionSettings) -> None
     Raises:
         StoreRefused: it is not.
     """
-    required = {"search_path": settings.schema, "transaction_isolation": "read committed", "TimeZone": "UTC"}
+    required = {
+        "search_path": settings.schema,
+        "transaction_isolation": "read committed",
+        "TimeZone": "UTC",
+        "session_replication_role": "origin",  # otherwise deleted shares leave their messages and histories
+    }
     wrong = [name for name, value in required.items() if _read_server_setting(conn, name) != value]
     if conn.execute("SELECT pg_backend_pid()").fetchone() != (conn.info.backend_pid,):
         wrong.append("the process id")
     if wrong:
         raise StoreRefused(
-            f"the database session is not as requested ({', '.join(wrong)}); probably a pooler is in between",
+            f"the database session is not as requested ({', '.join(wrong)}): a pooler is in between, or the role has "
+            "this setting",
             advice=POOLER_ADVICE,
         )
     if _read_server_setting(conn, "transaction_read_only") == "on":

@@ -918,6 +918,16 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
         await host.close()
 
 
+async def test_role_without_triggers_is_refused(backend: PostgresBackend, clock: FakeClock) -> None:
+    """Only a superuser can set this for a role, as for a restore. Messages of confirmed shares would remain."""
+    role = f"host_{backend.schema}"
+    backend.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    backend.execute(f"ALTER ROLE {role} SET session_replication_role = replica")
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    with pytest.raises(StoreRefused, match="session_replication_role"):
+        await host.open()
+
+
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
 async def test_database_of_other_encoding_is_refused(backend: PostgresBackend, clock: FakeClock, encoding: str) -> None:
     name = f"{encoding}_{backend.schema}".lower()
