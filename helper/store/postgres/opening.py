@@ -203,7 +203,8 @@ def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
     except psycopg.errors.LockNotAvailable:
         raise StoreLocked(
             f"another process uses this database under the name {settings.host!r}",
-            advice="Configure a different name on each host.",
+            advice="Configure a different name on each host. If no other host has it, the server still runs the last "
+            "statement of a process that was killed, and waits for a lock or a standby: see pg_stat_activity.",
         ) from None
     conn.execute("RESET lock_timeout")
 
