@@ -247,10 +247,12 @@ class RoundRegistry:
         Raises:
             StoreError: the rounds could not be read.
         """
+        stored = list(self._stored)  # before the read, which finds them if they still exist
         rows = {row.round_id: row for row in await self._store.list_rounds()}
-        for record in list(self._stored):
-            if (record.is_in_store or record.is_closed) and record.round_id not in rows:
-                self.forget(record.round_id)
+        for record in stored:
+            if record.round_id not in rows:  # purged, or lost: when it is listed again, it has ended or is stored again
+                self._records[record.round_id] = _Record(record.round_id)
+        self._sort()
         for record in self._records.values():
             record.is_in_store = record.round_id in rows
         for row in rows.values():

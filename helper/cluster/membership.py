@@ -140,7 +140,6 @@ class ClusterMember:
         self._circuits = circuits
         self._rounds = rounds
         self._clock = clock
-        self._published_state: str | None = None
         self._sender: str | None = None
         self._missing_since: dict[str, float] = {}  # monotonic
         self.skew_monitor = ClockSkewMonitor(store, clock=clock)
@@ -227,14 +226,11 @@ class ClusterMember:
     async def _exchange_state_once(self) -> None:
         key = self._circuits.shared_key
         if key is not None:
-            if self._lease.is_held:
-                state = self._circuits.publish_state()
-                if state != self._published_state:
-                    await self._store.run(blocks.set_meta, key, state)
-                    self._published_state = state
-            else:
-                self._published_state = None
-                self._circuits.apply_state(await self._store.get_meta(key))
+            stored = await self._store.get_meta(key)
+            if not self._lease.is_held:
+                self._circuits.apply_state(stored)
+            elif (state := self._circuits.publish_state()) != stored:
+                await self._store.run(blocks.set_meta, key, state)
         await self._rounds.reload_from_store()
         self._sender = await self._store.get_sender_host()
         for task, is_present in (("sender", bool(self._sender)), ("prover", await self._store.has_prover())):

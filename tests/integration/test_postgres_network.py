@@ -100,6 +100,9 @@ async def test_verified_connection_is_the_default(
             "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE usename = 'helper'"
         )
         assert rows == [(True,)]
+        # With keepalives alone, a server that waits for an acknowledgement keeps the locks of a lost host for minutes.
+        timeout = await store.run(lambda tx: tx.conn.execute("SHOW tcp_user_timeout").fetchall())
+        assert timeout == [("10000",)]
     finally:
         await store.close()
     # The authorities of the system, as OpenSSL and Python find them.

@@ -238,12 +238,17 @@ _SERVER_KEEPALIVE: Final = (
     "-c tcp_keepalives_idle=5",
     "-c tcp_keepalives_interval=2",
     "-c tcp_keepalives_count=3",
+    "-c tcp_user_timeout=10000",
 )
 """The same for the server, so that a host can soon acquire the lock on its name again after a network failure."""
-_NO_TIMEOUTS: Final = ("-c statement_timeout=0", "-c lock_timeout=0", "-c idle_session_timeout=0")
-"""A provider's or role's timeout would end the wait of a commit for a standby, or an idle connection."""
-_STANDARD_LITERALS: Final = ("-c standard_conforming_strings=on", "-c array_nulls=on")
-"""Old applications turn these off for a role or database; statements and parameters would have another meaning."""
+_FIXED_SETTINGS: Final = (
+    *("-c statement_timeout=0", "-c lock_timeout=0", "-c idle_session_timeout=0"),
+    *("-c standard_conforming_strings=on", "-c array_nulls=on", "-c client_min_messages=warning"),
+)
+"""Defaults that a role or database may change: timeouts would end the wait of a commit for a standby, or an idle
+connection; literals would have another meaning; and `require_confirmed_commit` would get no warning."""
+LOCKED_READ_SECONDS: Final = 10
+"""Seconds for which a read waits for a table that another session has locked. The writer reports that it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +304,10 @@ class ConnectionSettings:
             f"-c idle_in_transaction_session_timeout={int(self.idle_transaction_seconds * 1000)}",
             "-c log_parameter_max_length_on_error=0",
             *_SERVER_KEEPALIVE,
-            *_NO_TIMEOUTS,
-            *_STANDARD_LITERALS,
+            *_FIXED_SETTINGS,
         ]
         if reading:
-            settings.append("-c default_transaction_read_only=on")
+            settings += ["-c default_transaction_read_only=on", f"-c lock_timeout={LOCKED_READ_SECONDS}s"]
         return {
             "application_name": self.host,
             "client_encoding": "UTF8",

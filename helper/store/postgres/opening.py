@@ -117,13 +117,19 @@ def _require_own_session(conn: Connection, settings: ConnectionSettings) -> None
     Raises:
         StoreRefused: it is not.
     """
-    required = {"search_path": settings.schema, "transaction_isolation": "read committed", "TimeZone": "UTC"}
+    required = {
+        "search_path": settings.schema,
+        "transaction_isolation": "read committed",
+        "TimeZone": "UTC",
+        "session_replication_role": "origin",  # otherwise deleted shares leave their messages and histories
+    }
     wrong = [name for name, value in required.items() if _read_server_setting(conn, name) != value]
     if conn.execute("SELECT pg_backend_pid()").fetchone() != (conn.info.backend_pid,):
         wrong.append("the process id")
     if wrong:
         raise StoreRefused(
-            f"the database session is not as requested ({', '.join(wrong)}); probably a pooler is in between",
+            f"the database session is not as requested ({', '.join(wrong)}): a pooler is in between, or the role has "
+            "this setting",
             advice=POOLER_ADVICE,
         )
     if _read_server_setting(conn, "transaction_read_only") == "on":
@@ -197,7 +203,8 @@ def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
     except psycopg.errors.LockNotAvailable:
         raise StoreLocked(
             f"another process uses this database under the name {settings.host!r}",
-            advice="Configure a different name on each host.",
+            advice="Configure a different name on each host. If no other host has it, the server still runs the last "
+            "statement of a process that was killed, and waits for a lock or a standby: see pg_stat_activity.",
         ) from None
     conn.execute("RESET lock_timeout")
 

@@ -57,6 +57,7 @@ class PostgresReader:
             min_size=1,
             max_size=CONNECTIONS,
             timeout=WAIT_SECONDS,
+            reconnect_timeout=WAIT_SECONDS,  # the next read tries again; the pool would pause up to two minutes
             open=False,
             name="store-readers",
         )

@@ -510,6 +510,20 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     assert other.get(ROUND_ID) is None
 
 
+@pytest.mark.parametrize("fault", ["DELETE FROM rounds", "UPDATE rounds SET seen_ms = seen_ms + 1"])
+async def test_round_that_the_store_has_lost_is_stored_again(fault: str) -> None:
+    """A promoted standby that is behind lacks the newest rounds; a damaged row is not read."""
+    env = Environment()
+    await env.sync()
+    for _ in range(2):  # lost before it was read again, and after
+        env.store.conn.execute(fault)
+        await env.registry.reload_from_store()
+        await env.sync()
+        assert [active.round_id for active in env.registry.active_rounds()] == [ROUND_ID]
+        await env.registry.reload_from_store()
+        assert [stored.round_id for stored in await env.store.list_rounds()] == [ROUND_ID]
+
+
 async def test_registry_stores_chain_id() -> None:
     env = Environment()
     await env.sync()

@@ -443,6 +443,13 @@ class FakeSharedStore:
         self.host = ""
         self.proves = True
         self.is_unavailable = False
+        self.meta: dict[str, str] = {}
+
+    async def get_meta(self, key: str) -> str | None:
+        return self.meta.get(key)
+
+    async def run(self, _set_meta: object, key: str, value: str) -> None:
+        self.meta[key] = value
 
     async def get_sender_host(self) -> str:
         if self.is_unavailable:
@@ -464,10 +471,35 @@ def reports_sender(host: ClusterMember, sender: str | None) -> bool:
 class StubAgreed:
     """No circuit to agree on, and no rounds."""
 
-    shared_key = None
+    shared_key: str | None = None
 
     async def reload_from_store(self) -> None:
         pass
+
+
+class SenderCircuits(StubAgreed):
+    """A sender's choice of the circuit."""
+
+    shared_key = "circuit.now"
+
+    def publish_state(self) -> str:
+        return "k11+"
+
+
+async def test_sender_publishes_its_circuit_again_after_the_database_has_lost_it(clock: FakeClock) -> None:
+    """As after the promotion of a standby that is behind."""
+    shared_store = FakeSharedStore()
+    lease = DatabaseLease(FakeSenderTable(), clock=clock)
+    assert await lease.acquire()
+    parts = create_member(shared_store, lease, clock, agreed=SenderCircuits()).tasks
+    parts["clock"].close()
+    parts["lease"].close()
+    exchanging = asyncio.create_task(parts["agreement"])
+    for _ in range(2):
+        await wait_until(lambda: shared_store.meta == {"circuit.now": "k11+"})
+        shared_store.meta.clear()
+        clock.advance(EXCHANGE_INTERVAL_SECONDS)
+    exchanging.cancel()
 
 
 async def test_member_facts_follow_sender_host(clock: FakeClock) -> None:

@@ -19,6 +19,7 @@ from secrets import token_hex
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg_pool.base import AttemptWithBackoff
 
 from helper.core.share import ShareState
 from helper.errors import (
@@ -29,6 +30,7 @@ from helper.errors import (
     StoreLocked,
     StoreRefused,
     StoreUnconfirmed,
+    StoreUnreachable,
 )
 from helper.lease.sender_lease import DatabaseLease
 from helper.store import blocks, rounds
@@ -36,7 +38,7 @@ from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
-from helper.store.postgres import PostgresStore, opening, store, writer
+from helper.store.postgres import PostgresStore, connection, opening, reader, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
 from helper.store.postgres.reader import CONNECTIONS, NotificationListener
@@ -661,6 +663,47 @@ async def test_read_replaces_all_lost_connections(join_host: JoinHost, backend: 
     assert await host.is_known(make_posted_share(1).share.key)
 
 
+async def test_read_succeeds_soon_after_a_long_outage(
+    backend: PostgresBackend, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses of the pool between two attempts to connect double; this is one as after minutes."""
+    monkeypatch.setattr(AttemptWithBackoff, "INITIAL_DELAY", 600.0)
+    monkeypatch.setattr(reader, "WAIT_SECONDS", 0.2)
+    role = f"host_{backend.schema}"
+    backend.execute(f"CREATE ROLE {role} LOGIN")
+    backend.execute(f"GRANT ALL ON DATABASE postgres TO {role}")
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    await host.open()
+    try:
+        backend.execute(f"ALTER ROLE {role} NOLOGIN")
+        backend.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = '{role}'")
+        for _ in range(2):
+            with pytest.raises(StoreUnreachable):
+                await host.count_shares()
+        backend.execute(f"ALTER ROLE {role} LOGIN")
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while True:
+                with suppress(StoreUnreachable):
+                    await host.count_shares()
+                    break
+    finally:
+        await host.close()
+
+
+async def test_read_of_locked_table_ends_with_an_error(
+    join_host: JoinHost, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only reads use some tables for long: without an error, nobody would know that nothing is sent."""
+    monkeypatch.setattr(connection, "LOCKED_READ_SECONDS", 0.1)
+    host = await join_host("one")
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        with backend.connect() as other, other.transaction():
+            other.execute("LOCK TABLE reveals")
+            with pytest.raises(StoreError, match="lock timeout"):
+                await host.list_follow_ups(height=1, limit=1)
+        assert await host.list_follow_ups(height=1, limit=1) == []
+
+
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
     host_a = await join_host("one")
     await enqueue_shares(host_a, 1)
@@ -816,7 +859,9 @@ async def test_share_that_standby_may_lack_is_not_acknowledged(
     join_host: JoinHost, backend: PostgresBackend, request: pytest.FixtureRequest
 ) -> None:
     server: Cluster = request.getfixturevalue("cluster")
+    backend.execute("ALTER DATABASE postgres SET client_min_messages = error")  # the server warns of such a commit
     host_a, host_b = await join_host("one"), await join_host("two")
+    backend.execute("ALTER DATABASE postgres RESET client_min_messages")
     waiting = "SELECT pid FROM pg_stat_activity WHERE application_name = 'one' AND wait_event = 'SyncRep'"
     server.execute_all(REQUIRE_STANDBY)
     try:
@@ -871,6 +916,16 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
         assert [share.note for share in await host.list_shares(QueueFilter(), limit=1)] == ["not in LATIN1: …"]
     finally:
         await host.close()
+
+
+async def test_role_without_triggers_is_refused(backend: PostgresBackend, clock: FakeClock) -> None:
+    """Only a superuser can set this for a role, as for a restore. Messages of confirmed shares would remain."""
+    role = f"host_{backend.schema}"
+    backend.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    backend.execute(f"ALTER ROLE {role} SET session_replication_role = replica")
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    with pytest.raises(StoreRefused, match="session_replication_role"):
+        await host.open()
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
