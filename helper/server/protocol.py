@@ -91,7 +91,7 @@ log = structlog.get_logger("helper.server")
 MAX_BUFFERED_BYTES: Final = 64 << 10
 """Received bytes of a body that its handler has not taken; nothing is read while there are more."""
 HANDLERS_PER_ITERATION: Final = 4
-"""Handlers that are called in one iteration of the event loop, except those of posts. One takes about 0.3 ms."""
+"""Handlers that are called in one iteration of the event loop, except those of shares. One takes about 0.3 ms."""
 _MAX_JOINED_BYTES: Final = 16 << 10
 """A longer part of a body is not joined with the head. Connections can share it, and a copy of it takes more time."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -193,6 +193,10 @@ class Edge(Protocol):
 
     def refuse(self, refusal: Refusal) -> Response:
         """The response to a request that its connection refuses."""
+        ...
+
+    def posts_share(self, request: Request) -> bool:
+        """Whether a request posts a share, and is not answered in turn."""
         ...
 
 
@@ -777,7 +781,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self._meters.stalled_since is not None or self._request is None:
             return
-        if self._request.method == "POST":
+        if self.listener.edge.posts_share(self._request):
             self.run()
         else:
             self.listener.run_in_turn(self)

@@ -76,6 +76,9 @@ class ScriptedEdge:
             return None
         return Response(200, [])
 
+    def posts_share(self, _request: Request) -> bool:
+        return False
+
     def refuse(self, refusal: Refusal) -> Response:
         return Response(refusal.status, [], refusal.text.encode())
 
