@@ -74,7 +74,7 @@ class ConnectionLimits:
 IDLE_SECONDS: Final = 1.0
 """Seconds from which an idle connection may be closed: a wallet that posts several shares sends the next one sooner."""
 MAX_CLOSING: Final = 128
-"""Connections above the limit while others are being closed, which may take a second: half of the reserved files."""
+"""Connections above the limit while others are being closed, which may take a second."""
 MAX_PENDING_BYTES: Final = 16 << 20
 """Maximum bytes of all incomplete requests, without the first `UNCOUNTED_BYTES` of each.
 

@@ -25,8 +25,15 @@ from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
 from helper.errors import HelperError
-from helper.server.connection_limits import SOCKET_BUFFER_BYTES, ConnectionEvictor, ConnectionLimits, ConnectionProgress
+from helper.server.connection_limits import (
+    MAX_CLOSING,
+    SOCKET_BUFFER_BYTES,
+    ConnectionEvictor,
+    ConnectionLimits,
+    ConnectionProgress,
+)
 from helper.server.edge import Edge, json_application
+from helper.server.gateway_routes import GatewayLimits
 from helper.server.listening import (
     GROUP_MODE,
     RESERVED_FILE_DESCRIPTORS,
@@ -397,6 +404,10 @@ def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.
     monkeypatch.setattr(Connection, "connection_made", record)
     uvloop.run(connect())  # asyncio's own loop accepts all waiting connections in one iteration
     assert accepted[-1] - accepted[0] < count / 4
+
+
+def test_connections_and_the_gateway_leave_open_files_to_the_database_and_the_nodes() -> None:
+    assert RESERVED_FILE_DESCRIPTORS - MAX_CLOSING - GatewayLimits().max_connections >= 100
 
 
 def test_connection_limit_fits_open_files() -> None:
