@@ -356,7 +356,7 @@ class UiSection(Section):
     """The web page."""
 
     enable: Switch = Field(False, description="Serve the page.")
-    dist_path: Text = Field("", description="Directory of the built page; empty means the bundled page.")
+    dist_path: Text = Field("", description="Directory of the built page, read at start; empty means the bundled page.")
     dev_pir_controls: Switch = Field(False, description="Show the controls of a PIR test service on the page.")
     precomputed_base_url: OptionalUrl = Field("", description="Base URL of the page's precomputed data.")
     chain_rest: OptionalUrl = Field(

@@ -26,10 +26,11 @@ READ_BYTES: Final = 16 << 10
 MAX_UNSENT_BYTES: Final = 32 << 20
 """Bytes of responses that all clients together may leave unread. Above it the longest-stalled connection is aborted."""
 
-SEND_BUFFER_BYTES: Final = 64 << 10
-"""Size of the kernel's send buffer of a connection, which the kernel doubles.
+SOCKET_BUFFER_BYTES: Final = 64 << 10
+"""Size of each of the kernel's two buffers of a connection, which the kernel doubles.
 
-By default it grows to several megabytes, and a few hundred clients that read nothing hold a gigabyte of the kernel.
+By default they grow to several megabytes, and a few hundred clients that read nothing, or whose pipeline waits, hold a
+gigabyte of the kernel.
 """
 
 LINGER_SECONDS: Final = 3.0
@@ -73,7 +74,7 @@ class ConnectionLimits:
 IDLE_SECONDS: Final = 1.0
 """Seconds from which an idle connection may be closed: a wallet that posts several shares sends the next one sooner."""
 MAX_CLOSING: Final = 128
-"""Connections above the limit while others are being closed, which may take a second: half of the reserved files."""
+"""Connections above the limit while others are being closed, which may take a second."""
 MAX_PENDING_BYTES: Final = 16 << 20
 """Maximum bytes of all incomplete requests, without the first `UNCOUNTED_BYTES` of each.
 
@@ -242,6 +243,11 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._expires_at: float | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the deadline is set and has not expired."""
+        return self._expires_at is not None
 
     def set(self, at: float) -> None:
         """Set or move the deadline, in event loop time."""

@@ -99,7 +99,7 @@ class Edge:
     Args:
         app: the application, see `json_application`.
         refusals: counts the responses by status, from 400 on; None to count none.
-        posts: handlers of POST requests by path, which need no ASGI scope.
+        posts: handlers of posted shares by path, which need no ASGI scope and do not wait for their turn.
         trace_clock: the time for clients that trace their requests; None to trace none.
     """
 
@@ -126,7 +126,7 @@ class Edge:
                 allowed = _API_HEADERS if request.path.startswith(_API_PREFIX) else _WALLET_HEADERS
                 headers = (*_PREFLIGHT, (b"access-control-allow-headers", allowed))
                 response = protocol.Response(HTTPStatus.NO_CONTENT, headers)
-            elif request.method == "POST" and request.path in self._posts:
+            elif self.posts_share(request):
                 response = await self._answer(request, self._posts[request.path])
             else:
                 await self._adapter(request)
@@ -139,6 +139,10 @@ class Edge:
         return protocol.Response(
             response.status, self._complete_head(request, response.status, response.headers), response.body
         )
+
+    def posts_share(self, request: protocol.Request) -> bool:
+        """Whether a request posts a share, and is not answered in turn."""
+        return request.method == "POST" and request.path in self._posts
 
     def refuse(self, refusal: Refusal) -> protocol.Response:
         """The response to a request that its connection refuses."""

@@ -36,8 +36,8 @@ the event loop accepts several.
 """
 _ACCEPTS_PER_ITERATION: Final = 8
 """Connections that are accepted in one iteration of the event loop."""
-RESERVED_FILE_DESCRIPTORS = 256
-"""File descriptors reserved for the database, the nodes and the provers."""
+RESERVED_FILE_DESCRIPTORS = 512
+"""File descriptors reserved for connections that are being closed, the gateway, the database, nodes and provers."""
 MIN_CONNECTIONS = 64
 OWNER_ONLY_MODE = 0o600
 GROUP_MODE = 0o660

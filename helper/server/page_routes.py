@@ -7,16 +7,16 @@ a single state at `GET /overview`, and what `doctor` checks at `GET /snapshot`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Final
 
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from helper.clock import Clock
 from helper.errors import ConfigError
@@ -33,7 +33,6 @@ _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 """`Cache-Control` of files in /assets: their names change with their content."""
 _NO_CACHE: Final = "no-cache"
 _HEADERS: Final = {
-    "Accept-Ranges": "none",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -60,16 +59,7 @@ def _content_security_policy(connect_to: Sequence[str]) -> str:
 
 
 class _PageRoute(ApiRoute):
-    """Matches every path outside the API, with any method.
-
-    The `Range` header is ignored, as a server may (RFC 9110, section 14.2): the files are small, and Starlette responds
-    to an invalid range with an error that is not JSON.
-    """
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a complete file."""
-        headers = [header for header in scope["headers"] if header[0] != b"range"]
-        await super().handle({**scope, "headers": headers}, receive, send)
+    """Matches every path outside the API, with any method."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match paths that are not reserved for the API."""
@@ -79,10 +69,13 @@ class _PageRoute(ApiRoute):
 
 
 class Page:
-    """The built web page.
+    """The built web page, in memory.
+
+    A request opens no file and uses no thread. An open file would remain while its client reads nothing, and a path of
+    thousands of segments would be resolved for as long as a thousand shares are accepted.
 
     Args:
-        directory: directory of the built page; must contain an index.
+        directory: directory of the built page; must contain an index. A link that leads out of it is ignored.
         connect_to: returns the other origins that the page may connect to.
 
     Raises:
@@ -91,13 +84,16 @@ class Page:
 
     def __init__(self, directory: Path, *, connect_to: Callable[[], Sequence[str]] = tuple) -> None:
         self._connect_to = connect_to
-        self._index = directory / INDEX
-        if not self._index.is_file():
+        if not (directory / INDEX).is_file():
             raise ConfigError(
                 f"[ui] dist_path: no {INDEX} in {directory}",
                 advice="Set dist_path to the directory of the built page, or leave it empty for the bundled page.",
             )
-        self._files = StaticFiles(directory=directory, follow_symlink=False)
+        self._files = {
+            path.relative_to(directory).as_posix(): path.read_bytes()
+            for path in directory.rglob("*")
+            if path.is_file() and path.resolve().is_relative_to(directory.resolve())
+        }
 
     def route(self) -> ApiRoute:
         """The route of all other paths; it must be the last route."""
@@ -105,21 +101,17 @@ class Page:
 
     async def _serve(self, request: Request) -> Response:
         path: str = request.path_params["path"]
-        response = await self._find_file(path, request)
-        response.headers.update(_HEADERS)
-        response.headers["Content-Security-Policy"] = _content_security_policy(self._connect_to())
-        is_asset = response.status_code < 400 and path.startswith("assets/")
-        response.headers["Cache-Control"] = _IMMUTABLE if is_asset else _NO_CACHE
-        return response
-
-    async def _find_file(self, path: str, request: Request) -> Response:
-        try:
-            return await self._files.get_response(path or INDEX, request.scope)
-        except HTTPException:
-            if path.startswith("assets/"):
-                # An outdated page may request a deleted script; the index would not be a valid response.
-                raise HTTPException(404) from None
-        return FileResponse(self._index)
+        is_asset = path.startswith("assets/")
+        if path not in self._files:
+            if is_asset:  # an outdated page may request a deleted script; the index would not be a valid response
+                raise HTTPException(404)
+            path = INDEX
+        headers = {
+            **_HEADERS,
+            "Content-Security-Policy": _content_security_policy(self._connect_to()),
+            "Cache-Control": _IMMUTABLE if is_asset else _NO_CACHE,
+        }
+        return Response(self._files[path], headers=headers, media_type=guess_type(path)[0])
 
 
 PATH: Final = "/shielded-vote/v1/events"

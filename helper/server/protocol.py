@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection as a state machine, the requests on it, and what the connections of a listener share.
 
-A connection has one request at a time: bytes behind a request wait unparsed until its response is complete. The states
-and their transitions are `State` and `TRANSITIONS`. Times and sizes below are the defaults. A connection is closed
+A connection has one request at a time: bytes behind a request wait unparsed until its response is complete, and nothing
+is read while the client leaves a response unread. The states and their transitions are `State` and `TRANSITIONS`. Times
+and sizes below are the defaults. A connection is closed
 
 | in state   | when                                                                 | after this answer           |
 |------------|----------------------------------------------------------------------|-----------------------------|
@@ -77,7 +78,7 @@ from helper.server.connection_limits import (
     LINGER_SECONDS,
     MAX_UNSENT_BYTES,
     READ_BYTES,
-    SEND_BUFFER_BYTES,
+    SOCKET_BUFFER_BYTES,
     ConnectionEvictor,
     ConnectionLimits,
     ConnectionProgress,
@@ -91,7 +92,7 @@ log = structlog.get_logger("helper.server")
 MAX_BUFFERED_BYTES: Final = 64 << 10
 """Received bytes of a body that its handler has not taken; nothing is read while there are more."""
 HANDLERS_PER_ITERATION: Final = 4
-"""Handlers that are called in one iteration of the event loop, except those of posts. One takes about 0.3 ms."""
+"""Handlers that are called in one iteration of the event loop, except those of shares. One takes about 0.3 ms."""
 _MAX_JOINED_BYTES: Final = 16 << 10
 """A longer part of a body is not joined with the head. Connections can share it, and a copy of it takes more time."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -193,6 +194,10 @@ class Edge(Protocol):
 
     def refuse(self, refusal: Refusal) -> Response:
         """The response to a request that its connection refuses."""
+        ...
+
+    def posts_share(self, request: Request) -> bool:
+        """Whether a request posts a share, and is not answered in turn."""
         ...
 
 
@@ -632,7 +637,8 @@ class Connection(asyncio.BufferedProtocol):
         # writing pauses, and so the bytes are counted, as soon as the kernel's buffer is full
         transport.set_write_buffer_limits(high=0)
         sock: socket.socket = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BUFFER_BYTES)
         self.addresses = _read_addresses(sock)
         if listener.trusted_networks and self.addresses.client is not None:
             progress.is_kept_idle = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
@@ -686,7 +692,8 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
             return False
         request.keep_alive = False
-        self._meters.deadline.set(self._loop.time() + self.listener.limits.half_closed_seconds)
+        if not self._meters.deadline.is_set:  # a transport that reads again after a pause reports the end again
+            self._meters.deadline.set(self._loop.time() + self.listener.limits.half_closed_seconds)
         return True
 
     def pause_writing(self) -> None:
@@ -694,6 +701,7 @@ class Connection(asyncio.BufferedProtocol):
         meters, now = self._meters, self._loop.time()
         meters.stalled_since, meters.unsent_bytes = now, self.transport.get_write_buffer_size()
         meters.stall.set(now + self.listener.limits.stalled_seconds)
+        self.adjust_reading()
         self.listener.stalled[self] = None
         self.listener.limit_unsent()
 
@@ -725,6 +733,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Continue what waited until all bytes are sent."""
         self._end_stall()
+        self.adjust_reading()
         if self._state is State.WAITING:
             self._run_in_turn()
 
@@ -778,7 +787,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self._meters.stalled_since is not None or self._request is None:
             return
-        if self._request.method == "POST":
+        if self.listener.edge.posts_share(self._request):
             self.run()
         else:
             self.listener.run_in_turn(self)
@@ -839,11 +848,12 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def adjust_reading(self) -> None:
-        """Read from the transport only while the bytes can be used."""
-        request = self._request
-        reads = not self._meters.unparsed and (request is None or request.buffered_bytes <= MAX_BUFFERED_BYTES)
-        if reads is not self._meters.is_reading and not self.transport.is_closing():
-            self._meters.is_reading = reads
+        """Read from the transport only while the bytes can be used, so that the client cannot make them many."""
+        request, meters = self._request, self._meters
+        has_room = not meters.unparsed and (request is None or request.buffered_bytes <= MAX_BUFFERED_BYTES)
+        reads = has_room and meters.stalled_since is None
+        if reads is not meters.is_reading and not self.transport.is_closing():
+            meters.is_reading = reads
             if reads:
                 self.transport.resume_reading()
             else:
@@ -860,12 +870,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _is_evictable(self) -> bool:
         """Whether only the client delays this connection: no complete request is being answered."""
+        if self._request is not None and not self._request.is_body_complete:
+            return True
         if self.transport.get_write_buffer_size():
             since = self._meters.stalled_since
             return since is not None and self._loop.time() - since >= self.listener.limits.stalled_seconds
-        if self._state in _ENDED:
-            return False
-        return self._request is None or not self._request.is_body_complete
+        return self._request is None and self._state not in _ENDED
 
     def _evict(self) -> None:
         """Close the connection, because others need its place or its memory; refuse an incomplete request."""

@@ -369,7 +369,10 @@ async def test_idle_connection_does_not_hold_the_head_of_its_request(port: int) 
         client.writer.close()
 
 
-async def test_requests_of_many_connections_start_in_turn(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("request_head", [HELLO_REQUEST, b"POST /early HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_requests_of_many_connections_start_in_turn(
+    port: int, request_head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connections, pipelined = 60, 20
     loop = asyncio.get_running_loop()
     iteration = 0
@@ -390,7 +393,7 @@ async def test_requests_of_many_connections_start_in_turn(port: int, monkeypatch
     clients = [await RawClient.connect(port) for _ in range(connections)]
     count_iteration()
     for client in clients:
-        client.writer.write(HELLO_REQUEST * pipelined)
+        client.writer.write(request_head * pipelined)
     for client in clients:
         assert [await client.request(b"") for _ in range(pipelined)] == [b"hello"] * pipelined
         client.writer.close()

@@ -25,8 +25,15 @@ from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
 from helper.errors import HelperError
-from helper.server.connection_limits import SEND_BUFFER_BYTES, ConnectionEvictor, ConnectionLimits, ConnectionProgress
+from helper.server.connection_limits import (
+    MAX_CLOSING,
+    SOCKET_BUFFER_BYTES,
+    ConnectionEvictor,
+    ConnectionLimits,
+    ConnectionProgress,
+)
 from helper.server.edge import Edge, json_application
+from helper.server.gateway_routes import GatewayLimits
 from helper.server.listening import (
     GROUP_MODE,
     RESERVED_FILE_DESCRIPTORS,
@@ -399,6 +406,10 @@ def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.
     assert accepted[-1] - accepted[0] < count / 4
 
 
+def test_connections_and_the_gateway_leave_open_files_to_the_database_and_the_nodes() -> None:
+    assert RESERVED_FILE_DESCRIPTORS - MAX_CLOSING - GatewayLimits().max_connections >= 100
+
+
 def test_connection_limit_fits_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -508,7 +519,7 @@ async def test_unread_responses_are_limited(size: int, requests: int, monkeypatc
 
 
 @pytest.mark.parametrize("is_unix", [False, True])
-async def test_connection_kernel_send_buffer_is_bounded(
+async def test_connection_kernel_buffers_are_bounded(
     is_unix: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -516,7 +527,8 @@ async def test_connection_kernel_send_buffer_is_bounded(
 
     def note_size(self: Connection, transport: asyncio.BaseTransport) -> None:
         connection_made(self, transport)
-        sizes.append(transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        sock = transport.get_extra_info("socket")
+        sizes.extend(sock.getsockopt(socket.SOL_SOCKET, buffer) for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF))
 
     monkeypatch.setattr(Connection, "connection_made", note_size)
     with contextlib.ExitStack() as closing:
@@ -533,7 +545,7 @@ async def test_connection_kernel_send_buffer_is_bounded(
             assert await asyncio.get_running_loop().sock_recv(client, 1)
         server.should_exit = True
         await task
-    assert sizes == [2 * SEND_BUFFER_BYTES]
+    assert sizes == [2 * SOCKET_BUFFER_BYTES] * 2
 
 
 async def connect_stalled(port: int, requests: int = 1) -> socket.socket:

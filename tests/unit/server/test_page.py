@@ -141,13 +141,20 @@ async def test_page_range_header_is_ignored(http: httpx.AsyncClient, path: str, 
     complete = await http.get(path)
     response = await http.get(path, headers=[(b"range", value.encode())])
     assert (response.status_code, response.content) == (200, complete.content)
-    assert response.headers["accept-ranges"] == "none"
     assert "content-range" not in response.headers
 
 
 async def test_page_accepts_only_get(http: httpx.AsyncClient) -> None:
     assert (await http.post("/join")).status_code == 405
     assert (await http.head("/join")).status_code == 200
+
+
+async def test_page_opens_no_file_for_a_request(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html>the page")
+    page = Page(tmp_path)
+    (tmp_path / "index.html").unlink()
+    async with create_edge_client(Edge(json_application([page.route()]))) as client:
+        assert [(await client.get(path)).text for path in ("/", "/join")] == ["<!doctype html>the page"] * 2
 
 
 def test_page_without_index_raises_config_error(tmp_path: Path) -> None:

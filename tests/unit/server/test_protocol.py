@@ -76,6 +76,9 @@ class ScriptedEdge:
             return None
         return Response(200, [])
 
+    def posts_share(self, _request: Request) -> bool:
+        return False
+
     def refuse(self, refusal: Refusal) -> Response:
         return Response(refusal.status, [], refusal.text.encode())
 
@@ -127,9 +130,8 @@ async def answer_twice(wire: Wire) -> None:
 
 
 async def stall_between(wire: Wire) -> None:
-    await wire.deliver(GET % b"parts")
+    await wire.deliver(GET % b"parts" + GET % b"")
     wire.connection.pause_writing()
-    await wire.deliver(GET % b"")
     await wire.answer()
     assert wire.connection._state is RESPONDING, "the last part waits for the client"
     wire.connection.resume_writing()
@@ -284,6 +286,42 @@ def test_connection_is_aborted_if_the_client_has_read_nothing(read: int, is_clos
         await wire.answer()
 
     SimLoop(random.Random("loop")).run_until_complete(stall())
+
+
+async def test_nothing_is_read_while_a_response_is_unread() -> None:
+    wire = Wire()
+    await wire.deliver(GET % b"")
+    wire.connection.pause_writing()
+    assert wire.transport.deliver(POST % b"" + b"body") == 0, "it would wait in memory"
+    wire.connection.resume_writing()
+    await wire.deliver(POST % b"" + b"body")
+    assert wire.transport.written.count(b"HTTP/1.1 200 OK") == 2
+    await wire.lose()
+
+
+async def test_incomplete_request_of_a_client_that_reads_nothing_is_evicted() -> None:
+    wire = Wire()
+    await wire.deliver(b"POST /parts HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4000\r\n" + b"x" * 16384)
+    wire.transport.unsent_bytes = 100
+    wire.connection.pause_writing()
+    wire.listener.evictor.make_room(1, asyncio.get_running_loop().time() + 9)
+    assert wire.transport.is_closed, "requests of other clients would be refused for its memory"
+    await wire.lose()
+
+
+def test_end_of_input_that_is_reported_again_does_not_extend_the_time_of_a_half_closed_client() -> None:
+    async def half_close() -> None:
+        wire = Wire()
+        await wire.deliver(GET % b"wait")
+        assert wire.connection.eof_received()
+        await asyncio.sleep(9)
+        assert wire.connection.eof_received()
+        await asyncio.sleep(2)
+        assert wire.transport.is_closed
+        await wire.lose()
+        await wire.answer()
+
+    SimLoop(random.Random("loop")).run_until_complete(half_close())
 
 
 @pytest.mark.parametrize("end", ["closed sending side", "lost", "invalid bytes"])
