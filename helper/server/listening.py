@@ -158,7 +158,7 @@ def create_server(
     Args:
         edge: answers the requests.
         limits: limits of connections; default `connection_limits()`.
-        trusted_networks: networks of proxies, whose idle connections are not closed.
+        trusted_networks: networks of proxies, whose idle connections are closed last.
         evicts: whether slow connections are closed when there are too many; not for operators.
     """
     limits = limits or connection_limits()

@@ -202,7 +202,7 @@ class Listener:
         edge: answers the requests.
         limits: limits of connections.
         evictor: closes the slowest connections under pressure.
-        trusted_networks: networks of proxies, whose idle connections are not closed.
+        trusted_networks: networks of proxies, whose idle connections are closed last.
         keep_alive_seconds: how long a connection may stay idle.
         clock: time of the `Date` header.
 
@@ -629,7 +629,7 @@ class Connection(asyncio.BufferedProtocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.addresses = _read_addresses(sock)
         if listener.trusted_networks and self.addresses.client is not None:
-            progress.is_kept_idle = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
+            progress.is_proxy = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
         listener.connections.add(self)
         if listener.has_room(now):
             listener.evictor.add(progress, now)

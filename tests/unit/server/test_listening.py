@@ -114,7 +114,7 @@ async def test_connections_full_closes_idle_before_slow() -> None:
             client.writer.close()
 
 
-async def test_connections_full_keeps_idle_connection_of_proxy() -> None:
+async def test_connections_full_closes_idle_connection_of_proxy_last() -> None:
     async with run_server(FEW_CONNECTIONS, Counter(), proxies=[ip_network("127.0.0.2/32")]) as port:
         proxy = await RawClient.connect(port, source="127.0.0.2")
         assert await proxy.request() == b"hello"
