@@ -54,7 +54,8 @@ class ConnectionLimits:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
         half_closed_seconds: for the response to a client that has closed its sending side. A disconnected client cannot
             be distinguished from such a client, so this also limits how long its requests run.
-        stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
+        stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long; a
+            proxy's only to make room.
         max_head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
         max_headers: number of headers and trailers of one request.
         max_connections: concurrent connections. For one more, the server closes the slowest, or refuses the new one.
@@ -101,11 +102,11 @@ class ConnectionProgress:
         started_at: time of the connection, of the start of the request, or of the latest response; event loop time.
         pending_bytes: received bytes of a request that is incomplete; 0 if it arrived in one piece.
         is_idle: whether the client has received a response and has sent nothing since.
-        is_kept_idle: whether the connection is not closed while it is idle, because it is a proxy's: a request that it
-            sends at that moment would be lost.
+        is_proxy: whether the connection is a proxy's. It is closed last while it is idle, because a request that the
+            proxy sends at that moment would be lost; it looks idle too while a client of the proxy reads nothing.
     """
 
-    __slots__ = ("evict", "is_evictable", "is_idle", "is_kept_idle", "pending_bytes", "started_at")
+    __slots__ = ("evict", "is_evictable", "is_idle", "is_proxy", "pending_bytes", "started_at")
 
     def __init__(self, is_evictable: Callable[[], bool], evict: Callable[[], None]) -> None:
         self.is_evictable = is_evictable
@@ -113,7 +114,7 @@ class ConnectionProgress:
         self.started_at = 0.0
         self.pending_bytes = 0
         self.is_idle = False
-        self.is_kept_idle = False
+        self.is_proxy = False
 
 
 class ConnectionEvictor:
@@ -159,7 +160,9 @@ class ConnectionEvictor:
         progress.pending_bytes = 0
 
     def make_room(self, excess: int, now: float) -> bool:
-        """Close the slowest connections, idle ones first, as many as necessary and some for the next ones.
+        """Close the slowest connections, as many as necessary and some for the next ones.
+
+        Idle ones are closed first, those of proxies last.
 
         Args:
             excess: number of open connections above the limit, the new one included.
@@ -180,14 +183,15 @@ class ConnectionEvictor:
         return excess <= len(self._closing)
 
     def _find_slowest(self, count: int, now: float) -> list[ConnectionProgress]:
-        def slowness(progress: ConnectionProgress) -> tuple[bool, float, float]:
+        def slowness(progress: ConnectionProgress) -> tuple[bool, bool, float, float]:
             seconds = now - progress.started_at
-            return not progress.is_idle, progress.pending_bytes / seconds if seconds else 0.0, progress.started_at
+            rate = progress.pending_bytes / seconds if seconds else 0.0
+            return progress.is_idle and progress.is_proxy, not progress.is_idle, rate, progress.started_at
 
         return heapq.nsmallest(count, (each for each in self._members if self._is_slow(each, now)), key=slowness)
 
     def _is_slow(self, progress: ConnectionProgress, now: float) -> bool:
-        if progress in self._closing or (progress.is_idle and progress.is_kept_idle):
+        if progress in self._closing:
             return False
         limit = min(IDLE_SECONDS, self._grace_seconds) if progress.is_idle else self._grace_seconds
         return now - progress.started_at >= limit and progress.is_evictable()

@@ -104,8 +104,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, and wait for the open ones.
 
-        Connections that wait to be accepted are served too. Requests without a response are refused after
-        `STOP_GRACE_SECONDS`, and connections are aborted `STOP_FLUSH_SECONDS` later.
+        Connections that wait to be accepted and requests that wait to be read are served too. Those without a response
+        are refused after `STOP_GRACE_SECONDS`, and connections are aborted `STOP_FLUSH_SECONDS` later.
         """
         loop = asyncio.get_running_loop()
         timers = [
@@ -117,6 +117,7 @@ class Server(uvicorn.Server):
             server.close()
         for listening in sockets or ():
             listening.close()
+        await asyncio.sleep(0)  # read what has arrived on idle connections; closing these would reset them
         self.listener.stop()
         for accepted in waiting:
             with contextlib.suppress(OSError):  # the client has left
@@ -158,7 +159,7 @@ def create_server(
     Args:
         edge: answers the requests.
         limits: limits of connections; default `connection_limits()`.
-        trusted_networks: networks of proxies, whose idle connections are not closed.
+        trusted_networks: networks of proxies, whose idle connections are closed last.
         evicts: whether slow connections are closed when there are too many; not for operators.
     """
     limits = limits or connection_limits()

@@ -6,10 +6,10 @@ and sizes below are the defaults. A connection is closed
 
 | in state   | when                                                                 | after this answer           |
 |------------|----------------------------------------------------------------------|-----------------------------|
-| any        | the client reads nothing of a response for `stalled_seconds` (10 s); | none, or an incomplete      |
-|            | the unread responses of all clients take more than                   | response                    |
-|            | `MAX_UNSENT_BYTES` (32 MiB), and this one has waited longest; the    |                             |
-|            | server has been stopping for 6 s                                     |                             |
+| any        | the client, unless it is a proxy, reads nothing of a response for    | none, or an incomplete      |
+|            | `stalled_seconds` (10 s); the unread responses of all clients take   | response                    |
+|            | more than `MAX_UNSENT_BYTES` (32 MiB), and this one has waited       |                             |
+|            | longest; the server has been stopping for 6 s                        |                             |
 | NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
 | NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
 | HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
@@ -56,6 +56,8 @@ are discarded then. No other response or refusal leaves the connection open exce
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import struct
 from collections import deque
@@ -208,7 +210,7 @@ class Listener:
         edge: answers the requests.
         limits: limits of connections.
         evictor: closes the slowest connections under pressure.
-        trusted_networks: networks of proxies, whose idle connections are not closed.
+        trusted_networks: networks of proxies, whose idle connections are closed last.
         keep_alive_seconds: how long a connection may stay idle.
         clock: time of the `Date` header.
 
@@ -641,12 +643,14 @@ class Connection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BUFFER_BYTES)
         self.addresses = _read_addresses(sock)
         if listener.trusted_networks and self.addresses.client is not None:
-            progress.is_kept_idle = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
+            progress.is_proxy = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
         listener.connections.add(self)
         if listener.has_room(now):
             listener.evictor.add(progress, now)
             self._meters.deadline.set(now + listener.limits.head_seconds)
         else:
+            with contextlib.suppress(OSError):
+                os.read(sock.fileno(), READ_BYTES)  # closing with a request unread would reset the connection
             self._refuse(find_refusal(Situation.TOO_MANY_CONNECTIONS, names_attempt=False), lingers=False)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (required by the protocol)
@@ -706,9 +710,12 @@ class Connection(asyncio.BufferedProtocol):
         self.listener.limit_unsent()
 
     def _on_stall(self) -> None:
-        """Abort the connection if the client has read nothing; close() would wait until it has read everything."""
+        """Abort the connection if the client has read nothing; close() would wait until it has read everything.
+
+        Not that of a proxy. It reads in steps of megabytes, each when its slow client has taken the one before.
+        """
         meters, unsent = self._meters, self.transport.get_write_buffer_size()
-        if unsent >= meters.unsent_bytes:
+        if unsent >= meters.unsent_bytes and not meters.progress.is_proxy:
             self.abort()
         else:
             meters.unsent_bytes = unsent

@@ -13,19 +13,26 @@ import re
 import shutil
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from helper.core.refusals import ATTEMPT_HEADER
 from helper.ingest.payload import ingress_receipt
 from helper.server.body_reader import BodyReader
+from helper.server.connection_limits import IDLE_SECONDS, ConnectionLimits
 from helper.server.gateway_routes import BODY_SECONDS, GatewayLimits
 from helper.server.listening import KEEP_ALIVE_SECONDS, bind_tcp, create_server
+from tests.support.fakes import wait_until
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.proxies import DEPLOY, FORWARDING_CADDY, PROXIES, UNVERIFIED_SSL, run_proxy
 from tests.support.servers import serve_connections
@@ -261,6 +268,75 @@ async def test_proxy_returns_the_receipt_of_a_slow_body(name: str, tmp_path: Pat
     assert response.headers.get_list("cache-control") == ["no-store"]
 
 
+@pytest.mark.parametrize("name", PROXIES)
+async def test_proxy_ends_the_request_of_a_client_that_has_left(name: str, tmp_path: Path) -> None:
+    received, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def answer_start(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        if head.startswith("get /started "):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        else:
+            await read_body(head, reader)
+            received.set()
+            await reader.read()
+            has_ended.set()
+        writer.close()
+
+    async with serve_connections(answer_start) as port, run_proxy(name, tmp_path, port) as client:
+        post = asyncio.create_task(client.post("/shielded-vote/v1/cast-vote", json={"some": "vote"}))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await received.wait()
+            post.cancel()
+            await has_ended.wait()
+
+
+# Clients that read nothing
+
+STALLED_STREAMS = 64
+SETTINGS, HEADERS = 4, 1
+
+
+async def request_without_reading(url: str, path: str) -> asyncio.StreamWriter:
+    """Request a path in many streams of one HTTP/2 connection, none of which may get a byte of its response's body."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port, ssl=context, server_hostname="localhost")
+    head = b"\x82\x87\x04%c%b\x01\x09localhost" % (len(path), path.encode())  # GET, https, path, authority
+    no_window = b"\0\x04\0\0\0\0"
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(SETTINGS, 0, 0, no_window))
+    for stream in range(1, 2 * STALLED_STREAMS, 2):
+        writer.write(http2_frame(HEADERS, 5, stream, head))  # the whole request
+    return writer
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+@pytest.mark.parametrize("name", PROXIES)
+async def test_clients_that_read_nothing_keep_no_other_out(name: str, tmp_path: Path) -> None:
+    refusals, answered = Counter[int](), 0
+
+    async def script(_request: Request) -> Response:
+        nonlocal answered
+        answered += 1
+        return Response(bytes(1 << 16))
+
+    wallets = WalletApp(more_routes=[Route("/script", script)], refusals=refusals)
+    limits = ConnectionLimits(max_connections=STALLED_STREAMS // 2)
+    async with serve_on_socket(wallets, limits) as port, run_proxy(name, tmp_path, port) as client:
+        stalled = await request_without_reading(str(client.base_url), "/script")
+        await wait_until(lambda: answered + refusals[503] == STALLED_STREAMS)
+        evictable_at = asyncio.get_running_loop().time() + IDLE_SECONDS
+        await wait_until(lambda: asyncio.get_running_loop().time() > evictable_at)
+        responses = await asyncio.gather(*(client.post(SHARES_PATH, content=create_body()) for _ in range(2)))
+        stalled.transport.abort()
+    assert [response.status_code for response in responses] == [200, 200]
+
+
 # Attacks on connections that clients share
 
 ATTEMPT_COUNT = 1000
@@ -276,8 +352,9 @@ SMUGGLED_REQUESTS = (
 
 
 @contextlib.asynccontextmanager
-async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
-    server, listener = create_server(wallets.edge), bind_tcp("127.0.0.1", 0)
+async def serve_on_socket(wallets: WalletApp, limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
+    server = create_server(wallets.edge, limits, trusted_networks=[ip_network("127.0.0.1/32")])
+    listener = bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]

@@ -68,14 +68,15 @@ def test_make_room_spares_new_and_answered_connections() -> None:
     assert connections.evicted == []
 
 
-def test_make_room_spares_idle_connection_of_proxy() -> None:
+def test_make_room_closes_idle_connection_of_proxy_last() -> None:
     connections = Connections()
-    proxy = connections.open("proxy", 0)
-    proxy.is_kept_idle = proxy.is_idle = True
-    assert not connections.evictor.make_room(1, 10)
-    proxy.is_idle = False
-    assert connections.evictor.make_room(1, 11)
-    assert connections.evicted == ["proxy"], "its request is slow"
+    for name in ("earlier", "later", "busy"):
+        connections.open(name, {"earlier": 1}.get(name, 2)).is_proxy = True
+        connections.progress[name].is_idle = name != "busy"
+    connections.open("slow", 3)
+    for count in range(1, 5):
+        assert connections.evictor.make_room(count, 9 + count)
+    assert connections.evicted == ["busy", "slow", "earlier", "later"]
 
 
 def test_make_room_after_failure_examines_connections_again_later() -> None:

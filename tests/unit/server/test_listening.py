@@ -46,6 +46,7 @@ from helper.server.protocol import Connection
 from tests.support.fakes import wait_until
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
+    MEDIUM_BYTES,
     PATIENCE_SECONDS,
     RawClient,
     hello,
@@ -121,7 +122,7 @@ async def test_connections_full_closes_idle_before_slow() -> None:
             client.writer.close()
 
 
-async def test_connections_full_keeps_idle_connection_of_proxy() -> None:
+async def test_connections_full_closes_idle_connection_of_proxy_last() -> None:
     async with run_server(FEW_CONNECTIONS, Counter(), proxies=[ip_network("127.0.0.2/32")]) as port:
         proxy = await RawClient.connect(port, source="127.0.0.2")
         assert await proxy.request() == b"hello"
@@ -142,6 +143,10 @@ async def test_connections_full_of_recent_requests_refuses_new_connection() -> N
         refusal = await (await RawClient.connect(port)).read_rest()
         assert parse_error(refusal)[0] == 503
         assert b"retry-after: 2\r\n" in refusal
+        sending = socket.create_connection(("127.0.0.1", port))
+        sending.sendall(HELLO_REQUEST)  # before the server accepts it, as a proxy does
+        refused = RawClient(*await asyncio.open_connection(sock=sending))
+        assert parse_error(await refused.read_rest())[0] == 503, "it is not reset"
         for client in clients:
             assert await client.request(b"\r\nHost: x\r\n\r\n") == b"hello"
             client.writer.close()
@@ -168,11 +173,15 @@ async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeyp
         lost.set()
 
     monkeypatch.setattr(Connection, "connection_lost", note_lost)
-    async with run_server(ConnectionLimits(head_seconds=60, stalled_seconds=0.2)) as port:
+    limits = ConnectionLimits(head_seconds=60, stalled_seconds=0.2)
+    async with run_server(limits, proxies=[ip_network("127.0.0.2/32")]) as port:
+        proxy = await connect_stalled(port, source="127.0.0.2")
         client = await connect_stalled(port)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await lost.wait()
-        client.close()
+            assert await count_bytes(proxy) > MEDIUM_BYTES, "its clients may read slowly"
+        for connection in (client, proxy):
+            connection.close()
 
 
 async def test_connection_refused_before_request_is_counted_and_readable_in_browsers() -> None:
@@ -379,6 +388,23 @@ def test_idle_server_that_stops_answers_a_connection_that_is_being_accepted(iter
     uvloop.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
 
 
+def test_server_that_stops_answers_a_request_that_it_has_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with run_server(PATIENT) as port:
+            client = await RawClient.connect(port)
+            assert await client.request() == b"hello"
+            connection = client.writer.get_extra_info("socket").fileno()
+
+            def send_request(_listening: socket.socket) -> tuple[()]:
+                os.write(connection, HELLO_REQUEST)
+                return ()
+
+            monkeypatch.setattr("helper.server.listening._accept_waiting", send_request)
+        assert (await client.read_rest()).endswith(b"hello")
+
+    uvloop.run(test())
+
+
 def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 64
     accepted: list[int] = []
@@ -548,9 +574,10 @@ async def test_connection_kernel_buffers_are_bounded(
     assert sizes == [2 * SOCKET_BUFFER_BYTES] * 2
 
 
-async def connect_stalled(port: int, requests: int = 1) -> socket.socket:
+async def connect_stalled(port: int, requests: int = 1, source: str = "127.0.0.1") -> socket.socket:
     """Request `/medium` and do not read the responses."""
     connection = socket.socket()
+    connection.bind((source, 0))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
