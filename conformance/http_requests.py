@@ -36,6 +36,9 @@ MAX_PAUSE_SECONDS: Final = 5.0
 MAX_REPLY_BYTES: Final = 256 << 10
 """Maximum bytes of a response that wallet library 5.3.0 reads."""
 
+_MAX_BODY_BYTES: Final = 16 << 20
+"""Bytes after which a response is no longer read."""
+
 Headers = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
@@ -216,19 +219,23 @@ class HelperClient:
             await self._clock.sleep(pause)
 
     async def _send_once(self, method: str, path: str, content: bytes | None, headers: list[tuple[str, str]]) -> Reply:
-        started = self._clock.monotonic()
+        started, body, url = self._clock.monotonic(), bytearray(), f"{self.address.url}{path}"
         try:
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                response = await self._http.request(
-                    method, f"{self.address.url}{path}", content=content, headers=headers
-                )
+            async with (
+                asyncio.timeout(TIMEOUT_SECONDS),
+                self._http.stream(method, url, content=content, headers=headers) as response,
+            ):
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > _MAX_BODY_BYTES:
+                        raise CheckFailed(f"{method} {path}: the response is longer than {_MAX_BODY_BYTES >> 20} MiB")
         except TimeoutError:
             raise CheckFailed(f"{method} {path}: no response within {TIMEOUT_SECONDS:.0f} s") from None
         except httpx.TransportError as error:
             raise CheckFailed(f"{method} {path}: {type(error).__name__} {error}".rstrip()) from error
         seconds = self._clock.monotonic() - started
         received = [(name.lower(), value) for name, value in response.headers.multi_items()]
-        return Reply(response.status_code, received, response.content, seconds)
+        return Reply(response.status_code, received, bytes(body), seconds)
 
 
 def retry_pause_seconds(reply: Reply) -> float:

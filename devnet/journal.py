@@ -19,17 +19,25 @@ CREATE TABLE IF NOT EXISTS transactions (
   height INTEGER NOT NULL, position INTEGER NOT NULL, raw BLOB NOT NULL, PRIMARY KEY (height, position)
 );
 """
+_TABLES = {"meta", "blocks", "transactions"}
 
 
 class JournalError(RuntimeError):
-    """The file belongs to another chain."""
+    """The file is not one of this chain."""
 
 
 class Journal:
     """An append-only log of blocks in SQLite; in memory if `path` is None."""
 
     def __init__(self, path: Path | None, chain_id: str) -> None:
-        self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
+        try:
+            self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
+            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        except sqlite3.Error as error:
+            raise JournalError(f"{path} cannot be used: {error}") from None
+        if not tables <= _TABLES:  # the option of other commands with this name is the queue's database
+            self._db.close()
+            raise JournalError(f"{path} is not a file of a dev chain: use another file")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_SCHEMA)

@@ -88,7 +88,8 @@ def render_help(path: tuple[str, ...]) -> str:
     """Return the `--help` output for an unknown terminal width."""
     context: Any = None
     for name, command in find_commands(path):
-        context = command.context_class(command, info_name=name, parent=context, terminal_width=WIDTH)
+        settings = {"info_name": name, "parent": context, "terminal_width": WIDTH, **command.context_settings}
+        context = command.context_class(command, **settings)
     return str(context.command.get_help(context)).strip()
 
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json as jsonlib
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from admin import account_keys
 from admin.account_keys import KeyArmorError, PassphraseError, open_key_armor
-from admin.admin_database import Registration
+from admin.admin_database import MAX_REGISTRATIONS, Registration
 from admin.registration_request import RegistrationError, RegistrationRequest, parse_registration
-from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, print_message
+from helper.cli.conventions import ExitCode, JsonOption, emit, emit_json, fail, print_message
 from helper.cli.terminal import emit_table
 from helper.clock import SystemClock
 from helper.core.json_records import fact
 from helper.core.text_forms import format_time
 from helper.runtime.network_clients import create_client
+
+T = TypeVar("T")
 
 TIMEOUT_SECONDS = 30.0
 """Request timeout in seconds."""
@@ -32,14 +35,20 @@ ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisteredValidator:
-    """`admin register`."""
+class _Answer:
+    """Response of the helper to a registration."""
 
-    operator_address: str = fact("Registered operator address.")
     status: Literal["pending", "registered"] = fact(
         "`registered` if the validator is already on the chain, else `pending`."
     )
     expires_at: float | None = fact("Time in Unix seconds at which the pending registration expires.", optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredValidator(_Answer):
+    """`admin register`."""
+
+    operator_address: str = fact("Registered operator address.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +88,25 @@ def register(
     if show:
         emit_json(body)
         return
-    result = _request("POST", f"{to.rstrip('/')}/api/register-validator", body).json()
-    if json:
-        emit_json({"operator_address": signer, **result})
-    elif result["status"] == "registered":
-        typer.echo(f"{signer} is registered: it is already a validator")
-    else:
-        typer.echo(f"{signer} is pending until {format_time(result['expires_at'])} UTC")
+    answer = _parse(_Answer, _request("POST", f"{to.rstrip('/')}/api/register-validator", body))
+    until = "" if answer.expires_at is None else f" until {format_time(answer.expires_at)} UTC"
+    text = "registered: it is already a validator" if answer.status == "registered" else f"pending{until}"
+    emit(RegisteredValidator(operator_address=signer, **asdict(answer)), f"{signer} is {text}", json=json)
 
 
 def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) -> None:
     """List pending registrations."""
     registrations = _fetch_pending(f"{to.rstrip('/')}/api/pending-validators")
-    if json:
-        emit_json({"pending": registrations})
-        return
-    columns = ("operator", "moniker", "url", "since", "until")
+    emit(PendingList(pending=registrations), _print_pending, json=json)
+
+
+def _print_pending(response: Mapping[str, Any]) -> None:
     times = ("requested_at", "expires_at")
     emit_table(
-        columns,
+        ("operator", "moniker", "url", "since", "until"),
         [
             (row["operator_address"], row["moniker"], row["url"], *(f"{format_time(row[name])} UTC" for name in times))
-            for row in registrations
+            for row in response["pending"]
         ],
     )
 
@@ -135,15 +141,24 @@ def _open_armor(text: str) -> bytes:
         fail(str(error), ExitCode.USAGE)
 
 
-def _fetch_pending(url: str) -> list[dict[str, Any]]:
+def _fetch_pending(url: str) -> list[Registration]:
     """Fetch the registrations of all pages."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Registration] = []
     for page in count(1):
         response = _request("GET", f"{url}?page={page}")
-        rows += response.json()
-        if "next" not in response.links or not response.json():
+        found = _parse(list[Registration], response)
+        rows += found
+        if "next" not in response.links or not found or len(rows) >= MAX_REGISTRATIONS:
             break
     return rows
+
+
+def _parse(kind: type[T], response: httpx.Response) -> T:
+    """Parse the body of a response. Ends the command if it is not of this kind."""
+    try:
+        return TypeAdapter(kind).validate_json(response.content)
+    except ValidationError:
+        fail(f"the response of {response.url} is not that of a helper", ExitCode.UNREACHABLE)
 
 
 def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx.Response:

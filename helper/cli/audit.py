@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Set
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Final
@@ -32,7 +32,7 @@ from helper.cli.conventions import (
     ExitCode,
     JsonOption,
     emit,
-    fail,
+    new_file,
     print_message,
 )
 from helper.cli.terminal import emit_table, progress_bar
@@ -177,7 +177,7 @@ def _parse_key(text: str) -> bytes | None:
 
 async def _run(config: Path | None, request: _Request) -> Audit:
     """Make the audit and write the files."""
-    with _new_file(request.evidence) as evidence, _new_file(request.report) as report:
+    with _optional_file(request.evidence) as evidence, _optional_file(request.report) as report:
         async with _open_source(config, request) as opened:
             is_recorded = evidence is not None or report is not None  # hashing takes time too
             with (
@@ -313,23 +313,8 @@ async def _follow(nodes: ReadOnlyNodePool, cache: BlockCache, round_id: bytes) -
     return follower.valid_proofs
 
 
-@contextmanager
-def _new_file(path: Path | None) -> Iterator[IO[bytes] | None]:
-    """Create a file, and remove it again if the audit cannot be completed."""
-    if path is None:
-        yield None
-        return
-    with acting_as_owner(path) as real:
-        try:
-            file = real.open("xb")
-        except FileExistsError:
-            fail(f"{path} already exists")
-        try:
-            with file:
-                yield file
-        except BaseException:
-            real.unlink(missing_ok=True)
-            raise
+def _optional_file(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
+    return nullcontext() if path is None else new_file(path)
 
 
 def _command(request: _Request, completed: Audit) -> str:

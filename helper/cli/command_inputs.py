@@ -56,10 +56,18 @@ PassphraseOption = Annotated[
 ]
 
 
+def read_text_file(file: Path) -> str:
+    """Read a file of a secret. Ends the command if it is not text, as a backup is."""
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError:
+        fail(f"{file} is not a text file", ExitCode.USAGE)
+
+
 def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
     """Read the passphrase from the file, the environment or a prompt, which can ask for it twice."""
     if file is not None:
-        return next(iter(file.read_text("utf-8").splitlines()), "")
+        return next(iter(read_text_file(file).splitlines()), "")
     from_env = os.environ.get(ENV_BACKUP_PASSPHRASE)
     if from_env is not None:
         return from_env

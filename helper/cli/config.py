@@ -173,7 +173,7 @@ def validate(
             print_message(f"      -> {finding.advice}")
     if json:
         emit_json(CheckedSettings(ok=code is ExitCode.OK, problems=problems, online=findings if online else None))
-    elif not problems:
+    elif code is ExitCode.OK:
         print_message(f"{path or 'default settings'}: ok")
     if code is not ExitCode.OK:
         raise typer.Exit(code)

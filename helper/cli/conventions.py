@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import orjson
 import typer
@@ -29,6 +29,7 @@ from helper.errors import (
     StoreUnreachable,
     UsageError,
 )
+from helper.runtime.process_security import acting_as_owner
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -127,6 +128,22 @@ def is_output_error(error: OSError) -> bool:
 def discard_output() -> None:
     """Connect standard output to the null device, so that the exit does not fail to write what is buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Create a file, and remove it again if the body raises. Ends the command if it exists."""
+    with acting_as_owner(path) as real:
+        try:
+            file = real.open("xb")
+        except FileExistsError:
+            fail(f"{path} already exists")
+        try:
+            with file:
+                yield file
+        except BaseException:
+            real.unlink(missing_ok=True)
+            raise
 
 
 def format_one_line(value: object) -> str:

@@ -19,6 +19,7 @@ from helper.cli.command_inputs import (
     database_file,
     read_passphrase,
     read_settings,
+    read_text_file,
 )
 from helper.cli.conventions import (
     ConfigOption,
@@ -322,7 +323,7 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
     else:
         if identity is None:
             fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
-        lines = identity.read_text("utf-8").splitlines()
+        lines = read_text_file(identity).splitlines()
         identities = [line for line in lines if line.startswith(_IDENTITY_PREFIX)]
         image = decrypt_backup(sealed, identities=identities)
     if not image.startswith(DATABASE_HEADER):

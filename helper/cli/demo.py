@@ -27,6 +27,7 @@ from devnet.wallet import CastVote, Wallet, WalletError
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
 from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, format_one_line
 from helper.clock import SystemClock
+from helper.config.settings_file import is_missing
 from helper.core.json_records import HEX_32, fact
 from helper.errors import HelperError
 from helper.observability import log_config
@@ -64,7 +65,7 @@ def demo(
     ] = 10.0,
     db: Annotated[
         Path | None,
-        typer.Option("--db", help="Path of the queue database, which is kept after the demo (default: temporary)."),
+        typer.Option("--db", help="Queue database to create, which is kept after the demo (default: temporary)."),
     ] = None,
     store: Annotated[
         Engine,
@@ -95,6 +96,8 @@ def demo(
         fail("--db is a file and cannot be used with --store postgres", ExitCode.USAGE)
     if helpers > 1 and (store is not Engine.SQLITE or db is not None):
         fail("--helpers cannot be used with --db or --store postgres", ExitCode.USAGE)
+    if db is not None and not is_missing(db):  # its shares are those of another chain
+        fail(f"{db} exists already: the demo creates its database", ExitCode.USAGE)
     plays_clients = wallets is Wallets.ALL
     if plays_clients and helpers > 1:
         fail("--wallets all cannot be used with --helpers", ExitCode.USAGE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
@@ -69,9 +71,14 @@ def healthcheck(
     if file is not None and is_missing(file) and not url:  # the default addresses can be those of another helper
         _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} does not exist"], json=json)
     problems = []
-    for address in [url] if url else find_addresses(file, os.environ):
+    try:
+        addresses: Sequence[str] = [url] if url else find_addresses(file, os.environ)
+    except ValueError as error:
+        _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} is not valid TOML: {error}"], json=json)
+    for address in addresses:
         try:
-            status, body = _request_readiness(address, timeout)
+            with _limit_time(timeout):
+                status, body = _request_readiness(address, timeout)
         except DaemonNotRunningError as error:
             problems.append(str(error))
             continue
@@ -86,6 +93,22 @@ def healthcheck(
             _report_and_exit(ExitCode.OK if status == 200 else ExitCode.DEGRADED, address, checks, json=json)
         problems.append(f"{address}: HTTP {status}, not a response of this helper")
     _report_and_exit(ExitCode.UNREACHABLE, problems=problems, json=json)
+
+
+@contextmanager
+def _limit_time(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after this time. A socket's timeout begins again with each byte."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def _request_readiness(address: str, timeout: float) -> tuple[int, bytes]:
@@ -119,14 +142,17 @@ def find_addresses(file: Path | None, env: Mapping[str, str]) -> tuple[str, str]
     """Return the control socket and the wallet API of a helper with these settings.
 
     Reads only these settings, because this command runs every few seconds and loading all of them takes 0.3 s. Invalid
-    ones count as not set.
+    ones count as not set, and so does a file that this user may not read.
 
     Returns:
         The path of the socket, and the base URL of the wallet API or the path of its unix socket.
+
+    Raises:
+        ValueError: the file is not valid TOML; the default addresses can be those of another helper.
     """
     try:
-        tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8")) if file is not None else {}
-    except (OSError, ValueError):
+        tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8-sig")) if file is not None else {}
+    except OSError:
         tables = {}
 
     def read_value(section: str, key: str, default: str = "") -> str:

@@ -31,6 +31,7 @@ PROGRAM: Final = "svote-helper"
 COMPLETION_VARIABLE: Final = "_SVOTE_HELPER_COMPLETE"
 """Environment variable that shells set for completion (`completion`)."""
 INTERRUPTED_EXIT_CODE: Final = 130
+_HELP_OPTIONS: Final = ["--help", "-h"]
 _STREAMS: Final = ("stdin", "stdout", "stderr")
 _HELP: Final = "Stores encrypted vote shares, and proves and reveals each at the time its wallet chose."
 
@@ -133,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def create_cli(arguments: Sequence[str]) -> typer.Typer:
     """Create the command line with only the command that the arguments name; if none, with the help of all commands."""
-    before_help = takewhile(lambda argument: argument != "--help", arguments)  # of the group in `queue --help list`
+    before_help = takewhile(
+        lambda argument: argument not in _HELP_OPTIONS, arguments
+    )  # of the group in `queue --help list`
     words = [argument for argument in before_help if not argument.startswith("-")]
     requested = [path for path in COMMANDS if words[: len(path.split())] == path.split()]
     cli, groups = _create_group(_HELP), dict[str, typer.Typer]()
@@ -189,6 +192,7 @@ def _create_group(text: str) -> typer.Typer:
         # with markup, "[helper] host" would lose "[helper]"
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": _HELP_OPTIONS},
     )
     # without a callback, typer drops the name of a single command
     group.callback()(_do_nothing)

@@ -137,10 +137,15 @@ class _DaemonObject(dict[str, Any]):
     """A JSON object of a running helper, which may have another version than this command."""
 
     def __missing__(self, name: str) -> Any:
-        raise DaemonError(
-            f"the running helper has another version than this command: its response has no `{name}`",
-            advice="Restart the helper. `svote-helper version` shows the version of the command.",
-        )
+        raise other_version(f"its response has no `{name}`")
+
+
+def other_version(reason: str) -> DaemonError:
+    """Return the error of a response that this command cannot read."""
+    return DaemonError(
+        f"the running helper has another version than this command: {reason}",
+        advice="Restart the helper. `svote-helper version` shows the version of the command.",
+    )
 
 
 def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:

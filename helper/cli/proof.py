@@ -21,6 +21,7 @@ from helper.cli.conventions import (
     JsonOption,
     emit,
     fail,
+    new_file,
     print_message,
 )
 from helper.cli.operator_api import OperatorApi, resolve_round
@@ -144,12 +145,10 @@ def export(
     bundle = pack_bundle(proof_bundle)
     path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
     with acting_as_owner(path) as real:
-        try:
-            with real.open("xb") as file:
-                file.write(bundle)
-        except FileExistsError:
-            if real.read_bytes() != bundle:
-                fail(f"{path} already exists with other content")
+        is_written = real.is_file() and real.read_bytes() == bundle
+    if not is_written:
+        with new_file(path) as file:
+            file.write(bundle)
     result = ExportedBundle(output=str(path), bytes=len(bundle), source=source.value, **_bundle_fields(proof_bundle))
     emit(result, emit_fields, json=json)
 

@@ -54,7 +54,7 @@ def list_shares(
     api = OperatorApi.of(config, db)
     query = build_filter_query(api, round_id, state, due_before, stage)
     response = api.get("/queue", {**query, "limit": limit})
-    emit(response, print_list, json=json)
+    emit(response, lambda listed: print_list(listed, limit), json=json)
 
 
 def show(
@@ -190,7 +190,7 @@ def _format_round(row: Mapping[str, Any]) -> tuple[object, ...]:
         format_duration(row["left"]) if row["left"] > 0 else "ended",
         *(row["shares"][state] for state in _STATES[:-1]),
         row["tree_size"],
-        _AUTHENTICATION_TEXTS[row["authentication"]],
+        _AUTHENTICATION_TEXTS.get(row["authentication"], row["authentication"]),
     )
 
 
@@ -226,7 +226,7 @@ _STATE_NAMES = {
 _STATE_GROUPS = {"checks": "check", "counts": "since the start:", "endpoints": "node", "recent_failures": "failure"}
 
 
-def print_list(response: Mapping[str, Any]) -> None:
+def print_list(response: Mapping[str, Any], limit: str) -> None:
     """Print `queue list`: one row per share; with failed shares, first one row per reason."""
     if response.get("failed"):
         print_failed(response["failed"])
@@ -248,7 +248,9 @@ def print_list(response: Mapping[str, Any]) -> None:
             for share in response["shares"]
         ],
     )
-    print_message(f"{len(response['shares'])} shares, from the {response['source']}")
+    number = str(len(response["shares"]))
+    shown = f"the first {number} shares (--limit)" if number == limit else f"{number} shares"
+    print_message(f"{shown}, from the {response['source']}")
 
 
 def print_story(response: Mapping[str, Any]) -> None:

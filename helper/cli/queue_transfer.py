@@ -307,7 +307,8 @@ def _warn_of_partial_files(directory: Path) -> None:
     for partial_file in sorted(directory.glob(".*.partial")):
         print_message(
             f"{partial_file} remains from an interrupted export or backup. After an interrupted --move it may be the "
-            "only copy of its shares: import it with `svote-helper queue import` before you delete it."
+            "only copy of its shares: before you delete it, import it with `svote-helper queue import` (after "
+            "--for-svoted: with --from-svoted)."
         )
 
 

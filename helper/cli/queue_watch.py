@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
@@ -30,7 +30,7 @@ from helper.cli.conventions import (
     format_one_line,
     print_message,
 )
-from helper.cli.operator_api import OperatorApi
+from helper.cli.operator_api import OperatorApi, other_version
 from helper.core.text_forms import format_duration, format_time
 from helper.observability.queue_snapshot import Overview, RoundOverview, enum_name
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, stream_control_socket
@@ -49,8 +49,16 @@ _ENDING_SOON_SECONDS: Final = 600
 
 
 def parse_state(state: Mapping[str, Any]) -> Overview:
-    """Parse the data of an event `state`."""
-    return _OVERVIEW.validate_python(state)
+    """Parse the data of an event `state`.
+
+    Raises:
+        DaemonError: the service has another version.
+    """
+    try:
+        return _OVERVIEW.validate_python(state)
+    except ValidationError as error:
+        name = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
+        raise other_version(f"`{name}` in its state is missing or not valid") from None
 
 
 @dataclass(frozen=True, slots=True)

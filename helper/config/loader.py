@@ -154,8 +154,11 @@ class _SettingsReader:
     def add_file(self, path: Path) -> None:
         """Add the keys of a TOML file."""
         source = str(path)
+        if path.is_fifo():
+            self.problems.append(Problem(source, None, "", "is a pipe, but a command may read its settings twice"))
+            return
         try:
-            text = path.read_bytes().decode()
+            text = path.read_bytes().decode("utf-8-sig")
         except OSError as error:
             self.problems.append(Problem(source, None, "", f"cannot be read: {error.strerror}"))
             return

@@ -91,7 +91,7 @@ def read_release(manifest: Path, allowed_signers: Path | None) -> Release:
         value = orjson.loads(content)
         if value["schema"] != MANIFEST_SCHEMA:
             raise ValueError(f"schema {value['schema']} is unknown to this version")
-        files = {str(path): str(digest) for path, digest in value["files"].items()}
+        files = {_refuse_outside(str(path)): str(digest) for path, digest in value["files"].items()}
         return Release(str(value["version"]), str(value["commit"]), files, signer)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ReleaseError(f"{manifest} is not a list of the files of a release: {error!r}") from error
@@ -106,10 +106,17 @@ def read_sums(text: str) -> dict[str, str]:
     sums = {}
     for line in text.splitlines():
         digest, separator, name = line.partition("  ")
-        if not separator or len(digest) != 64 or ".." in Path(name).parts or Path(name).is_absolute():
+        if not separator or len(digest) != 64:
             raise ValueError("not a list of hashes")
-        sums[name] = digest
+        sums[_refuse_outside(name)] = digest
     return sums
+
+
+def _refuse_outside(path: str) -> str:
+    """Return a path; raise ValueError if it can be outside the directory."""
+    if ".." in Path(path).parts or Path(path).is_absolute():
+        raise ValueError("a path is outside the directory")
+    return path
 
 
 def packages_directory() -> Path:

@@ -41,7 +41,8 @@ def parse_limit(text: str | None, default: int = DEFAULT_LIST_LIMIT) -> int:
     """
     if not text:
         return default
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST_LIMIT):
+    is_short = len(text) <= len(str(MAX_LIST_LIMIT))  # int() refuses thousands of digits
+    if not (is_short and text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_LIST_LIMIT):
         raise UsageError(f"limit must be a number from 1 to {MAX_LIST_LIMIT}")
     return int(text)
 

@@ -83,7 +83,7 @@ def create_operator_app(
     async def show(request: Request) -> Response:
         details = await queue.get_share_details(request.path_params["ref"])
         if details is None:
-            raise HTTPException(404, "no share, or more than one, matches this reference")
+            raise HTTPException(404, "no share, or more than one, matches this reference; confirmed shares are erased")
         return JsonResponse(operator_json.share_details_json(details, source=source))
 
     async def stats(_request: Request) -> Response:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from admin import account_keys
+from admin.admin_database import MAX_REGISTRATIONS
 from helper.cli.main import main
 from tests.unit.admin.test_account_keys import ARGON2_ARMOR, PASSPHRASE
 
@@ -101,6 +102,26 @@ def test_admin_pending_with_several_pages_prints_all(
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", respond)
     assert run_admin_command("pending", "--to", "http://helper.example.org", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"pending": waiting}
+
+
+@pytest.mark.parametrize("body", ["[1]", '{"status": "gone"}', "[{}]", "3"])
+def test_admin_with_response_of_another_server_exits_unreachable(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str
+) -> None:
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: httpx.Response(200, text=body))
+    for arguments in (("pending",), ("register", "--key-file", str(key_file), "--moniker", "m")):
+        assert run_admin_command(*arguments, "--to", "http://helper.example.org") == 6
+        assert "is not that of a helper" in capsys.readouterr().err
+
+
+def test_admin_pending_ends_although_the_pages_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"operator_address": SIGNER, "url": "", "moniker": "m", "requested_at": 1, "expires_at": 2}
+    page = httpx.Response(200, json=[row] * 500, headers={"Link": '<?page=2>; rel="next"'})
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: page)
+    assert run_admin_command("pending", "--to", "http://helper.example.org", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["pending"]) == MAX_REGISTRATIONS
 
 
 @pytest.mark.parametrize(("passphrase", "code"), [(PASSPHRASE, 0), ("another", 4)])

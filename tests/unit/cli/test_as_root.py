@@ -148,6 +148,7 @@ def test_export_after_interrupted_export_reports_leftover_file(
     assert run_command("queue", "export", "--output", str(directory / "new"), "--db", str(database)) == 0
     messages = capsys.readouterr().err
     assert f"{left} remains from an interrupted export" in messages
+    assert "(after --for-svoted: with --from-svoted)" in messages
     assert left.read_bytes() == b"sealed"
 
 

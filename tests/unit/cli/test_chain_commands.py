@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -106,6 +107,13 @@ def test_proof_bundle_does_not_overwrite_existing_path(
     assert run_command("proof", "export", NULLIFIER) == 0, "the same bytes again"
     assert run_command("proof", "export", NULLIFIER, "--output", "junk.zip") == 1
     assert Path("junk.zip").read_bytes() == b"junk"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as if the disk were full
+    try:
+        assert run_command("proof", "export", NULLIFIER, "--output", "part.zip") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not Path("part.zip").exists()
 
 
 @pytest.mark.parametrize("defect", ["proof", "hash", "away", None])

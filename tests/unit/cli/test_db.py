@@ -136,6 +136,7 @@ def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsy
         (("restore", "nowhere.age", "--passphrase-file", "passphrase"), 5, "nowhere.age"),
         (("restore", "queue.db", "--passphrase-file", "passphrase"), 1, "not a backup or export"),
         (("restore", "huge", "--passphrase-file", "passphrase"), 1, "not a backup or export"),
+        (("backup", "--output", "b.age", "--passphrase-file", "binary"), 2, "binary is not a text file"),
         (("check", "--db", "none.db"), 5, "database none.db does not exist"),
         (("check", "--db", "passphrase"), 1, "not a database"),
     ],
@@ -144,6 +145,7 @@ def test_db_command_failure_states_reason(
     arguments: tuple[str, ...], code: int, message: str, database: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("short").write_text("short\n")
+    Path("binary").write_bytes(b"\xff")
     with Path("huge").open("wb") as file:
         file.truncate(1 << 42)  # more than fits into memory
     options = () if "--db" in arguments else ("--db", str(database))

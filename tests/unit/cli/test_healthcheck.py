@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import HTTPServer
 from pathlib import Path
 from socketserver import BaseServer, UnixStreamServer
@@ -115,6 +117,25 @@ def test_healthcheck_with_missing_settings_asks_no_other_helper(
 ) -> None:
     assert run_command("healthcheck", "--config", "missing.toml") == 6
     assert capsys.readouterr().err == "missing.toml does not exist\n"
+    Path("bad.toml").write_text("[helper\n")
+    assert run_command("healthcheck", "--config", "bad.toml") == 6
+    assert capsys.readouterr().err.startswith("bad.toml is not valid TOML: ")
+
+
+def test_healthcheck_of_slow_response_ends_in_time(
+    socket_server: BaseServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+
+    def respond_slowly(handler: SilentHandler) -> None:
+        with suppress(BrokenPipeError):
+            while not ended.wait(0.05):
+                handler.wfile.write(b"H")
+
+    monkeypatch.setattr(FakeHelperHandler, "respond", respond_slowly)
+    assert run_command("healthcheck", "--url", "unix:helper.sock", "--timeout", "0.2") == 6
+    ended.set()
+    assert capsys.readouterr().err == "unix:helper.sock: no response within 0.2 s\n"
 
 
 def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
@@ -135,6 +156,5 @@ def test_healthcheck_needs_no_config_validation(tmp_path: Path) -> None:
     path = tmp_path / "helper.toml"
     path.write_text('[helper]\ndb_path = "/srv/queue.db"\nport = "x"\nnonsense = 1\n')
     assert find_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"}) == ("/srv/helper.sock", "http://[::1]:8090")
-    path.write_text("[helper\n")
-    assert find_addresses(path, {}) == find_addresses(None, {}) == ("helper.sock", "http://127.0.0.1:8090")
+    assert find_addresses(path / "no", {}) == find_addresses(None, {}) == ("helper.sock", "http://127.0.0.1:8090")
     assert find_addresses(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"})[0] == "/run/x.sock"

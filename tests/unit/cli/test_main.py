@@ -45,8 +45,9 @@ def test_help_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in output
 
 
-def test_help_of_group_lists_commands_whatever_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("queue", "--help", "list") == 0
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_of_group_lists_commands_whatever_follows(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", option, "list") == 0
     assert "Show the state and history of a share" in capsys.readouterr().out
 
 

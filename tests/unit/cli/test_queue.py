@@ -136,6 +136,15 @@ def test_queue_without_helper_and_database_exits_not_found(capsys: pytest.Captur
     assert not Path("svote-helper.db").exists()
 
 
+def test_queue_list_says_that_there_can_be_more(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "list", "--limit", "2") == 0
+    assert capsys.readouterr().err == "the first 2 shares (--limit), from the file\n"
+    assert run_command("queue", "list", "--limit", "4") == 0
+    assert capsys.readouterr().err == "3 shares, from the file\n"
+    assert database
+    assert run_command("queue", "list", "--limit", "1".zfill(5000)) == 2
+
+
 @pytest.mark.parametrize("ref", ["../stats", "abc def", "ab?x=1", ""])
 def test_queue_show_invalid_name_exits_usage(ref: str) -> None:
     assert run_command("queue", "show", ref) == 2

@@ -298,6 +298,12 @@ def test_watch_in_pipe_prints_one_line_per_change(
     assert output.err == "the helper ended the stream\n"
 
 
+def test_watch_of_helper_of_other_version_says_so(feed: FakeFeed, capsys: pytest.CaptureFixture[str]) -> None:
+    feed.states = [{name: value for name, value in STATE.items() if name != "provers"}]
+    assert run_command("queue", "watch") == 1
+    assert "another version than this command: `provers`" in capsys.readouterr().err
+
+
 def test_watch_ends_silently_when_reader_closes_pipe(feed: FakeFeed, tmp_path: Path) -> None:
     feed.states = [changed_state(height=number) for number in range(5000)]
     root = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.release import SIGNER, SignedRelease, create_signed_release, write_release
+from tests.support.release import SIGNER, SignedRelease, create_signed_release, write_release, write_sums
 from tests.unit.cli.test_main import read_json, run_command
 
 
@@ -93,6 +93,26 @@ def test_verify_without_allowed_signers_exits_3(
     manifest = write_release(tmp_path / "release", packages, names)
     assert run_command("version", "--verify", "--manifest", str(manifest)) == 3
     assert "signature not checked" in capsys.readouterr().out
+
+
+def test_verify_shows_no_control_characters_of_an_unsigned_release(
+    tmp_path: Path, packages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_release(tmp_path / "release", packages, [])
+    manifest.write_text(manifest.read_text().replace("1.0.0", "1, signed\\n\\u001b[8m"))
+    write_sums(manifest.parent)
+    run_command("version", "--verify", "--manifest", str(manifest))
+    assert "release 1, signed  [8m, commit" in capsys.readouterr().out
+
+
+def test_verify_reads_no_file_outside_the_installation(
+    tmp_path: Path, packages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_release(tmp_path / "release", packages, [])
+    manifest.write_text(manifest.read_text().replace('"files": {}', '"files": {"../outside": ""}'))
+    write_sums(manifest.parent)
+    assert run_command("version", "--verify", "--manifest", str(manifest)) == 1
+    assert "a path is outside the directory" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("packages")

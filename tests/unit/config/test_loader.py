@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -309,6 +310,15 @@ def test_load_missing_or_binary_file_is_reported(tmp_path: Path) -> None:
     file.write_bytes(b'[helper]\nhost = "\xff"\n')
     with pytest.raises(SettingsError, match=r"helper\.toml:2: is not UTF-8"):
         load(file)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match=r"pipe: is a pipe"):
+        load(tmp_path / "pipe")
+
+
+def test_load_ignores_the_mark_at_the_beginning_of_a_file_from_windows(tmp_path: Path) -> None:
+    file = tmp_path / "helper.toml"
+    file.write_bytes(b"\xef\xbb\xbf[helper]\r\nport = 81\r\n")
+    assert load(file).helper.port == 81
 
 
 def test_load_unknown_flag_is_a_programming_error() -> None:

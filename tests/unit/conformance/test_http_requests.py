@@ -152,6 +152,15 @@ async def test_client_reports_missing_response_as_failure() -> None:
         await client.aclose()
 
 
+async def test_client_does_not_read_a_response_without_end() -> None:
+    long = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + bytes(17 << 20)
+    async with serve(lambda _: long) as url:
+        client = HelperClient(parse_address(url), "", SystemClock())
+        with pytest.raises(CheckFailed, match="longer than 16 MiB"):
+            await client.get("/x")
+        await client.aclose()
+
+
 async def test_raw_connection_reads_every_form_of_a_response() -> None:
     responses = [
         b"HTTP/1.1 100 Continue\r\n\r\n" + OK,

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -131,3 +132,10 @@ def test_round_of_fleet_lasts_until_every_copy_could_be_proven() -> None:
 )
 def test_demo_of_fleet_with_other_store_or_bad_number_is_usage_error(arguments: tuple[str, str]) -> None:
     assert run_command("demo", "--helpers", "2", *arguments) == 2
+
+
+def test_demo_does_not_use_an_existing_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = tmp_path / "queue.db"
+    queue.touch()
+    assert run_command("demo", "--db", str(queue)) == 2
+    assert "exists already" in capsys.readouterr().err

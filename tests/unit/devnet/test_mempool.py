@@ -9,6 +9,8 @@ import pytest
 
 from devnet.journal import JournalError
 from devnet.tx import Reveal
+from helper.clock import SystemClock
+from helper.store.sqlite.opening import open_database
 from tests.unit.devnet.support import API_PREFIX, START_TIME, ChainFixture, replace_fields, run_chain
 
 
@@ -141,6 +143,20 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="contains chain"):
         async with run_chain(db=path, chain_id="another-1"):
             pass
+
+
+@pytest.mark.parametrize("content", ["queue", "text"])
+async def test_file_of_another_program_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "queue.db"
+    if content == "queue":
+        open_database(path, SystemClock()).close()
+    else:
+        path.write_text("text" * 100)
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match=r"queue\.db"):
+        async with run_chain(db=path):
+            pass
+    assert path.read_bytes() == before
 
 
 async def test_reveal_of_another_helper_counts_and_is_listed(chain: ChainFixture) -> None:
