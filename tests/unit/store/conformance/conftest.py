@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from secrets import token_hex
 
 import pytest
 
@@ -12,16 +11,18 @@ from helper.store.models import DamagedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.support.postgres import find_binaries
-from tests.unit.store.conformance.backends import PostgresBackend, Reopen, SqliteBackend, StoreBackend
+from tests.unit.store.conformance.backends import Reopen, SqliteBackend, StoreBackend, reuse_schema
 
 BACKEND_KINDS = ["sqlite", "encrypted sqlite"] + (["postgres"] if find_binaries() is not None else [])
 
 
 @pytest.fixture(params=BACKEND_KINDS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreBackend]:
     if request.param != "postgres":
-        return SqliteBackend(tmp_path, is_encrypted=request.param == "encrypted sqlite")
-    return PostgresBackend(request.getfixturevalue("cluster").url, f"test_{token_hex(6)}")
+        yield SqliteBackend(tmp_path, is_encrypted=request.param == "encrypted sqlite")
+        return
+    with reuse_schema(request.getfixturevalue("cluster").url) as backend_:
+        yield backend_
 
 
 @pytest.fixture
