@@ -39,6 +39,7 @@ from helper.store.ledger import Ledger, is_read
 from helper.store.models import StoredRound
 from helper.store.rounds import mark_closed, save_rounds
 from helper.store.store import Store
+from helper.store.table_rows import CHAIN_ID_KEY
 
 MAX_PAST_ROUNDS: Final = 4096
 """Maximum number of rounds in memory that had ended when first listed, because a node can list any number of them."""
@@ -52,7 +53,6 @@ _STATUS_GRACE_SECONDS: Final = 60
 """Seconds of chain time after a round's end in which nodes may legitimately differ about its status."""
 _NOTHING_AGREED: Final = RoundFacts()
 _OMITTED: Final = "no longer listed"
-_CHAIN_ID_KEY: Final = "chain_id"
 
 
 class RoundView(NamedTuple):
@@ -224,7 +224,7 @@ class RoundRegistry:
         Raises:
             WrongChain: the store belongs to another chain than the configured one.
         """
-        chain_id = await self._store.get_meta(_CHAIN_ID_KEY)
+        chain_id = await self._store.get_meta(CHAIN_ID_KEY)
         if chain_id is not None and self._node_pool.is_chain_id_agreed and self._node_pool.chain_id != chain_id:
             raise WrongChain(
                 f"the database belongs to chain {chain_id}, not {self._node_pool.chain_id}",
@@ -612,7 +612,7 @@ class RoundRegistry:
     async def _store_chain_id(self) -> None:
         """Store the chain's id, so that the database is never used for another chain."""
         if not self._chain_id_stored and self._node_pool.chain_id is not None and self._node_pool.is_chain_id_agreed:
-            await self._store.run(blocks.set_meta, _CHAIN_ID_KEY, self._node_pool.chain_id)
+            await self._store.run(blocks.set_meta, CHAIN_ID_KEY, self._node_pool.chain_id)
             self._chain_id_stored = True
 
     def _find(self, round_id: bytes) -> _Record:

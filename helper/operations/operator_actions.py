@@ -32,6 +32,7 @@ from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import QueueFilter, SentReveal, SpentNullifier, StoredRound
 from helper.store.shares import retry_failed
 from helper.store.store import Store
+from helper.store.table_rows import CHAIN_ID_KEY
 
 BATCH_SHARES: Final = 50
 """Shares that are hashed together (15 ms, without the GIL), and that one store operation changes.
@@ -39,7 +40,6 @@ BATCH_SHARES: Final = 50
 The operation blocks the writer, and thus every POST, for 10 to 20 ms."""
 RETRY_MARGIN_SECONDS: Final = 3600
 """Maximum seconds between the round's end and a due time. Allows for a retry delayed shortly before the end."""
-_CHAIN_ID_KEY: Final = "chain_id"
 
 
 RoundsById = Mapping[bytes, StoredRound]
@@ -429,7 +429,7 @@ async def import_shares(
         ActionRefused: the export belongs to another chain.
     """
     head = parse_header(await anext(lines, b""))
-    chain_id = await store.get_meta(_CHAIN_ID_KEY)
+    chain_id = await store.get_meta(CHAIN_ID_KEY)
     if None not in {chain_id, head.chain_id} and chain_id != head.chain_id:
         raise ActionRefused(f"the export belongs to chain {head.chain_id}, this queue to {chain_id}")
     rounds = {stored.round_id: stored for stored in await store.list_rounds()}

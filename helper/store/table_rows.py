@@ -285,6 +285,8 @@ def share_ref(mac: bytes) -> str:
 
 ROW_CHECK_KEY: Final = "key.rows"
 RANK_KEY: Final = "key.order"
+CHAIN_ID_KEY: Final = "chain_id"
+"""Key of the id of the chain whose rounds the queue has."""
 RUN_KEY: Final = "file.run"
 """Key of the identifier of the run that has the file open or that crashed (see `sqlite/displacement.py`)."""
 KEY_CHECK: Final = "seal.check"

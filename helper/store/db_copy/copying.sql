@@ -3,10 +3,14 @@
 
 -- ---------------------------------------------------------------- reading
 
+-- The second condition on :after keeps a merge join from reading the messages of earlier pages again. Nothing is sorted:
+-- SQLite could write witnesses to a temporary file.
+
 -- name: page_shares
 SELECT k.round_id, {share}, {reveal}
-FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
-WHERE s.id > ? ORDER BY s.id LIMIT ?;
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
+LEFT JOIN reveals m ON m.share_id = s.id AND m.share_id > :after
+WHERE s.id > :after ORDER BY s.id LIMIT :limit;
 
 -- name: page_history
 SELECT share_id, n, at_ms, stage, note, counted FROM history WHERE share_id > ? AND share_id <= ?

@@ -138,10 +138,9 @@ class CopyEndpoint(ABC):
             after = table.key(page[-1])
 
     def _read_page(self, table: Table, after: Key) -> Sequence[Row]:
-        params = (*after, table.rows)
         if table is not SHARES:
-            return self.fetch_all(f"page_{table.name}", params)
-        shares = self.fetch_all("page_shares", params)
+            return self.fetch_all(f"page_{table.name}", (*after, table.rows))
+        shares = self.fetch_all("page_shares", {"after": after[0], "limit": table.rows})
         if not shares:
             return []
         return live_shares(shares, self.fetch_all("page_history", (*after, shares[-1][1])))

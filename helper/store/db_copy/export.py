@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Final
 
 from helper.core.share import ShareState
 from helper.store.action_models import ExportedReveal, ExportedShare, RowVersion
@@ -12,9 +11,7 @@ from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.tables import SHARES, LiveShare
 from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.shares import matches_filter
-from helper.store.table_rows import is_sound, read_meta_value, read_rounds
-
-_CHAIN_ID: Final = "chain_id"
+from helper.store.table_rows import CHAIN_ID_KEY, is_sound, read_meta_value, read_rounds
 
 
 class ExportedQueue:
@@ -40,7 +37,7 @@ class ExportedQueue:
         self._row_key = source.read_row_key()
         rounds = read_rounds(source.fetch_all("rounds"), self._row_key)
         self._closed = {stored.round_id for stored in rounds if stored.closed_at is not None}
-        self.chain_id = read_meta_value(source.fetch_all("get_meta", (_CHAIN_ID,)))
+        self.chain_id = read_meta_value(source.fetch_all("get_meta", (CHAIN_ID_KEY,)))
         self.round_ends = {stored.round_id: stored.vote_end_time for stored in rounds}
         self.skipped: Counter[str] = Counter()
 

@@ -143,7 +143,7 @@ def _rewrite_shares(
 def _read_shares(conn: sqlite3.Connection, source: RowEncryption) -> Iterator[LiveShare]:
     """Yield the shares with their messages, without their histories, in pages that are read before they change."""
     statements, last = load_copy_statements(), 0
-    while rows := conn.execute(statements["page_shares"], (last, _PAGE_ROWS)).fetchall():
+    while rows := conn.execute(statements["page_shares"], {"after": last, "limit": _PAGE_ROWS}).fetchall():
         last = rows[-1][1]
         yield from live_shares(source.decrypt_rows("page_shares", rows), ())
 

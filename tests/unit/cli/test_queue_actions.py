@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from helper.cli.conventions import confirm_or_exit
 from helper.cli.operator_api import OperatorApi
 from helper.core.share import ShareState
 from helper.store import backup, rounds, shares
@@ -300,6 +301,20 @@ def test_export_move_idles_shares_until_retried(
     assert read_states(capsys) == {"failed": 4}
     assert run_command("queue", "retry", "--stage", "moved", "--yes") == 0
     assert read_states(capsys) == {"received": 4}
+
+
+def test_export_of_shares_that_another_export_moves_meanwhile_leaves_no_file(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def move_first(*_: object, **__: object) -> None:
+        monkeypatch.setattr("helper.cli.queue_transfer.confirm_or_exit", confirm_or_exit)
+        assert run_command("queue", "export", "--output", "first.age", "--move", "--yes") == 0
+
+    monkeypatch.setattr("helper.cli.queue_transfer.confirm_or_exit", move_first)
+    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 5
+    assert "4 not exported: already moved" in capsys.readouterr().err
+    assert [file.name for file in Path().glob("*.age")] == ["first.age"]
+    assert list(Path().glob(".*.partial")) == []
 
 
 def test_export_of_shared_queue_without_running_helper_is_refused_before_reading(

@@ -555,7 +555,7 @@ async def test_migration_sanitizes_text_only_sqlite_accepts(filled: BackendPair)
         return
     key = bytes.fromhex(source.query_rows("SELECT value FROM meta WHERE key = 'key.rows'")[0][0])
     with open_closed_database(source.path) as conn:
-        columns = conn.execute(f"{load_copy_statements()['page_shares']}", (0, 1)).fetchone()
+        columns = conn.execute(f"{load_copy_statements()['page_shares']}", {"after": 0, "limit": 1}).fetchone()
         (columns,) = source.encryption.decrypt_rows("page_shares", [columns])
         row = with_check(key, ShareRow(*columns[: len(ShareRow._fields)])._replace(note="a\0b"))
         conn.execute("UPDATE shares SET note = ?, row_check = ? WHERE id = ?", (row.note, row.row_check, row.id))
