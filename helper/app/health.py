@@ -55,8 +55,10 @@ class ServiceHealth:
 
     def run_checks(self) -> list[Check]:
         """Run the checks that `/readyz` reports."""
+        cluster = self._gates.cluster
+        unreadable = None if cluster is None else cluster.find_missing("database")
         checks = [
-            Check("store", text_of(self._gates.store_fault()), self._gates.store_damage()),
+            Check("store", text_of(self._gates.store_fault()) or unreadable, self._gates.store_damage()),
             Check(
                 "chain",
                 self._standing_height() or text_of(self._gates.sync_fault()) or self._overdue_routes(),
@@ -71,12 +73,12 @@ class ServiceHealth:
             ),
             Check("circuit", text_of(self._gates.circuit_choice.pause_reason)),
         ]
-        if self._gates.cluster is not None:
+        if cluster is not None:
             accepts = self._role.can_accept
-            missing = self._gates.cluster.missing_host("sender") if accepts else None
-            checks.append(Check("sender", text_of(self._gates.cluster.work_blocked) or missing))
+            missing = cluster.find_missing("sender") if accepts else None
+            checks.append(Check("sender", text_of(cluster.work_blocked) or missing))
             if accepts and not self._role.can_process:
-                checks.append(Check("provers", self._gates.cluster.missing_host("prover")))
+                checks.append(Check("provers", cluster.find_missing("prover")))
         if self._role.can_process:
             checks.append(Check("provers", None if self._prover_pool.is_ready else "no prover is ready"))
             checks.append(Check("queue", None if self._gates.is_dispatching else "starting: dispatch has not begun"))

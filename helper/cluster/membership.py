@@ -102,9 +102,10 @@ class ClockSkewMonitor:
 
 EXCHANGE_INTERVAL_SECONDS: Final = 2.0
 MISSING_GRACE_SECONDS: Final = 30.0
-"""Seconds for which no host may send or prove before that is reported; a standby sender takes over sooner."""
+"""Seconds before a missing part of the cluster is reported; a standby sender takes over sooner."""
 _MISSING_TEXTS: Final = {
     "sender": "no host holds the sender lease, so proven shares wait: run `svote-helper serve --role sender` on a host",
+    "database": "nothing can be read from the shared database, see the log",
     "prover": "no host proves, so due shares wait: run `svote-helper serve --role prover` on a host",
 }
 
@@ -189,15 +190,15 @@ class ClusterMember:
             return PauseCause.QUEUE_USED_ELSEWHERE.reason(self._lease.holder)
         return None if self._lease.fence else PauseCause.LEASE_HOLDER_UNKNOWN.reason()
 
-    def missing_host(self, task: str) -> str | None:
-        """Why shares wait for a host that does not run, or None.
+    def find_missing(self, part: str) -> str | None:
+        """Why shares wait for a part of the cluster that has been missing for long, or None.
 
         Args:
-            task: `sender` or `prover`.
+            part: `sender`, `prover` or `database`.
         """
-        since = self._missing_since.get(task)
+        since = self._missing_since.get(part)
         grace = max(MISSING_GRACE_SECONDS, 2 * self._lease.seconds)
-        return _MISSING_TEXTS[task] if since is not None and self._clock.monotonic() - since >= grace else None
+        return _MISSING_TEXTS[part] if since is not None and self._clock.monotonic() - since >= grace else None
 
     def add_state(self, state: ServiceState) -> ServiceState:
         """Add the state of the lease, for operators.
@@ -220,6 +221,7 @@ class ClusterMember:
                 await self._exchange_state_once()
             except StoreError as error:
                 self._sender = None
+                self._missing_since.setdefault("database", self._clock.monotonic())
                 log.warning("cluster_state_unavailable", reason=str(error))
             await self._clock.sleep(EXCHANGE_INTERVAL_SECONDS)
 
@@ -233,8 +235,9 @@ class ClusterMember:
                 await self._store.run(blocks.set_meta, key, state)
         await self._rounds.reload_from_store()
         self._sender = await self._store.get_sender_host()
-        for task, is_present in (("sender", bool(self._sender)), ("prover", await self._store.has_prover())):
+        present = {"sender": bool(self._sender), "prover": await self._store.has_prover(), "database": True}
+        for part, is_present in present.items():
             if is_present:
-                self._missing_since.pop(task, None)
+                self._missing_since.pop(part, None)
             else:
-                self._missing_since.setdefault(task, self._clock.monotonic())
+                self._missing_since.setdefault(part, self._clock.monotonic())

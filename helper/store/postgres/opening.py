@@ -324,6 +324,7 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyr
 
     Raises:
         StoreForeign: the schema belongs to another program or a newer version.
+        StoreLocked: it must be upgraded, and another host uses it.
         StoreError: this host's key file differs from that of the others, or a running host lacks its first key.
         StoreKeyError: rows are encrypted with a key that this host does not have.
         StoreCorrupt: a key is damaged.
@@ -355,8 +356,14 @@ def _migrate(conn: Connection, settings: ConnectionSettings) -> None:
     if not tables:
         conn.execute("CREATE TABLE schema_version (version BIGINT NOT NULL)")
         conn.execute("INSERT INTO schema_version VALUES (0)")
-    latest = _latest_version()
-    for step in migrations()[max(0, _read_version(conn, settings) - FIRST_VERSION + 1) :]:
+    latest, version = _latest_version(), _read_version(conn, settings)
+    try_lock = "SELECT pg_try_advisory_xact_lock(hashtext(%s), 3)"  # of all hosts, as a copy does
+    if 0 < version < latest and conn.execute(try_lock, (settings.schema,)).fetchone() != (True,):
+        raise StoreLocked(
+            f"the schema {settings.schema} must be upgraded, and hosts of an older version use it",
+            advice="Stop all hosts, back up the queue, and start all of them with this version; see docs/cluster.md.",
+        )
+    for step in migrations()[max(0, version - FIRST_VERSION + 1) :]:
         conn.execute(step.encode())
     conn.execute("UPDATE schema_version SET version = %s WHERE version <> %s", (latest, latest))
 

@@ -532,13 +532,31 @@ async def test_member_names_missing_sender_and_prover_after_a_takeover_would_hav
     for shared_store.host, sender, missing in (("red", "red", None), ("", "", None), ("", "", "sender")):
         clock.advance(MISSING_GRACE_SECONDS if missing else EXCHANGE_INTERVAL_SECONDS)
         await wait_until(partial(reports_sender, host, sender))
-        assert (host.missing_host("sender") is not None) is (missing is not None)
-        assert (host.missing_host("prover") is not None) is (missing is not None)
-    assert "svote-helper serve --role sender" in str(host.missing_host("sender"))
+        assert (host.find_missing("sender") is not None) is (missing is not None)
+        assert (host.find_missing("prover") is not None) is (missing is not None)
+    assert "svote-helper serve --role sender" in str(host.find_missing("sender"))
     shared_store.host, shared_store.proves = "red", True
     clock.advance(EXCHANGE_INTERVAL_SECONDS)
-    await wait_until(lambda: host.missing_host("sender") is None and host.missing_host("prover") is None)
+    await wait_until(lambda: host.find_missing("sender") is None and host.find_missing("prover") is None)
     agreeing.cancel()
+
+
+async def test_member_reports_a_database_that_cannot_be_read_for_long(clock: FakeClock) -> None:
+    shared_store = FakeSharedStore()
+    host = create_member(
+        shared_store, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed()
+    )
+    parts = host.tasks
+    parts["clock"].close()
+    exchanging = asyncio.create_task(parts["agreement"])
+    for host_name, is_unavailable in (("red", False), ("blue", True), ("green", False)):
+        shared_store.host, shared_store.is_unavailable = host_name, is_unavailable
+        clock.advance(EXCHANGE_INTERVAL_SECONDS)
+        await wait_until(partial(reports_sender, host, None if is_unavailable else host_name))
+        assert host.find_missing("database") is None
+        clock.advance(MISSING_GRACE_SECONDS)
+        assert (host.find_missing("database") is not None) is is_unavailable
+    exchanging.cancel()
 
 
 async def test_member_with_expired_lease_blocks_work_but_not_intake(

@@ -1187,10 +1187,12 @@ async def test_start_upgrades_the_schema_and_keeps_the_shares(
 ) -> None:
     host = await join_host("one")
     await enqueue_shares(host, 1)
-    await host.close()
     tables = ("round_keys", "rounds", "shares", "reveals")
     steps = (*opening.migrations(), "".join(f"ALTER TABLE {table} ADD COLUMN more BIGINT;" for table in tables))
     monkeypatch.setattr(opening, "migrations", lambda: steps)
+    with pytest.raises(StoreLocked, match="hosts of an older version"):
+        await join_host("two")
+    await host.close()
     upgraded = await join_host("one")
     assert backend.query_rows("SELECT version FROM schema_version") == [(FIRST_VERSION - 1 + len(steps),)]
     (queued,) = await claim_all_due(upgraded)
