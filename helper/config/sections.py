@@ -117,8 +117,9 @@ class HelperSection(Section):
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
         description="Addresses or networks of your reverse proxies. Their idle connections are closed last when the "
-        "connection limit is reached. Registrations of validators through them are limited by the network of the "
-        "address that the proxy adds to X-Forwarded-For. No other request uses it, and no address is stored.",
+        "connection limit is reached, and their clients may read slowly. Registrations of validators through them are "
+        "limited by the network of the address that the proxy adds to X-Forwarded-For. No other request uses it, and "
+        "no address is stored.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,

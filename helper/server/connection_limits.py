@@ -53,7 +53,8 @@ class ConnectionLimits:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
         half_closed_seconds: for the response to a client that has closed its sending side. A disconnected client cannot
             be distinguished from such a client, so this also limits how long its requests run.
-        stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
+        stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long; a
+            proxy's only to make room.
         max_head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
         max_headers: number of headers and trailers of one request.
         max_connections: concurrent connections. For one more, the server closes the slowest, or refuses the new one.

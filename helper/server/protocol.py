@@ -5,10 +5,10 @@ and their transitions are `State` and `TRANSITIONS`. Times and sizes below are t
 
 | in state   | when                                                                 | after this answer           |
 |------------|----------------------------------------------------------------------|-----------------------------|
-| any        | the client reads nothing of a response for `stalled_seconds` (10 s); | none, or an incomplete      |
-|            | the unread responses of all clients take more than                   | response                    |
-|            | `MAX_UNSENT_BYTES` (32 MiB), and this one has waited longest; the    |                             |
-|            | server has been stopping for 6 s                                     |                             |
+| any        | the client, unless it is a proxy, reads nothing of a response for    | none, or an incomplete      |
+|            | `stalled_seconds` (10 s); the unread responses of all clients take   | response                    |
+|            | more than `MAX_UNSENT_BYTES` (32 MiB), and this one has waited       |                             |
+|            | longest; the server has been stopping for 6 s                        |                             |
 | NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
 | NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
 | HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
@@ -692,9 +692,12 @@ class Connection(asyncio.BufferedProtocol):
         self.listener.limit_unsent()
 
     def _on_stall(self) -> None:
-        """Abort the connection if the client has read nothing; close() would wait until it has read everything."""
+        """Abort the connection if the client has read nothing; close() would wait until it has read everything.
+
+        Not that of a proxy. It reads in steps of megabytes, each when its slow client has taken the one before.
+        """
         meters, unsent = self._meters, self.transport.get_write_buffer_size()
-        if unsent >= meters.unsent_bytes:
+        if unsent >= meters.unsent_bytes and not meters.progress.is_proxy:
             self.abort()
         else:
             meters.unsent_bytes = unsent

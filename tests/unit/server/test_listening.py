@@ -39,6 +39,7 @@ from helper.server.protocol import Connection
 from tests.support.fakes import wait_until
 from tests.unit.server.server_fixtures import (
     HELLO_REQUEST,
+    MEDIUM_BYTES,
     PATIENCE_SECONDS,
     RawClient,
     hello,
@@ -161,11 +162,15 @@ async def test_connection_that_leaves_a_short_response_unread_is_aborted(monkeyp
         lost.set()
 
     monkeypatch.setattr(Connection, "connection_lost", note_lost)
-    async with run_server(ConnectionLimits(head_seconds=60, stalled_seconds=0.2)) as port:
+    limits = ConnectionLimits(head_seconds=60, stalled_seconds=0.2)
+    async with run_server(limits, proxies=[ip_network("127.0.0.2/32")]) as port:
+        proxy = await connect_stalled(port, source="127.0.0.2")
         client = await connect_stalled(port)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await lost.wait()
-        client.close()
+            assert await count_bytes(proxy) > MEDIUM_BYTES, "its clients may read slowly"
+        for connection in (client, proxy):
+            connection.close()
 
 
 async def test_connection_refused_before_request_is_counted_and_readable_in_browsers() -> None:
@@ -536,9 +541,10 @@ async def test_connection_kernel_send_buffer_is_bounded(
     assert sizes == [2 * SEND_BUFFER_BYTES]
 
 
-async def connect_stalled(port: int, requests: int = 1) -> socket.socket:
+async def connect_stalled(port: int, requests: int = 1, source: str = "127.0.0.1") -> socket.socket:
     """Request `/medium` and do not read the responses."""
     connection = socket.socket()
+    connection.bind((source, 0))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
