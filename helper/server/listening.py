@@ -104,8 +104,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, and wait for the open ones.
 
-        Connections that wait to be accepted are served too. Requests without a response are refused after
-        `STOP_GRACE_SECONDS`, and connections are aborted `STOP_FLUSH_SECONDS` later.
+        Connections that wait to be accepted and requests that wait to be read are served too. Those without a response
+        are refused after `STOP_GRACE_SECONDS`, and connections are aborted `STOP_FLUSH_SECONDS` later.
         """
         loop = asyncio.get_running_loop()
         timers = [
@@ -117,6 +117,7 @@ class Server(uvicorn.Server):
             server.close()
         for listening in sockets or ():
             listening.close()
+        await asyncio.sleep(0)  # read what has arrived on idle connections; closing these would reset them
         self.listener.stop()
         for accepted in waiting:
             with contextlib.suppress(OSError):  # the client has left

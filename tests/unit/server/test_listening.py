@@ -377,6 +377,23 @@ def test_idle_server_that_stops_answers_a_connection_that_is_being_accepted(iter
     uvloop.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
 
 
+def test_server_that_stops_answers_a_request_that_it_has_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with run_server(PATIENT) as port:
+            client = await RawClient.connect(port)
+            assert await client.request() == b"hello"
+            connection = client.writer.get_extra_info("socket").fileno()
+
+            def send_request(_listening: socket.socket) -> tuple[()]:
+                os.write(connection, HELLO_REQUEST)
+                return ()
+
+            monkeypatch.setattr("helper.server.listening._accept_waiting", send_request)
+        assert (await client.read_rest()).endswith(b"hello")
+
+    uvloop.run(test())
+
+
 def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 64
     accepted: list[int] = []
