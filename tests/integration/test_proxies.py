@@ -268,6 +268,30 @@ async def test_proxy_returns_the_receipt_of_a_slow_body(name: str, tmp_path: Pat
     assert response.headers.get_list("cache-control") == ["no-store"]
 
 
+@pytest.mark.parametrize("name", PROXIES)
+async def test_proxy_ends_the_request_of_a_client_that_has_left(name: str, tmp_path: Path) -> None:
+    received, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def answer_start(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        if head.startswith("get /started "):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        else:
+            await read_body(head, reader)
+            received.set()
+            await reader.read()
+            has_ended.set()
+        writer.close()
+
+    async with serve_connections(answer_start) as port, run_proxy(name, tmp_path, port) as client:
+        post = asyncio.create_task(client.post("/shielded-vote/v1/cast-vote", json={"some": "vote"}))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await received.wait()
+            post.cancel()
+            await has_ended.wait()
+
+
 # Clients that read nothing
 
 STALLED_STREAMS = 64
