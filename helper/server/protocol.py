@@ -55,6 +55,8 @@ are discarded then. No other response or refusal leaves the connection open exce
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import struct
 from collections import deque
@@ -635,6 +637,8 @@ class Connection(asyncio.BufferedProtocol):
             listener.evictor.add(progress, now)
             self._meters.deadline.set(now + listener.limits.head_seconds)
         else:
+            with contextlib.suppress(OSError):
+                os.read(sock.fileno(), READ_BYTES)  # closing with a request unread would reset the connection
             self._refuse(find_refusal(Situation.TOO_MANY_CONNECTIONS, names_attempt=False), lingers=False)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (required by the protocol)

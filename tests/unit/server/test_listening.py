@@ -136,6 +136,10 @@ async def test_connections_full_of_recent_requests_refuses_new_connection() -> N
         refusal = await (await RawClient.connect(port)).read_rest()
         assert parse_error(refusal)[0] == 503
         assert b"retry-after: 2\r\n" in refusal
+        sending = socket.create_connection(("127.0.0.1", port))
+        sending.sendall(HELLO_REQUEST)  # before the server accepts it, as a proxy does
+        refused = RawClient(*await asyncio.open_connection(sock=sending))
+        assert parse_error(await refused.read_rest())[0] == 503, "it is not reset"
         for client in clients:
             assert await client.request(b"\r\nHost: x\r\n\r\n") == b"hello"
             client.writer.close()
