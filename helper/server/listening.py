@@ -26,6 +26,12 @@ STOP_GRACE_SECONDS = 5
 """Seconds that running requests may take to complete when the service stops."""
 STOP_FLUSH_SECONDS = 1
 """Seconds after `STOP_GRACE_SECONDS` in which connections send their last bytes."""
+PROXY_STOP_SECONDS = 0.3
+"""Seconds before these in which the requests of a proxy are still accepted, and answered with `connection: close`.
+
+A request that a proxy sends on a connection while the helper closes it is lost. After this time, only connections are
+open that the proxy hardly uses.
+"""
 KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open: wallets post 16 shares over one connection."""
 BACKLOG = 4096
@@ -104,9 +110,13 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, and wait for the open ones.
 
-        Connections that wait to be accepted and requests that wait to be read are served too. Those without a response
-        are refused after `STOP_GRACE_SECONDS`, and connections are aborted `STOP_FLUSH_SECONDS` later.
+        A proxy gets its last responses first (`PROXY_STOP_SECONDS`). Connections that wait to be accepted and requests
+        that wait to be read are served too. Those without a response are refused after `STOP_GRACE_SECONDS`, and
+        connections are aborted `STOP_FLUSH_SECONDS` later.
         """
+        self.listener.is_stopping = True
+        if self.listener.trusted_networks and self.listener.connections:
+            await asyncio.sleep(PROXY_STOP_SECONDS)
         loop = asyncio.get_running_loop()
         timers = [
             loop.call_later(STOP_GRACE_SECONDS, self.listener.refuse_late),

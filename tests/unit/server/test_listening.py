@@ -388,6 +388,22 @@ def test_idle_server_that_stops_answers_a_connection_that_is_being_accepted(iter
     uvloop.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
 
 
+async def test_server_that_stops_answers_requests_of_a_proxy_before_it_closes() -> None:
+    app = json_application([Route("/hello", hello)])
+    server = create_server(Edge(app), trusted_networks=[ip_network("127.0.0.2/32")])
+    listener = bind_tcp("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    idle = await RawClient.connect(port, source="127.0.0.2")
+    assert await idle.request() == b"hello"
+    server.should_exit = True
+    await wait_until(lambda: server.listener.is_stopping)
+    idle.writer.write(HELLO_REQUEST)
+    for client in (idle, await RawClient.connect(port, HELLO_REQUEST, source="127.0.0.2")):
+        assert (await client.read_rest()).endswith(b"\r\nconnection: close\r\n\r\nhello")
+    await task
+
+
 def test_server_that_stops_answers_a_request_that_it_has_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with run_server(PATIENT) as port:
