@@ -137,6 +137,7 @@ class FakeTransport(asyncio.Transport):
             "getpeername": lambda: ("127.0.0.1", 1234),
             "getsockname": lambda: ("127.0.0.1", 80),
             "family": socket.AF_INET,
+            "fileno": lambda: 0,
         }
         super().__init__({"socket": SimpleNamespace(setsockopt=lambda *_: None, **names)})
         self._connection = connection
