@@ -923,7 +923,10 @@ class Connection(asyncio.BufferedProtocol):
         self.adjust_reading()
 
     def _close(self) -> None:
-        """Close the connection once all bytes are sent."""
+        """Close the connection once all bytes are sent; abort it if its response is incomplete."""
+        if self._state is State.RESPONDING and self._request is not None and not self._request.is_over:
+            self.abort()
+            return
         self._end(State.CLOSED)
         self.transport.close()
 
