@@ -102,6 +102,8 @@ _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES: Final = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(600)]
 _BODILESS_STATUSES: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 _CREDENTIALS: Final = struct.Struct("3i")
+_RESET: Final = struct.pack("ii", 1, 0)
+"""Value of `SO_LINGER` with which closing resets the connection, and drops what is not sent."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -934,12 +936,23 @@ class Connection(asyncio.BufferedProtocol):
         self.adjust_reading()
 
     def _close(self) -> None:
-        """Close the connection once all bytes are sent."""
+        """Close the connection once all bytes are sent; abort it if its response is incomplete."""
+        if self._state is State.RESPONDING and self._request is not None and not self._request.is_over:
+            self.abort()
+            return
         self._end(State.CLOSED)
         self.transport.close()
 
     def abort(self) -> None:
-        """Close the connection immediately."""
+        """Close the connection immediately. Reset it if that cuts off a response.
+
+        Otherwise a client of HTTP/1.0 would take the response for complete, and the kernel would keep for minutes what
+        the client does not read.
+        """
+        sock: socket.socket = self.transport.get_extra_info("socket")
+        is_cut_off = self._state is State.RESPONDING or self.transport.get_write_buffer_size()
+        if is_cut_off and sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._end(State.CLOSED)
         self.transport.abort()
 

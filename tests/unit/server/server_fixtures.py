@@ -133,13 +133,15 @@ class FakeTransport(asyncio.Transport):
     """Records what is written. Delivers bytes as uvloop does, and none while reading is paused."""
 
     def __init__(self, connection: Connection) -> None:
-        names = {
+        names: dict[str, Any] = {
             "getpeername": lambda: ("127.0.0.1", 1234),
             "getsockname": lambda: ("127.0.0.1", 80),
             "family": socket.AF_INET,
-            "fileno": lambda: -1,  # as of a closed socket
+            "fileno": lambda: 1 << 30,  # of no open file
         }
-        super().__init__({"socket": SimpleNamespace(setsockopt=lambda *_: None, **names)})
+        self.socket_options = list[int]()
+        names["setsockopt"] = lambda _level, option, _value: self.socket_options.append(option)
+        super().__init__({"socket": SimpleNamespace(**names)})
         self._connection = connection
         self._is_paused = False
         self.writes: list[bytes] = []
@@ -209,10 +211,10 @@ class RawClient:
         return await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def read_rest(self) -> bytes:
-        try:
-            data = await self.reader.read()
-        except ConnectionError:
-            data = b""
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while part := await self.reader.read(1 << 20):
+                data += part
         self.writer.close()
         return data
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 import uvloop
+from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from helper.server.asgi_adapter import ABORT_EXTENSION
 from helper.server.connection_limits import (
     DRAIN_BYTES,
     MAX_BODY_PIECES,
@@ -23,7 +25,7 @@ from helper.server.connection_limits import (
     ConnectionLimits,
 )
 from helper.server.edge import Edge, json_application
-from helper.server.listening import create_server
+from helper.server.listening import bind_tcp, create_server
 from helper.server.protocol import HANDLERS_PER_ITERATION, Connection, Request
 from helper.server.request_parser import RequestParser
 from tests.simulation.virtual_loop import SimLoop
@@ -697,6 +699,31 @@ def test_stream_ends_before_the_deadline_when_the_client_disconnects(loop: LoopF
             await client.reader.readuntil(b"piece")
             client.writer.close()
             await wait_until(lambda: endless.disconnects > 0)
+
+    run(loop, test())
+
+
+@LOOPS
+def test_response_that_is_aborted_does_not_look_complete_to_http_1_0(loop: LoopFactory) -> None:
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"piece", "more_body": True})
+        await receive()
+        await receive()  # the client has read it
+        scope["extensions"][ABORT_EXTENSION]()
+
+    async def test() -> None:
+        server, listener = create_server(Edge(respond)), bind_tcp("127.0.0.1", 0)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        head = b"POST / HTTP/1.0\r\nHost: x\r\nContent-Length: 2\r\n\r\n1"
+        client = await RawClient.connect(listener.getsockname()[1], head)
+        await client.reader.readuntil(b"piece")
+        client.writer.write(b"2")
+        end = await asyncio.gather(client.reader.read(), return_exceptions=True)
+        client.writer.close()
+        server.should_exit = True
+        await task
+        assert isinstance(end[0], ConnectionResetError)
 
     run(loop, test())
 

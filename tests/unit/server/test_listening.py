@@ -605,6 +605,7 @@ async def connect_stalled(port: int, requests: int = 1, source: str = "127.0.0.1
 
 async def count_bytes(connection: socket.socket) -> int:
     count = 0
-    while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
-        count += len(data)
+    with contextlib.suppress(ConnectionResetError):
+        while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
+            count += len(data)
     return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -155,6 +156,16 @@ async def test_page_opens_no_file_for_a_request(tmp_path: Path) -> None:
     (tmp_path / "index.html").unlink()
     async with create_edge_client(Edge(json_application([page.route()]))) as client:
         assert [(await client.get(path)).text for path in ("/", "/join")] == ["<!doctype html>the page"] * 2
+
+
+def test_page_with_unreadable_file_raises_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    (tmp_path / "index.html").touch()
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"cannot read .*index\.html: Permission denied"):
+        Page(tmp_path)
 
 
 def test_page_without_index_raises_config_error(tmp_path: Path) -> None:

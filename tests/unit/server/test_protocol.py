@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -264,6 +265,7 @@ async def test_response_in_progress_is_cut_off_without_another_answer(end: str) 
     await wire.answer()
     assert wire.states[-1] is CLOSED
     assert wire.transport.is_closed
+    assert socket.SO_LINGER in wire.transport.socket_options, "to HTTP/1.0, a close is the end of a response"
     assert wire.transport.written.endswith(b"\r\n5\r\nfirst\r\n")
     await wire.lose()
 
