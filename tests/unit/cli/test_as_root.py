@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,6 +23,7 @@ from tests.unit.cli.test_db import create_database
 from tests.unit.cli.test_main import run_command
 from tests.unit.store.fixtures import ROUND
 
+REPO_ROOT = Path(__file__).parents[3]
 SERVICE_UID = 65534
 """An unprivileged user: nobody."""
 OTHER_UID = 65533
@@ -138,6 +141,50 @@ def test_root_command_leaves_service_as_owner_of_all_files(database: Path, direc
     )
     output = create_backup(database, tmp_path)
     assert output.stat().st_uid == 0, "files that root creates in other directories belong to root"
+
+
+_RUN_AND_REPORT_READS = """
+import os, sys
+from helper.cli.main import main
+
+def report(event, arguments):
+    name = str(arguments[0]) if arguments else ""
+    if os.geteuid() and (event == "import" or (event == "open" and name.startswith(sys.argv[1]))):
+        os.write(2, f"as the owner: {event} {name}\\n".encode())
+        os._exit(99)
+
+sys.addaudithook(report)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "queue list --db DB",
+        "queue retry --yes --db DB",
+        "queue export --output OUT --db DB",
+        "db check --db DB",
+        "db backup --output OUT --db DB",
+        "db restore BACKUP --force --db DB",
+        "db encrypt --key-file KEY --yes --db DB",
+        "db copy --yes --from DB --to OUT",
+        "config init --output OUT",
+    ],
+)
+def test_root_command_reads_nothing_of_the_installation_as_the_owner(
+    command: str, database: Path, directory: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("ab" * 32)
+    places = {"DB": database, "OUT": directory / "out", "KEY": key}
+    if "BACKUP" in command:
+        places["BACKUP"] = create_backup(database, tmp_path)
+    arguments = [str(places.get(word, word)) for word in command.split()]
+    script = [sys.executable, "-c", _RUN_AND_REPORT_READS, f"{REPO_ROOT}/"]
+    done = subprocess.run([*script, *arguments], cwd=REPO_ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_export_after_interrupted_export_reports_leftover_file(
