@@ -235,6 +235,29 @@ def test_root_output_through_planted_link_is_refused(
     assert is_unchanged(target)
 
 
+def test_settings_of_another_user_in_a_directory_of_all_are_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(directory)
+    Path("helper.toml").write_text(f'[helper]\ndb_path = "{directory}/trap.db"\n')
+    os.chown("helper.toml", OTHER_UID, OTHER_UID)
+    assert run_command("queue", "list") == 5, "only its owner and root can write to the directory"
+    directory.chmod(0o1777)
+    for command in (("queue", "list"), ("serve",), ("healthcheck",), ("doctor", "--skip-proof")):
+        capsys.readouterr()
+        assert run_command(*command) == 1
+        assert f"belongs to user {OTHER_UID}" in capsys.readouterr().err
+    assert run_command("queue", "list", "--config", "helper.toml") == 5
+    Path("helper.toml").unlink()
+    for name in ("svote-helper.db", "helper.sock"):
+        assert run_command("queue", "list") == 5
+        Path(name).touch()
+        os.chown(name, OTHER_UID, OTHER_UID)
+        assert run_command("queue", "list") == 1
+        assert f"{name} belongs to user {OTHER_UID}" in capsys.readouterr().err
+        Path(name).unlink()
+
+
 def test_acting_as_owner_of_own_directory_stays_root(tmp_path: Path) -> None:
     with acting_as_owner(tmp_path / "file"):
         assert os.geteuid() == 0
