@@ -235,6 +235,15 @@ def test_root_output_through_planted_link_is_refused(
     assert is_unchanged(target)
 
 
+def test_serve_as_root_in_the_directory_of_another_user_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://127.0.0.1:1")
+    assert run_command("serve", "--db", str(directory / "queue.db")) == 1
+    assert f"{directory} belongs to user {SERVICE_UID}" in capsys.readouterr().err
+    assert not list(directory.iterdir())
+
+
 def test_settings_of_another_user_in_a_directory_of_all_are_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
