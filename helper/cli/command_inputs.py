@@ -12,7 +12,7 @@ import typer
 
 from helper.cli.conventions import ExitCode, fail
 from helper.config.loader import Loaded, load_traced
-from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing
+from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing, refuse_planted
 
 SHARED_ADVICE: Final = (
     "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or use --db FILE"
@@ -39,11 +39,15 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
 
     Raises:
         SettingsError: the settings are invalid; the text lists every problem.
+        ConfigError: see `refuse_planted`.
     """
     file = find_file(config, os.environ)
     if file is not None and not is_missing(file) and not os.access(file, os.R_OK):
         fail(f"no permission to read {file}", ExitCode.NOT_AUTHORISED)
-    return load_traced(file, os.environ, flags)
+    loaded = load_traced(file, os.environ, flags)
+    refuse_planted(loaded.config.socket_path)
+    refuse_planted(loaded.config.db_path)
+    return loaded
 
 
 PassphraseOption = Annotated[

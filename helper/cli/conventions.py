@@ -167,7 +167,7 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     except (DaemonUnreachableError, ChainUnavailable, BucketError, StoreUnreachable) as error:
         fail(f"{error}\n{error.advice}", ExitCode.UNREACHABLE)
     except FileNotFoundError as error:
-        fail(f"{error.filename} does not exist", ExitCode.NOT_FOUND)
+        fail(f"{error.filename or 'the working directory'} does not exist", ExitCode.NOT_FOUND)
     except PermissionError as error:
         fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
     except (OSError, UnicodeDecodeError) as error:

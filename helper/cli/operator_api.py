@@ -114,6 +114,8 @@ class OperatorApi:
         if not self.may_use_socket:
             return self._request_file(target, body)
         try:
+            if body is not None:  # the timeout of an action is too long to notice that the helper hangs
+                request_control_socket(self.socket, "/readyz", timeout=QUERY_SECONDS)
             status, content = request_control_socket(self.socket, target, body, timeout=timeout)
         except DaemonNotRunningError:
             return self._request_file(target, body)

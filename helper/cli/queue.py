@@ -231,7 +231,7 @@ def print_list(response: Mapping[str, Any], limit: str) -> None:
     if response.get("failed"):
         print_failed(response["failed"])
         typer.echo("")
-    columns = ("share", "round", "state", "submit at", "due", "attempts", "stage", "note")
+    columns = ("share", "round", "state", "submit at (UTC)", "due (UTC)", "attempts", "stage", "note")
     emit_table(
         columns,
         [
@@ -260,18 +260,18 @@ def print_story(response: Mapping[str, Any]) -> None:
     rows = [
         ("share", response["ref"]),
         ("round", response["round"]),
-        ("round ends", format_time(end) if end is not None else "unknown"),
+        ("round ends (UTC)", format_time(end) if end is not None else "unknown"),
         ("state", _format_state(response)),
-        ("received", format_time(response["received"])),
-        ("submit at", format_time(response["submit_at"]) if response["submit_at"] else "immediately"),
-        ("due", format_time(response["due"])),
+        ("received (UTC)", format_time(response["received"])),
+        ("submit at (UTC)", format_time(response["submit_at"]) if response["submit_at"] else "immediately"),
+        ("due (UTC)", format_time(response["due"])),
         ("attempts", f"{response['attempts']} ({spent})" if spent else response["attempts"]),
         ("prover crashes", response["crashes"]),
     ]
     if response["state"] == "received":
         next_attempt = response["next_attempt"]
         rows.append(
-            ("next attempt", "none before the round ends" if next_attempt is None else format_time(next_attempt))
+            ("next attempt (UTC)", "none before the round ends" if next_attempt is None else format_time(next_attempt))
         )
     if response["cannot_count"]:
         rows.append(("warning", "due at the end of the round, so it cannot count"))
@@ -280,7 +280,7 @@ def print_story(response: Mapping[str, Any]) -> None:
     emit_table(("field", "value"), rows)
     typer.echo("")
     emit_table(
-        ("time", "stage", "event", "attempt"),
+        ("time (UTC)", "stage", "event", "attempt"),
         [
             (format_time(event["at"]), event["stage"], event["note"], "spent" if event["counted"] else "")
             for event in response["history"]
@@ -316,7 +316,7 @@ def print_stats(response: Mapping[str, Any]) -> None:
 def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:
     """Print failed shares: one row per stage and reason."""
     emit_table(
-        ("failed", "stage", "reason", "latest"),
+        ("failed", "stage", "reason", "latest (UTC)"),
         [(group["count"], group["stage"], group["note"], format_time(group["latest"])) for group in groups],
     )
 
@@ -343,7 +343,7 @@ def print_purged(response: Mapping[str, Any]) -> None:
 def print_audit(response: Mapping[str, Any]) -> None:
     """Print `queue audit`: one row per action."""
     emit_table(
-        ("time", "user", "by", "action", "arguments", "result"),
+        ("time (UTC)", "user", "by", "action", "arguments", "result"),
         [
             (
                 format_time(action["at"]),

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail, format_one_line
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail
 from helper.core.json_records import HEX_32, fact, to_json
 from helper.runtime.release_files import InstalledFiles, compare_installed, packages_directory, read_release
 
@@ -159,22 +159,18 @@ def _print_versions(versions: Mapping[str, Any]) -> None:
 
 def _print_release(release: InstalledRelease, *, is_equal: bool) -> None:
     signature = f"signed by {release.signer}" if release.signer else "signature not checked"
-    _print_line(f"release {release.version}, commit {release.commit[:12]}, {signature}")
-    _print_line(f"{release.matching} files match")
+    typer.echo(f"release {release.version}, commit {release.commit[:12]}, {signature}")
+    typer.echo(f"{release.matching} files match")
     for kind, files in (("changed", release.changed), ("missing", release.missing), ("unlisted", release.unlisted)):
         _print_files(kind, files)
     if not is_equal:
-        _print_line("the installed files are not those of the release: install its wheel again")
+        typer.echo("the installed files are not those of the release: install its wheel again")
     elif not release.signer:
-        _print_line("the signature was not checked: specify --allowed-signers or [prover] allowed_signers")
-
-
-def _print_line(text: str) -> None:
-    typer.echo(format_one_line(text))  # the texts of an unsigned release can be anyone's
+        typer.echo("the signature was not checked: specify --allowed-signers or [prover] allowed_signers")
 
 
 def _print_files(kind: str, files: Sequence[str]) -> None:
     for file in files[:SHOWN_FILES]:
-        _print_line(f"{kind}: {file}")
+        typer.echo(f"{kind}: {file}")
     if len(files) > SHOWN_FILES:
-        _print_line(f"{kind}: {len(files) - SHOWN_FILES} more")
+        typer.echo(f"{kind}: {len(files) - SHOWN_FILES} more")

@@ -200,7 +200,7 @@ class _SettingsReader:
                 continue
             key = known.get(name)
             if key is None:
-                nearest = difflib.get_close_matches(name, known, n=1)
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
                 self.problems.append(Problem(name, None, name, "unknown variable", nearest[0] if nearest else None))
                 continue
             try:

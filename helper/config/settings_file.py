@@ -8,10 +8,15 @@ of an accepted file is probably written, for the operator who has to change it.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from helper.errors import ConfigError
 
 ENV_PREFIX: Final = "SVOTE_HELPER_"
 ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
@@ -39,12 +44,35 @@ def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequenc
 
     An explicitly named file is returned even if it does not exist, so that loading it reports the error. So is a
     candidate in a directory that this user may not access.
+
+    Raises:
+        ConfigError: see `refuse_planted`.
     """
     if explicit is not None:
         return explicit
     if env.get(ENV_FILE):
         return Path(env[ENV_FILE])
-    return next((path for path in candidates if not is_missing(path)), None)
+    found = next((path for path in candidates if not is_missing(path)), None)
+    if found is not None:
+        refuse_planted(found)
+    return found
+
+
+def refuse_planted(path: Path) -> None:
+    """Refuse a relative path at which another user may have put a file, because any user may write to the directory.
+
+    Otherwise `queue import` in /tmp could send the shares to a socket or database of that user.
+
+    Raises:
+        ConfigError: it is such a path.
+    """
+    with suppress(OSError):  # missing, or not accessible: opening it fails later
+        owner, directory = path.lstat().st_uid, path.absolute().parent
+        if not path.is_absolute() and owner not in {0, os.geteuid()} and directory.stat().st_mode & stat.S_IWOTH:
+            raise ConfigError(
+                f"{path.absolute()} belongs to user {owner}, and any user may write to that directory",
+                advice="Use another working directory, or specify the settings with --config.",
+            )
 
 
 def is_missing(path: Path) -> bool:

@@ -20,6 +20,7 @@ from typing import Final
 import orjson
 
 from helper.core.json_records import fact
+from helper.core.text_forms import clean_text
 from helper.errors import ReleaseError
 
 MANIFEST_NAME: Final = "release.json"
@@ -92,7 +93,7 @@ def read_release(manifest: Path, allowed_signers: Path | None) -> Release:
         if value["schema"] != MANIFEST_SCHEMA:
             raise ValueError(f"schema {value['schema']} is unknown to this version")
         files = {_refuse_outside(str(path)): str(digest) for path, digest in value["files"].items()}
-        return Release(str(value["version"]), str(value["commit"]), files, signer)
+        return Release(clean_text(str(value["version"])), clean_text(str(value["commit"])), files, signer)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ReleaseError(f"{manifest} is not a list of the files of a release: {error!r}") from error
 
@@ -114,8 +115,8 @@ def read_sums(text: str) -> dict[str, str]:
 
 def _refuse_outside(path: str) -> str:
     """Return a path; raise ValueError if it can be outside the directory."""
-    if ".." in Path(path).parts or Path(path).is_absolute():
-        raise ValueError("a path is outside the directory")
+    if ".." in Path(path).parts or Path(path).is_absolute() or not path.isprintable():
+        raise ValueError("a path is outside the directory, or not printable")
     return path
 
 

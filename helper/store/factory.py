@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -78,6 +79,20 @@ def refuse_host_in_use(config: Config) -> None:
     with require_postgres_packages():
         from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415 - as above
     refuse_host_name_in_use(_create_connection_settings(config))
+
+
+def refuse_root(config: Config) -> None:
+    """Refuse to start as root with a database file in a directory of another user, who could not use the new files.
+
+    Raises:
+        StoreError: it is one.
+    """
+    directory = Path(os.path.realpath(config.db_path)).parent
+    if os.geteuid() == 0 and not config.store.url and directory.exists() and (owner := directory.stat().st_uid):
+        raise StoreError(
+            f"{directory} belongs to user {owner}, who could not use the files that root creates there",
+            advice="Start the helper as that user: `systemctl start svote-helper`.",
+        )
 
 
 def refuse_unsuitable_disk(config: Config) -> None:

@@ -100,3 +100,6 @@ def read_migrations(package: str) -> tuple[str, ...]:
     folder = resources.files(package) / "migrations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return tuple(file.read_text("utf-8") for file in files)
+
+
+sqlite_statements()  # read at the import, because root acts as a file's owner, who may not read this installation

@@ -53,6 +53,9 @@ def load_copy_statements() -> Mapping[str, str]:
     return generated | read_statements("helper.store.db_copy", "copying.sql")
 
 
+load_copy_statements()  # as `sqlite_statements`
+
+
 class CopyEndpoint(ABC):
     """Source or target of a copy. Its methods block.
 

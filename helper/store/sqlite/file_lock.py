@@ -77,7 +77,7 @@ def _mount_id(fd: int) -> str:
     The device number does not identify a mount: a bind mount may be on the same device, and on overlayfs a file and its
     directory may have different device numbers.
     """
-    with suppress(OSError), open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
+    with suppress(OSError), open(f"/proc/self/fdinfo/{fd}", encoding="utf-8") as lines:  # noqa: PTH123
         for line in lines:
             if line.startswith("mnt_id:"):
                 return line

@@ -86,6 +86,9 @@ def migrations() -> tuple[str, ...]:
     return read_migrations("helper.store.sqlite")
 
 
+migrations()  # as `sqlite_statements`
+
+
 def latest_version() -> int:
     """Return the schema version of this helper, stored as `user_version` in the header of a file."""
     return FIRST_VERSION - 1 + len(migrations())

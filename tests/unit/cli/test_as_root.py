@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,6 +23,7 @@ from tests.unit.cli.test_db import create_database
 from tests.unit.cli.test_main import run_command
 from tests.unit.store.fixtures import ROUND
 
+REPO_ROOT = Path(__file__).parents[3]
 SERVICE_UID = 65534
 """An unprivileged user: nobody."""
 OTHER_UID = 65533
@@ -140,6 +143,50 @@ def test_root_command_leaves_service_as_owner_of_all_files(database: Path, direc
     assert output.stat().st_uid == 0, "files that root creates in other directories belong to root"
 
 
+_RUN_AND_REPORT_READS = """
+import os, sys
+from helper.cli.main import main
+
+def report(event, arguments):
+    name = str(arguments[0]) if arguments else ""
+    if os.geteuid() and (event == "import" or (event == "open" and name.startswith(sys.argv[1]))):
+        os.write(2, f"as the owner: {event} {name}\\n".encode())
+        os._exit(99)
+
+sys.addaudithook(report)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "queue list --db DB",
+        "queue retry --yes --db DB",
+        "queue export --output OUT --db DB",
+        "db check --db DB",
+        "db backup --output OUT --db DB",
+        "db restore BACKUP --force --db DB",
+        "db encrypt --key-file KEY --yes --db DB",
+        "db copy --yes --from DB --to OUT",
+        "config init --output OUT",
+    ],
+)
+def test_root_command_reads_nothing_of_the_installation_as_the_owner(
+    command: str, database: Path, directory: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("ab" * 32)
+    places = {"DB": database, "OUT": directory / "out", "KEY": key}
+    if "BACKUP" in command:
+        places["BACKUP"] = create_backup(database, tmp_path)
+    arguments = [str(places.get(word, word)) for word in command.split()]
+    script = [sys.executable, "-c", _RUN_AND_REPORT_READS, f"{REPO_ROOT}/"]
+    done = subprocess.run([*script, *arguments], cwd=REPO_ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_export_after_interrupted_export_reports_leftover_file(
     database: Path, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +233,38 @@ def test_root_output_through_planted_link_is_refused(
     assert run_command(*(places.get(argument, argument) for argument in command.split())) != 0
     assert "contains a symbolic link of user 65534" in capsys.readouterr().err
     assert is_unchanged(target)
+
+
+def test_serve_as_root_in_the_directory_of_another_user_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://127.0.0.1:1")
+    assert run_command("serve", "--db", str(directory / "queue.db")) == 1
+    assert f"{directory} belongs to user {SERVICE_UID}" in capsys.readouterr().err
+    assert not list(directory.iterdir())
+
+
+def test_settings_of_another_user_in_a_directory_of_all_are_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(directory)
+    Path("helper.toml").write_text(f'[helper]\ndb_path = "{directory}/trap.db"\n')
+    os.chown("helper.toml", OTHER_UID, OTHER_UID)
+    assert run_command("queue", "list") == 5, "only its owner and root can write to the directory"
+    directory.chmod(0o1777)
+    for command in (("queue", "list"), ("serve",), ("healthcheck",), ("doctor", "--skip-proof")):
+        capsys.readouterr()
+        assert run_command(*command) == 1
+        assert f"belongs to user {OTHER_UID}" in capsys.readouterr().err
+    assert run_command("queue", "list", "--config", "helper.toml") == 5
+    Path("helper.toml").unlink()
+    for name in ("svote-helper.db", "helper.sock"):
+        assert run_command("queue", "list") == 5
+        Path(name).touch()
+        os.chown(name, OTHER_UID, OTHER_UID)
+        assert run_command("queue", "list") == 1
+        assert f"{name} belongs to user {OTHER_UID}" in capsys.readouterr().err
+        Path(name).unlink()
 
 
 def test_acting_as_owner_of_own_directory_stays_root(tmp_path: Path) -> None:

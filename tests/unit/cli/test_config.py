@@ -51,6 +51,17 @@ def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert config.db_path == Path.cwd() / "queue.db"
 
 
+def test_init_in_deleted_directory_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run_command("config", "init") == 5
+    assert capsys.readouterr().err == "the working directory does not exist\n"
+
+
 def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("config", "init", "--endpoint", "node:1317") == 2
     assert "chain.endpoints: entry 1: must be a URL" in capsys.readouterr().err

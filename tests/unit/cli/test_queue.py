@@ -179,13 +179,15 @@ def test_queue_with_unresponsive_helper_is_unreachable(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("helper.cli.operator_api.QUERY_SECONDS", 0.1)
+    monkeypatch.setattr("helper.cli.operator_api.ACTION_SECONDS", 0.2)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "helper.sock"))
         listener.listen()
-        assert run_command("queue", "list", "--json") == 6
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("the helper on helper.sock does not respond: no response within 0.1 s\n")
+        for command in (("list", "--json"), ("retry", "--yes")):
+            assert run_command("queue", *command) == 6
+            captured = capsys.readouterr()
+            assert captured.out == ""
+            assert captured.err.startswith("the helper on helper.sock does not respond: no response within 0.1 s\n")
 
 
 def test_queue_show_unknown_share_exits_not_found(database: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Pat
         tmp_path,
         FORCE_COLOR="1",
     )
-    assert completed.stdout == "share\tround\tstate\tsubmit at\tdue\tattempts\tstage\tnote\n"
+    assert completed.stdout == "share\tround\tstate\tsubmit at (UTC)\tdue (UTC)\tattempts\tstage\tnote\n"
     assert "Traceback" not in completed.stderr
     assert "BrokenPipe" not in completed.stderr
     assert "\x1b" not in completed.stdout + completed.stderr

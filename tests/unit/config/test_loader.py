@@ -276,6 +276,8 @@ level.x = 1
     assert messages[20, "ui.enable"] == ("must be true or false", None)
     assert messages[22, "log.level"][0].startswith("must be one of")
     assert messages[None, "SVOTE_HELPER_HELPER_PROT"] == ("unknown variable", "SVOTE_HELPER_HELPER_PORT")
+    with pytest.raises(SettingsError, match=r"SVOTE_HELPER_FOO: unknown variable$"):
+        load(None, {"SVOTE_HELPER_FOO": "1"})
     assert messages[None, "helper.disable"] == ("must be true or false", None)
     assert messages[None, "helper.expose_queue_status"] == ("must be true or false", None)
     assert len(messages) == 17
