@@ -136,7 +136,7 @@ async def test_lease_change_while_recording_send_prevents_it(
         await pipeline.enqueue(1)
         await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
         loop.wake()
-        await wait_until(lambda: marked)
+        await wait_until(lambda: marked and pipeline.clock.sleeper_count == 2)  # the send has ended too
         await pipeline.settle_dispatcher()
         assert pipeline.nodes.posts == []
         monkeypatch.setattr(messages, "mark_sending", mark)
