@@ -50,7 +50,8 @@ of a slow one (503, or 408 to an attempt) says close. "An attempt" is a request 
 
 A response says `connection: close` if the request or the handler does, to HTTP/1.0 and upgrade requests, after
 `Expect: 100-continue`, when the client has closed its sending side, and when the server stops. Bytes behind the request
-are discarded then. No other response or refusal leaves the connection open except the handler's.
+are discarded then. No other response or refusal leaves the connection open except the handler's. An incomplete response
+ends with a reset.
 """
 
 from __future__ import annotations
