@@ -85,7 +85,7 @@ class HelperSection(Section):
     """The share service."""
 
     disable: Switch = Field(
-        False, description="Disable the share service; the admin API and the web page keep running."
+        False, description="Disable the share service; the gateway, the admin API and the web page keep running."
     )
     role: Literal["all", "api", "prover", "sender"] = Field(
         "all",
@@ -394,7 +394,11 @@ class MetricsSection(Section):
 class GatewaySection(Section):
     """Chain gateway: serves the chain's API and the helper's under one base URL."""
 
-    enable: Switch = Field(False, description="Forward chain requests from wallets to the nodes.")
+    enable: Switch = Field(
+        True,
+        description="Forward chain requests that arrive here to the nodes. If your proxy sends them to a node itself, "
+        "none arrives, and this has no effect. With false, wallets at a base URL without such a proxy cannot vote.",
+    )
 
 
 class S3Section(Section):

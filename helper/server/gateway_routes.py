@@ -1,4 +1,4 @@
-"""Gateway to the chain's REST API, for wallets with one base URL (`[gateway] enable`).
+"""Gateway to the chain's REST API, for wallets with one base URL (`[gateway] enable`, on by default).
 
 Only the listed paths are forwarded. The helper's own paths are matched first, and `reveal-share` is not listed. A
 forwarded request consists of the method, the path, the listed parameters and the body of a POST. It has no headers,
@@ -47,6 +47,7 @@ log = structlog.get_logger("helper.server")
 _VOTE: Final = "/shielded-vote/v1"
 _TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
 _STAKING: Final = "/cosmos/staking/v1beta1"
+_UPGRADE: Final = "/cosmos/upgrade/v1beta1"
 
 GET_PATHS: Final = (
     f"{_VOTE}/rounds",
@@ -76,8 +77,10 @@ GET_PATHS: Final = (
     f"{_TENDERMINT}/blocks/{{height}}",
     f"{_STAKING}/validators",
     f"{_STAKING}/validators/{{name}}",
+    f"{_UPGRADE}/current_plan",
+    f"{_UPGRADE}/applied_plan/{{plan}}",
 )
-"""Paths that are read with GET. A name is a round id, a hash or an address; a height is any number."""
+"""Paths that are read with GET. A name is a round id, a hash or an address; a height is any number; a plan is a tag."""
 POST_PATHS: Final = (
     f"{_VOTE}/delegate-vote",
     f"{_VOTE}/cast-vote",
@@ -89,7 +92,11 @@ POST_PATHS: Final = (
 BODY_SECONDS: Final = 60.0
 """Maximum seconds to receive the body of a POST: 1 MiB at 20 kB/s takes 53 s. Wallets wait 150 s for the response."""
 
-_PLACEHOLDERS: Final = {"{name}": r"[A-Za-z0-9_-]{1,128}", "{height}": r"[0-9]{1,19}"}
+_PLACEHOLDERS: Final = {
+    "{name}": r"[A-Za-z0-9_-]{1,128}",
+    "{height}": r"[0-9]{1,19}",
+    "{plan}": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+}
 _HEIGHT_SCHEMA: Final = {"type": "string", "pattern": "^[0-9]{1,19}$"}
 _HEIGHT_PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]{1,19})(?=&|$)")
 

@@ -29,7 +29,7 @@ CHAIN = "http://127.0.0.1:11317"
 API = "http://127.0.0.1:8090/shielded-vote/v1"
 ONE_PROVER = "[Service]\nEnvironment=SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS=1\n"
 INSTALL_BLOCKS = ("signature", "install", "manifest")
-CONFIGURE_BLOCKS = ("configure", "gateway")
+CONFIGURE_BLOCKS = ("configure",)
 
 
 class Installation:

@@ -83,7 +83,6 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
         helper={"db_path": str(tmp_path / "q.db"), "disable": True},
         chain={"endpoints": [node], "rpc": [node], "timeout_seconds": 1},
         ui={"enable": True},
-        gateway={"enable": True},
         admin={"config_url": node},
     )
     clock = FakeClock()

@@ -56,7 +56,7 @@ async def test_gateway_streams_responses_unchanged(harness: GatewayHarness) -> N
 @pytest.mark.rule("N30")
 @pytest.mark.parametrize("path", GET_PATHS)
 async def test_gateway_forwards_every_listed_path(harness: GatewayHarness, path: str) -> None:
-    path = path.format(name="ab" * 32, height="84")
+    path = path.format(name="ab" * 32, height="84", plan="v1.6.1-rc.5")
     harness.set_response(path, lambda _: json_response(200, {"this": "one"}))
     assert (await harness.client.get(path)).json() == {"this": "one"}
     assert harness.requested_paths() == [[path], []]
@@ -131,6 +131,9 @@ async def test_gateway_forwards_only_listed_query_parameters(harness: GatewayHar
         ("GET", f"{API}/round/a%0d%0aHost:%20b", 404),
         ("GET", f"{API}/round/{'a' * 129}", 404),
         ("GET", f"{API}/commitment-tree/ab/-1", 404),
+        ("GET", "/cosmos/upgrade/v1beta1/applied_plan/%2e%2e", 404),
+        ("GET", "/cosmos/upgrade/v1beta1/applied_plan/.v1", 404),
+        ("GET", "/cosmos/upgrade/v1beta1/module_versions", 404),
         ("GET", f"{API}/tally/ab/1;x", 404),
         ("POST", f"{API}/rounds", 405),
         ("PUT", f"{API}/rounds", 405),

@@ -221,9 +221,8 @@ def list_routes(listeners: Listeners) -> Iterator[Route]:
 
 
 async def test_openapi_disabled_routes_are_omitted(tmp_path: Path) -> None:
-    minimal = (
-        await read_document_of(create_complete_routes(tmp_path, operator={"token": ""}, gateway={}, ui={}))
-    ).json()
+    routes = create_complete_routes(tmp_path, operator={"token": ""}, gateway={"enable": False}, ui={})
+    minimal = (await read_document_of(routes)).json()
     assert not {"/shielded-vote/v1/events", "/shielded-vote/v1/rounds", "/{path}"} & set(minimal["paths"])
     assert set(minimal["components"]["securitySchemes"]) == {"helperToken"}
     open_ = (await read_document_of(create_complete_routes(tmp_path))).json()
