@@ -24,6 +24,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 from tests.support.process import find_free_port
 
 TOKEN = "operators-only"
+PIR_LAYOUT = {"pir_depth": 19, "tier0_layers": 12, "tier1_layers": 7, "poly_len": 4096}
 PROPOSALS = (
     {"title": "Fund the wallet's second audit", "options": ["Support", "Oppose", "Abstain"]},
     {"title": "Raise the quorum to a third", "options": ["Support", "Oppose"]},
@@ -170,6 +171,7 @@ def _publish_voting_config(helper: str, silent: str) -> dict[str, Any]:
             {"url": "http://192.0.2.7:8090", "label": "Attic"},
         ],
         "pir_endpoints": [{"url": "https://pir.example.org", "label": "Lookups"}],
+        "pir_layout": PIR_LAYOUT,
         "min_wallet": "2.1.0",
     }
 

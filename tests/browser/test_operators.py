@@ -10,7 +10,7 @@ from typing import Any
 from playwright.async_api import Locator, expect
 
 from tests.browser.browser_tab import BrowserTab
-from tests.browser.environment import PROPOSALS, TOKEN, WAITING_MONIKERS, BrowserEnvironment, times_within
+from tests.browser.environment import PIR_LAYOUT, PROPOSALS, TOKEN, WAITING_MONIKERS, BrowserEnvironment, times_within
 from tests.support.secrets import collect_secrets, secrets_in_text
 
 
@@ -53,6 +53,18 @@ async def test_network_view_shows_server_status(tab: BrowserTab, environment: Br
     await unchecked.get_by_text("Not checked").wait_for()
     await card.filter(has_text="https://pir.example.org").wait_for()
     await tab.wait_for_text("min_wallet")
+
+    round_id, key = "ab" * 32, "A" * 43 + "="
+    entry = {"round_id": round_id, "ea_pk": key, "auth_version": 2, "pir_layout": PIR_LAYOUT}
+    await tab.page.get_by_label("Round ID").fill(round_id)
+    await tab.page.get_by_label("Key of the election authority").fill(key)
+    await tab.page.get_by_role("button", name="Show the bytes").click()
+    signed = (await environment.http.post(f"{environment.url}/api/sign-config-entry", json=entry)).json()
+    for name, value in (
+        ("bytes to sign", signed["canonical_payload_b64"]),
+        ("hash of the bytes", signed["signed_payload_hash"]),
+    ):
+        await expect(tab.page.get_by_role("group", name=name, exact=True)).to_have_text(value)
 
     await tab.page.get_by_role("radio", name="JSON").check()
     text = await tab.page.get_by_role("group", name="voting configuration as JSON").inner_text()

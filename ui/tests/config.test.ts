@@ -10,6 +10,7 @@ describe("readConfig", () => {
       snapshot_height: 9,
       vote_servers: [{ url: "https://a.example", label: "A", operator_address: "sv1x", more: 1 }, { label: "no url" }],
       pir_endpoints: ["https://p.example", { url: "https://q.example" }],
+      pir_layout: { pir_depth: 19 },
       polls: [],
     });
     expect(config).toEqual({
@@ -23,6 +24,7 @@ describe("readConfig", () => {
         { url: "https://p.example", label: "", operator_address: null },
         { url: "https://q.example", label: "", operator_address: null },
       ],
+      pirLayout: '{"pir_depth":19}',
       otherFields: ["polls"],
     });
   });

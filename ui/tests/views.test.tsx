@@ -96,6 +96,46 @@ describe("the network", () => {
   });
 });
 
+describe("what a manager signs", () => {
+  const layout = { pir_depth: 19, tier0_layers: 12, tier1_layers: 7, poly_len: 4096 };
+
+  const show = async (reply: { status?: number; body: unknown }) => {
+    const { requests } = serve({
+      "/api/voting-config": { body: { config_version: 1, vote_servers: [], pir_layout: layout } },
+      "/api/round-authentication": { body: { trusted_keys: null, rounds: {} } },
+      "/api/sign-config-entry": reply,
+    });
+    history.replaceState(null, "", "/network");
+    render(<App />);
+    await screen.findByRole("heading", { name: "What a manager signs" });
+    type(/^Round ID/, ` ${"ab".repeat(32)} `);
+    type(/^Key of the election authority/, "a2V5");
+    return () => requests.filter(({ path }) => path === "/api/sign-config-entry").map(({ init }) => init?.body);
+  };
+
+  it("shows the server's bytes and hash for the entry with the published layout", async () => {
+    const sent = await show({ body: { canonical_payload_b64: "Ynl0ZXM=", signed_payload_hash: "cd".repeat(32) } });
+    press(/Show the bytes/);
+    await screen.findByText("Ynl0ZXM=");
+    expect(screen.getByText("cd".repeat(32))).toBeTruthy();
+    expect(sent().map((body) => JSON.parse(String(body)))).toEqual([
+      { round_id: "ab".repeat(32), ea_pk: "a2V5", auth_version: 2, pir_layout: layout },
+    ]);
+    type(/^Key of the election authority/, "other");
+    expect(screen.queryByText("Ynl0ZXM=")).toBeNull();
+  });
+
+  it("shows the server's reason, and sends no layout that is not JSON", async () => {
+    const sent = await show({ status: 400, body: { error: "ea_pk is not 32 bytes in base64" } });
+    press(/Show the bytes/);
+    await screen.findByText("ea_pk is not 32 bytes in base64");
+    type(/^PIR layout/, "{");
+    press(/Show the bytes/);
+    await screen.findByText("pir_layout is not JSON");
+    expect(sent()).toHaveLength(1);
+  });
+});
+
 describe("the audit of a round", () => {
   const at = 1_795_000_000;
 

@@ -11,6 +11,8 @@ export interface VotingConfig {
   snapshotHeight: number | null;
   voteServers: Endpoint[];
   pirEndpoints: Endpoint[];
+  /** As JSON; "" if it is not published. */
+  pirLayout: string;
   /** Names of fields that this page does not show. */
   otherFields: string[];
 }
@@ -21,6 +23,7 @@ const KNOWN_FIELDS = new Set([
   "snapshot_height",
   "vote_servers",
   "pir_endpoints",
+  "pir_layout",
   "rounds",
 ]);
 
@@ -47,6 +50,7 @@ export function readConfig(value: unknown): VotingConfig {
     snapshotHeight: typeof height === "number" && Number.isFinite(height) ? height : null,
     voteServers: readEndpoints(fields.vote_servers),
     pirEndpoints: readEndpoints(fields.pir_endpoints),
+    pirLayout: fields.pir_layout === undefined ? "" : JSON.stringify(fields.pir_layout),
     otherFields: Object.keys(fields).filter((name) => !KNOWN_FIELDS.has(name)),
   };
 }

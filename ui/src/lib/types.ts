@@ -64,6 +64,13 @@ export interface RoundAuthentications {
   rounds: Record<string, RoundAuthentication>;
 }
 
+/** What a manager signs for an entry of the configuration. */
+export interface SignedEntry {
+  canonical_payload_b64: string;
+  /** SHA-256, hex. */
+  signed_payload_hash: string;
+}
+
 export interface Percentiles {
   p50: number | null;
   p99: number | null;

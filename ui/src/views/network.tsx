@@ -4,6 +4,7 @@ import { formatMillis, formatNumber, plural } from "../lib/format";
 import { useJson } from "../lib/hooks";
 import { Badge, Code, Copy, Empty, ExternalLink, Figure, Loaded, Name, PageHead } from "../parts/ui";
 import { PublishedRounds } from "./network/rounds";
+import { ManagerSigning } from "./network/signing";
 
 export function Network() {
   const config = useJson<unknown>("/api/voting-config", 60_000);
@@ -74,6 +75,7 @@ function Cards({ value }: { value: unknown }) {
           <Empty title="None published" />
         )}
       </section>
+      <ManagerSigning layout={config.pirLayout} />
     </>
   );
 }

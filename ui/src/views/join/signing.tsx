@@ -2,8 +2,8 @@ import { useState } from "preact/hooks";
 import { checkPasted, type Pasted, readToolOutput } from "../../lib/claim";
 import type { Account } from "../../lib/keplr";
 import { flag, quote } from "../../lib/shell";
+import { Field } from "../../parts/field";
 import { Code, Name } from "../../parts/ui";
-import { Field } from "./field";
 
 /** Signing with Keplr: connection and account. */
 export function KeplrStep({
