@@ -88,7 +88,10 @@ class Listeners:
         self._stats = Stats()
         self._read_for_scrape: Callable[[], Awaitable[HelperSnapshot]] = _read_no_queue
         self._feed: StatusFeed | None = None
-        self._wallet_edge = create_wallet_edge(None, refusals=self._refusals, more_routes=self._common_routes())
+        self._trace_clock = clock if config.server.trace_requests else None
+        self._wallet_edge = create_wallet_edge(
+            None, refusals=self._refusals, more_routes=self._common_routes(), trace_clock=self._trace_clock
+        )
         self._operator_app: ASGIApp | None = None
 
     def add_queue(
@@ -125,6 +128,7 @@ class Listeners:
             refusals=self._refusals,
             more_routes=[events_route(self._feed, operator_token, self._clock), *self._common_routes()],
             operator_token=operator_token,
+            trace_clock=self._trace_clock,
         )
         operator_routes = [
             *more_operator_routes,

@@ -184,6 +184,11 @@ class ServerSection(Section):
         description="HTTP status of share-status for a share that is not confirmed yet: 202, or 200 as the original "
         "helper responds. zkool takes every 200 for confirmed.",
     )
+    trace_requests: Switch = Field(
+        False,
+        description="Answer requests that have an X-Vote-Request-ID with this id and the times of the request, for the "
+        "developers of wallets on a test network. Nothing is stored or logged.",
+    )
 
 
 class StoreSection(Section):

@@ -35,6 +35,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, ExceptionHandler
 
+from helper.clock import Clock
 from helper.core.refusals import (
     ATTEMPT_HEADER,
     RETRYABLE_STATUSES,
@@ -49,6 +50,7 @@ from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.payload import PayloadError, error_body, ingress_receipt, no_route_body
 from helper.server import protocol
 from helper.server.asgi_adapter import AsgiAdapter
+from helper.server.request_trace import TRACE_HEADER, TRACE_ID, RequestTrace
 
 log = structlog.get_logger("helper.server")
 
@@ -98,19 +100,27 @@ class Edge:
         app: the application, see `json_application`.
         refusals: counts the responses by status, from 400 on; None to count none.
         posts: handlers of POST requests by path, which need no ASGI scope.
+        trace_clock: the time for clients that trace their requests; None to trace none.
     """
 
     def __init__(
-        self, app: ASGIApp, refusals: Counter[int] | None = None, posts: Mapping[str, PlainHandler] | None = None
+        self,
+        app: ASGIApp,
+        refusals: Counter[int] | None = None,
+        posts: Mapping[str, PlainHandler] | None = None,
+        trace_clock: Clock | None = None,
     ) -> None:
         self._adapter = AsgiAdapter(app, self._complete_head)
         self._refusals = Counter[int]() if refusals is None else refusals
         self._posts = posts or {}
+        self._trace_clock = trace_clock
         self._ids = _generate_ids()
 
     async def __call__(self, request: protocol.Request) -> protocol.Response | None:
         """Answer a request."""
         request.id = self._choose_id(request)
+        if self._trace_clock is not None:
+            self._begin_trace(request, self._trace_clock)
         try:
             if request.method == "OPTIONS" and request.path.startswith(CORS_PREFIXES):
                 allowed = _API_HEADERS if request.path.startswith(_API_PREFIX) else _WALLET_HEADERS
@@ -152,12 +162,22 @@ class Edge:
                 return incoming[0].decode("ascii")
         return next(self._ids)
 
+    @staticmethod
+    def _begin_trace(request: protocol.Request, clock: Clock) -> None:
+        """Trace a request of the wallet API that has a valid id."""
+        ids = [value for name, value in request.headers if name == TRACE_HEADER]
+        if len(ids) == 1 and TRACE_ID.fullmatch(ids[0]) and request.path.startswith(WALLET_PREFIX):
+            request.trace = RequestTrace(ids[0], clock)
+            if request.is_body_complete:
+                request.trace.note_body_end()
+
     def _complete_head(self, request: protocol.Request, status: int, headers: Headers) -> Headers:
         """Count a response, and return its headers with those that every response has."""
         if status >= HTTPStatus.BAD_REQUEST:
             self._refusals[int(status)] += 1
         cors = CORS_HEADERS if request.path.startswith(CORS_PREFIXES) else ()
-        return [*headers, *cors, (_ID_HEADER, request.id.encode())]
+        traced = () if request.trace is None else request.trace.headers()
+        return [*headers, *cors, *traced, (_ID_HEADER, request.id.encode())]
 
 
 def json_application(

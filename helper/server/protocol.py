@@ -84,6 +84,7 @@ from helper.server.connection_limits import (
     Deadline,
 )
 from helper.server.request_parser import InvalidRequestError, RequestHead, RequestParser
+from helper.server.request_trace import RequestTrace
 
 log = structlog.get_logger("helper.server")
 
@@ -325,6 +326,7 @@ class Request:
         path: percent-decoded, without the query.
         headers: names in lower case, and values, in the order of arrival.
         id: set by the edge.
+        trace: set by the edge; None if the request is not traced.
         addresses: the ends of the connection.
         keep_alive: whether another request may follow the response.
         is_body_complete: whether the body was received completely.
@@ -350,6 +352,7 @@ class Request:
         "keep_alive",
         "method",
         "path",
+        "trace",
     )
 
     def __init__(self, connection: Connection, head: RequestHead) -> None:
@@ -358,6 +361,7 @@ class Request:
         self.path = head.path
         self.headers = head.headers
         self.id = ""
+        self.trace: RequestTrace | None = None
         self.addresses = connection.addresses
         self.keep_alive = head.keep_alive and not head.expects_continue
         self.is_body_complete = False
@@ -477,6 +481,8 @@ class Request:
     def end_body(self) -> None:
         """Mark the body as complete."""
         self.is_body_complete = True
+        if self.trace is not None:
+            self.trace.note_body_end()
         self._notify()
 
     def respond(self, response: Response) -> None:

@@ -163,6 +163,7 @@ def create_wallet_edge(
     refusals: Counter[int] | None = None,
     more_routes: Sequence[BaseRoute] = (),
     operator_token: str = "",
+    trace_clock: Clock | None = None,
 ) -> Edge:
     """Create what serves the port of the wallet API.
 
@@ -174,13 +175,15 @@ def create_wallet_edge(
         refusals: counts the responses by status, from 400 on; None to count none.
         more_routes: routes of other packages, matched after the wallet routes.
         operator_token: token of operators for `more_routes`; empty disables these routes.
+        trace_clock: as for `Edge`.
     """
     if view is None:
-        return Edge(json_application(add_document_route([], more_routes, operator_token=operator_token)), refusals)
+        app = json_application(add_document_route([], more_routes, operator_token=operator_token))
+        return Edge(app, refusals, trace_clock=trace_clock)
     wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
     routes = add_document_route(wallets, more_routes, api_token=api_token, operator_token=operator_token)
     submission = ShareSubmission(view, api_token=api_token, body_reader=body_reader or BodyReader())
-    return Edge(json_application(routes), refusals, {SHARES_PATH: submission})
+    return Edge(json_application(routes), refusals, {SHARES_PATH: submission}, trace_clock)
 
 
 def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool) -> list[ApiRoute]:
