@@ -183,6 +183,20 @@ async def _(session: Session) -> str:
     return refused(sent, stalled.reply, Reason.TIMEOUT)
 
 
+@checks.should(
+    "SLOW-009",
+    "half a body without a token gets 503 with a short Retry-After",
+    "wallets: 400 is final to zkool",
+    phase=Phase.SLOW,
+)
+async def _(session: Session) -> str:
+    stalled = await _stall(session, [])
+    seen = f"half a body without a token → {stalled}"
+    reply = stalled.reply
+    require(reply is not None and reply.status == 503 and reply.header("retry-after") in ("1", "2"), seen)
+    return seen
+
+
 @dataclass(frozen=True, slots=True)
 class _NoReceipt:
     """Attempt headers that are not a valid token, for which there must be no receipt."""

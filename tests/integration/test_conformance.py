@@ -160,6 +160,8 @@ PLANTED = {
     Fault.LATER_IS_429: Planted(LATER, {"ROUND-010"}),
     Fault.LATER_IS_400: Planted(LATER, {"ROUND-010", "ROUND-011"}),
     Fault.LATER_IN_MINUTES: Planted(LATER, {"ROUND-010", "ROUND-011"}),
+    Fault.LATER_WITHOUT_TIME: Planted(LATER, {"ROUND-010", "ROUND-011"}),
+    Fault.SLOW_BODY_IS_400: Planted(STALLS, {"SLOW-009"}),
     Fault.PENDING_IS_200: Planted(NEIGHBORS, {"SHARE-019"}),
     Fault.OVERLOADED_IS_503: Planted(["POST", "LOAD"], numbered("LOAD", 1, 4)),
     Fault.RECEIPT_WITH_MORE: Planted(STALLS, numbered("SLOW", 2, 3, 20, 22)),

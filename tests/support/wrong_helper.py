@@ -78,6 +78,8 @@ class Fault(Enum):
     LATER_IS_429 = "responds 429 to every request that may pass later"
     LATER_IS_400 = "responds 400 to a share that may pass later"
     LATER_IN_MINUTES = "asks to wait for two minutes"
+    LATER_WITHOUT_TIME = "does not say when to repeat what may pass later"
+    SLOW_BODY_IS_400 = "responds 400 to a slow body without a token"
     PENDING_IS_200 = "responds 200 for the status of a share that is not confirmed"
     REVEALED_EARLY = "reveals shares at once"
     TIME_MOVED = "reveals a share early when it is repeated with a later time"
@@ -184,6 +186,8 @@ class WrongHelper:
         response.status_code = _STATUSES.get((fault, response.status_code), response.status_code)
         if fault is Fault.LATER_IN_MINUTES and "retry-after" in response.headers:
             response.headers["retry-after"] = "120"
+        if fault is Fault.LATER_WITHOUT_TIME:
+            del response.headers["retry-after"]
         if self._fault is Fault.NO_CORS:
             for name in [name for name in response.headers if name.startswith("access-control-")]:
                 del response.headers[name]
@@ -213,7 +217,8 @@ class WrongHelper:
         if self._fault is Fault.STORED_BEFORE_RECEIPT:
             await self._http.post(self._target + SHARES, content=body)
         if not is_valid and not (self._fault is Fault.RECEIPT_FOR_ANY_TOKEN and values):
-            return JSONResponse({"status": "error", "error": "body timed out"}, 400, closing)
+            status = 400 if self._fault is Fault.SLOW_BODY_IS_400 else 503
+            return JSONResponse({"status": "error", "error": "body timed out"}, status, {**closing, "Retry-After": "2"})
         if self._fault is Fault.STORED_AFTER_RECEIPT:
             self._start(self._store_later(body))
         receipt = {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": values[0]}
