@@ -589,6 +589,10 @@ def test_audit_with_own_shares_says_which_were_counted(
     assert "3 shares: 2 counted, 1 missing, 0 counted twice, 0 not checked" in output.err
     assert {nullifiers[0], "0d" * 32} <= set(re.findall("[0-9a-f]{64}", Path("own.html").read_text()))
 
+    Path("mine").write_text(json.dumps([{"round": "0e" * 32, "nullifier": nullifiers[0]}]))
+    assert run_command("audit", "--from", "with.zip", "--mine", "mine") == 2
+    assert "--mine has no share of this round" in capsys.readouterr().err
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

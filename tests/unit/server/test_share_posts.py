@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from collections import Counter
@@ -161,6 +162,8 @@ BODIES = [
 ]
 REQUESTS = [
     Scenario("GET", [build_head(line=f"GET {SHARES_PATH} HTTP/1.1")], [405]),
+    Scenario("GET of an attempt", [build_head(ATTEMPT, line=f"GET {SHARES_PATH} HTTP/1.1")], [405]),
+    Scenario("status of an attempt", [build_head(ATTEMPT, line=f"GET {STATUS_PATH} HTTP/1.1")], [503], set_starting),
     Scenario("HEAD", [build_head(line=f"HEAD {SHARES_PATH} HTTP/1.1")], [405]),
     Scenario("a preflight request", [build_head("Origin: null", line=f"OPTIONS {SHARES_PATH} HTTP/1.1")], [204]),
     Scenario("PUT", [request_line(f"PUT {SHARES_PATH} HTTP/1.1")], [405]),
@@ -213,6 +216,8 @@ async def test_posted_share_gets_its_response(scenario: Scenario) -> None:
     for response in result.responses:
         if not response.startswith((b"HTTP/1.1 100 ", b"HTTP/1.1 404 ")):
             assert b"\r\naccess-control-allow-origin: *\r\n" in response
+        if response.startswith((b"HTTP/1.1 429 ", b"HTTP/1.1 503 ")):
+            assert re.search(rb"\r\nretry-after: [12]\r\n", response), "zkool waits that long for the next server"
 
 
 async def test_each_outcome_is_counted_once() -> None:
