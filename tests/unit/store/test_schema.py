@@ -1,11 +1,11 @@
-"""The schema: invariants for every writer, the identity of a file, and upgrades of older ones."""
+"""The SQLite schema: invariants for every writer, the identity of a file, and upgrades of older ones."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.schema import latest_version, migrations
 from helper.store.sqlite.snapshot import check_image, take_snapshot
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.store.conformance.test_transitions import LIVE_STATES, create_share_in_state
 from tests.unit.store.fixtures import (
     NOW,
     ROUND,
@@ -94,47 +93,6 @@ async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -
         names = ", ".join(columns)
         with pytest.raises(sqlite3.IntegrityError, match="mac"):
             conn.execute(f"INSERT INTO shares (id, {names}) SELECT 2, {names} FROM shares")
-
-
-@pytest.mark.parametrize("old_state", LIVE_STATES)
-async def test_schema_transitions_match_code(store: SqliteStore, path: Path, old_state: ShareState) -> None:
-    await create_share_in_state(store, old_state)
-    await store.close()
-
-    with open_closed_database(path) as conn:
-        for new_state in ShareState:
-            conn.execute("BEGIN")
-            if new_state is ShareState.BROADCAST and old_state is not ShareState.BROADCAST:
-                conn.execute(
-                    "INSERT INTO reveals (share_id, message, anchor_height, circuit, height, sends,"
-                    " decide_height, row_check) VALUES (1, zeroblob(77), 1, 'k10', 1, 0, 0, zeroblob(8))"
-                )
-            is_legal = new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED
-            with nullcontext() if is_legal or new_state is old_state else pytest.raises(sqlite3.IntegrityError):
-                conn.execute("UPDATE shares SET state = ? WHERE id = 1", (new_state.value,))
-            conn.execute("ROLLBACK")
-
-
-async def test_schema_refuses_broadcast_without_stored_message(store: SqliteStore, path: Path) -> None:
-    await create_share_in_state(store, ShareState.WITNESSED)
-    await store.close()
-
-    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError, match="no message"):
-        conn.execute("UPDATE shares SET state = 4 WHERE id = 1")
-
-
-async def test_schema_refuses_insert_in_state_other_than_received(store: SqliteStore, path: Path) -> None:
-    await create_share_in_state(store, ShareState.RECEIVED)
-    await store.close()
-
-    with open_closed_database(path) as conn:
-        columns = [row[1] for row in conn.execute("PRAGMA table_info(shares)")]
-        for state in (1, 3, 4):
-            chosen = ", ".join(
-                {"id": "2", "mac": "zeroblob(32)", "state": str(state)}.get(name, name) for name in columns
-            )
-            with pytest.raises(sqlite3.IntegrityError, match="begins as received"):
-                conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
 
 
 def test_documented_transition_table_matches_code() -> None:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Protocol
@@ -60,6 +67,10 @@ class StoreBackend(Protocol):
         """Change data by hand, as a fault would."""
         ...
 
+    def connect(self) -> AbstractContextManager[Any]:
+        """A connection that commits each statement, for changes once no store is open."""
+        ...
+
     def read_synced_log(self) -> object:
         """Read what has been synced of the write-ahead log; a different value after each sync of changes."""
         ...
@@ -98,8 +109,11 @@ class SqliteBackend:
 
     def execute(self, sql: str) -> None:
         """Change data by hand, once no store has the file open."""
-        with open_closed_database(self.path) as conn:
+        with self.connect() as conn:
             conn.execute(sql)
+
+    def connect(self) -> AbstractContextManager[sqlite3.Connection]:
+        return open_closed_database(self.path)
 
     def read_synced_log(self) -> object:
         """Read the WAL: with `synchronous = FULL` each commit that has written to it syncs it."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from itertools import product
 
+import psycopg
 import pytest
 
 from helper.core.share import TRANSITIONS, ShareState
@@ -25,6 +28,7 @@ from tests.unit.store.fixtures import (
     retry_as_operator,
 )
 
+REFUSED = (sqlite3.IntegrityError, psycopg.errors.IntegrityError)
 LATER_MS = int(NOW + 50) * 1000
 LIVE_STATES = [state for state in ShareState if state is not ShareState.SUBMITTED]
 TransitionCall = Callable[[Store, int], Awaitable[object]]
@@ -205,6 +209,37 @@ async def test_prepare_again_replaces_old_message(store: Store, backend: StoreBa
     assert sent.sends == 0
     assert not sent.is_first_attempt
     assert not sent.is_first_message
+
+
+@pytest.mark.parametrize("old_state", LIVE_STATES)
+async def test_schema_transitions_match_code(store: Store, backend: StoreBackend, old_state: ShareState) -> None:
+    await create_share_in_state(store, ShareState.BROADCAST)
+    await create_share_in_state(store, old_state, 2)
+    await store.close()
+    choices = [False] if old_state is ShareState.BROADCAST else [False, True]
+
+    with backend.connect() as conn:
+        for new_state, gets_message in product(ShareState, choices):
+            is_legal = new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED
+            is_legal = is_legal and (gets_message or new_state is not ShareState.BROADCAST)
+            conn.execute("BEGIN")
+            if gets_message:
+                conn.execute("UPDATE reveals SET share_id = 2")
+            with nullcontext() if is_legal or new_state is old_state else pytest.raises(REFUSED):
+                conn.execute(f"UPDATE shares SET state = {new_state.value} WHERE id = 2")
+            conn.execute("ROLLBACK")
+
+
+async def test_schema_refuses_insert_in_state_other_than_received(store: Store, backend: StoreBackend) -> None:
+    await create_share_in_state(store, ShareState.RECEIVED)
+    await store.close()
+
+    with backend.connect() as conn:
+        columns = [column[0] for column in conn.execute("SELECT * FROM shares").description]
+        for state in (1, 3, 4):
+            chosen = ", ".join({"id": "99", "state": str(state)}.get(name, name) for name in columns)
+            with pytest.raises(REFUSED, match="begins as received"):
+                conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
 
 
 @pytest.mark.parametrize("state", [ShareState.RECEIVED, ShareState.WITNESSED])
