@@ -21,9 +21,9 @@ from helper.config.settings_file import (
     DEFAULT_PORT,
     SOCKET_NAME,
     find_file,
-    is_missing,
     variable_name,
 )
+from helper.errors import ConfigError
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
@@ -67,14 +67,11 @@ def healthcheck(
     json: JsonOption = False,
 ) -> None:
     """Check that shares are accepted and revealed. Exits with 0 if ready, 3 if degraded, 6 if unreachable."""
-    file = find_file(config, os.environ)
-    if file is not None and is_missing(file) and not url:  # the default addresses can be those of another helper
-        _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} does not exist"], json=json)
     problems = []
     try:
-        addresses: Sequence[str] = [url] if url else find_addresses(file, os.environ)
-    except ValueError as error:
-        _report_and_exit(ExitCode.UNREACHABLE, problems=[f"{file} is not valid TOML: {error}"], json=json)
+        addresses = (url,) if url else find_addresses(config, os.environ)
+    except ConfigError as error:
+        _report_and_exit(ExitCode.UNREACHABLE, problems=[str(error)], json=json)
     for address in addresses:
         try:
             with _limit_time(timeout):
@@ -138,8 +135,8 @@ def _report_and_exit(
     raise typer.Exit(code)
 
 
-def find_addresses(file: Path | None, env: Mapping[str, str]) -> tuple[str, str]:
-    """Return the control socket and the wallet API of a helper with these settings.
+def find_addresses(config: Path | None, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the control socket and the wallet API of the helper with these settings.
 
     Reads only these settings, because this command runs every few seconds and loading all of them takes 0.3 s. Invalid
     ones count as not set, and so does a file that this user may not read.
@@ -148,12 +145,16 @@ def find_addresses(file: Path | None, env: Mapping[str, str]) -> tuple[str, str]
         The path of the socket, and the base URL of the wallet API or the path of its unix socket.
 
     Raises:
-        ValueError: the file is not valid TOML; the default addresses can be those of another helper.
+        ConfigError: the file is missing, refused (see `refuse_planted`) or not valid TOML. The default addresses can be
+            those of another helper.
     """
+    file = find_file(config, env)
     try:
         tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8-sig")) if file is not None else {}
-    except OSError:
+    except PermissionError:
         tables = {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
 
     def read_value(section: str, key: str, default: str = "") -> str:
         table = tables.get(section)

@@ -49,7 +49,7 @@ def serve(
         "helper.role": role,
     }
     settings = read_settings(config, flags).config
-    other_services = (not settings.admin.disable, settings.ui.enable)
+    other_services = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
     if settings.helper.disable and not any(other_services):
         print_message("the helper is disabled ([helper] disable = true), and no other service is enabled")
         return

@@ -71,7 +71,7 @@ def refuse_planted(path: Path) -> None:
         if not path.is_absolute() and owner not in {0, os.geteuid()} and directory.stat().st_mode & stat.S_IWOTH:
             raise ConfigError(
                 f"{path.absolute()} belongs to user {owner}, and any user may write to that directory",
-                advice="Use another working directory, or specify the settings with --config.",
+                advice="Use another working directory, or absolute paths of settings and database.",
             )
 
 

@@ -236,10 +236,11 @@ PUBLIC_URL_SECONDS: Final = 5.0
 _PUBLIC_SUBJECT: Final = "public URL"
 _STATUS_PATH: Final = f"{PREFIX}/status"
 _LATEST_BLOCK_PATH: Final = "/cosmos/base/tendermint/v1beta1/blocks/latest"
+_REFUSALS: Final = {401: "error", 503: "error"}
 _OWN_PROBES: Final[Mapping[str, Mapping[int, str]]] = {
     _STATUS_PATH: {200: "status", 503: "error"},
-    SHARES_PATH: {400: "error", 401: "error", 503: "error"},
-    SHARE_STATUS_PATH.format(round_id="00" * 32, nullifier="00" * 32): {200: "status", 202: "status", 401: "error"},
+    SHARES_PATH: {400: "error", **_REFUSALS},
+    SHARE_STATUS_PATH.format(round_id="00" * 32, nullifier="00" * 32): {200: "status", 202: "status", **_REFUSALS},
 }
 """Paths that a helper answers: the field of the response by status. A helper that is paused or has a token fits too."""
 _CHAIN_PROBES: Final[Mapping[str, Mapping[int, str]]] = {

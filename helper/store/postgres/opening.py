@@ -225,11 +225,14 @@ def refuse_host_name_in_use(settings: ConnectionSettings) -> None:
 def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
     """Acquire the hosts' shared lock for the lifetime of the connection. A copy acquires it exclusively.
 
-    A host that proves also holds a lock that says so (`has_prover`).
+    An upgrade of the schema needs it exclusively too. One host at a time has it and prepares the schema, in one
+    transaction: otherwise hosts that start together would keep each other from the upgrade. A host that proves also
+    holds a lock that says so (`has_prover`).
 
     Raises:
         StoreLocked: the queue is being copied.
     """
+    conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
     if conn.execute("SELECT pg_try_advisory_lock_shared(hashtext(%s), 3)", (settings.schema,)).fetchone() != (True,):
         raise StoreLocked(
             "the queue in this database is being copied", advice="Wait until `svote-helper db copy` has finished."
@@ -318,9 +321,9 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
 
 
 def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> DatabaseKeys:
-    """Create or upgrade the schema, one host at a time, and return the keys of the database.
+    """Create or upgrade the schema, and return the keys of the database. Also sets the missing keys of the keyring.
 
-    Also sets the missing keys of the keyring.
+    The caller has the lock of `acquire_host_lock` in this transaction, or exclusively.
 
     Raises:
         StoreForeign: the schema belongs to another program or a newer version.
@@ -331,7 +334,6 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyr
     """
     _publish_key_ids(conn, settings, keyring)
     with conn.transaction():
-        conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
         if not conn.execute(postgres_statements()["schema_privilege"], (settings.schema,)).fetchall():
             # even with IF NOT EXISTS, this needs the right to create schemas
             conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(settings.schema)))

@@ -127,11 +127,13 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         conn = connect(self._settings)
         try:
             acquire_host_name(conn, self._settings)  # first, so that a second process with this name changes nothing
-            acquire_host_lock(conn, self._settings)
-            require_privileges(conn, self._settings)
-            if self._keys is not None:
-                require_same_queue(conn, self._settings, self._keys)
-            self._keys = prepare_schema(conn, self._settings, self._keyring)
+            with conn.transaction():
+                acquire_host_lock(conn, self._settings)
+                require_privileges(conn, self._settings)
+                if self._keys is not None:
+                    require_same_queue(conn, self._settings, self._keys)
+                keys = prepare_schema(conn, self._settings, self._keyring)
+            self._keys = keys
             refuse_moved(conn, self._settings)
         except BaseException:
             conn.close()

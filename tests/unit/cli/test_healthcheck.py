@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -116,10 +117,21 @@ def test_healthcheck_with_missing_settings_asks_no_other_helper(
     socket_server: BaseServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("healthcheck", "--config", "missing.toml") == 6
-    assert capsys.readouterr().err == "missing.toml does not exist\n"
+    assert capsys.readouterr().err.startswith("missing.toml cannot be read: ")
     Path("bad.toml").write_text("[helper\n")
     assert run_command("healthcheck", "--config", "bad.toml") == 6
-    assert capsys.readouterr().err.startswith("bad.toml is not valid TOML: ")
+    assert capsys.readouterr().err.startswith("bad.toml cannot be read: ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="creates a file of another user")
+def test_healthcheck_with_settings_of_another_user_asks_no_other_helper(
+    socket_server: BaseServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o1777)
+    os.chown("helper.toml", 65534, -1)
+    assert run_command("healthcheck", "--json") == 6
+    assert "belongs to user 65534" in json.loads(capsys.readouterr().out)["problems"][0]
+    assert run_command("healthcheck", "--url", "unix:helper.sock") == 0, "it needs no settings"
 
 
 def test_healthcheck_of_slow_response_ends_in_time(
@@ -156,5 +168,6 @@ def test_healthcheck_needs_no_config_validation(tmp_path: Path) -> None:
     path = tmp_path / "helper.toml"
     path.write_text('[helper]\ndb_path = "/srv/queue.db"\nport = "x"\nnonsense = 1\n')
     assert find_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"}) == ("/srv/helper.sock", "http://[::1]:8090")
-    assert find_addresses(path / "no", {}) == find_addresses(None, {}) == ("helper.sock", "http://127.0.0.1:8090")
+    path.unlink()
+    assert find_addresses(None, {}) == ("helper.sock", "http://127.0.0.1:8090")
     assert find_addresses(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"})[0] == "/run/x.sock"

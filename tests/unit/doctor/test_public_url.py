@@ -76,6 +76,7 @@ async def test_url_of_a_helper_with_gateway_is_ok() -> None:
         (SHARES, 503, {"status": "error", "error": "starting"}),
         (SHARE_STATUS, 200, {"status": "pending"}),
         (SHARE_STATUS, 401, {"status": "error", "error": "X-Helper-Token is missing or invalid"}),
+        (SHARE_STATUS, 503, {"status": "error", "error": "the queue cannot be read now"}),
     ],
 )
 async def test_pause_and_token_are_no_problem_of_the_url(path: str, status: int, content: dict[str, str]) -> None:

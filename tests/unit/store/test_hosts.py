@@ -109,11 +109,12 @@ async def join_host(
         await store_.close()
 
 
-def wait_for_lock_waiter(backend: PostgresBackend) -> None:
-    """Wait until a host waits for the exclusive lock for applying chain facts."""
+def wait_for_lock_waiter(backend: PostgresBackend, hosts: int = 1) -> None:
+    """Wait until so many hosts wait for an advisory lock."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
+    waiting = "SELECT count(*) >= %s FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with backend.connect() as conn:
-        while conn.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone() is None:
+        while conn.execute(waiting, (hosts,)).fetchone() != (True,):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -1199,6 +1200,20 @@ async def test_start_upgrades_the_schema_and_keeps_the_shares(
     assert queued.share == make_posted_share(1).share
     assert await upgraded.run(prepare, queued.id, make_reveal(1))
     assert [sent.prepared for sent in await upgraded.list_unconfirmed()] == [make_reveal(1)]
+
+
+async def test_hosts_that_start_together_upgrade_the_schema_once(
+    backend: PostgresBackend, join_host: JoinHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await join_host("one")).close()
+    steps = (*opening.migrations(), "ALTER TABLE rounds ADD COLUMN more BIGINT;")
+    monkeypatch.setattr(opening, "migrations", lambda: steps)
+    with backend.connect() as conn:
+        conn.execute("SELECT pg_advisory_lock(hashtext(%s), 2)", (backend.schema,))
+        starts = asyncio.gather(join_host("one"), join_host("two"))
+        await asyncio.to_thread(wait_for_lock_waiter, backend, 2)
+    await starts
+    assert backend.query_rows("SELECT version FROM schema_version") == [(FIRST_VERSION - 1 + len(steps),)]
 
 
 async def test_witness_never_reaches_server_disk_in_plain(
