@@ -41,7 +41,7 @@ def test_serve_second_helper_is_refused_before_loading(tmp_path: Path) -> None:
 
 
 def test_serve_when_disabled_prints_reason_and_exits(tmp_path: Path) -> None:
-    disabled = write_config(tmp_path, "disable = true\n[admin]\ndisable = true\n")
+    disabled = write_config(tmp_path, "disable = true\n[admin]\ndisable = true\n[gateway]\nenable = false\n")
     arguments = [sys.executable, "-m", "helper", "serve", "--config", str(disabled)]
     completed = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert "disabled" in completed.stderr
