@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode, b64encode
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -12,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.chain_data import Anchor
-from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, Branch, RoundTree
+from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, WAKES_PER_ITERATION, Branch, RoundTree
 from helper.core.refusals import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from helper.store import rounds
@@ -511,6 +513,28 @@ async def test_wait_next_sync_sends_no_request() -> None:
             assert env.nodes[0].requests == before
             await env.trees.sync(100)
     assert results == [True]
+
+
+async def test_requests_that_wait_for_a_sync_continue_a_few_at_a_time() -> None:
+    env = TreeEnvironment()
+    await env.start()
+    released: list[bool] = []
+
+    async def wait() -> None:
+        released.append(await env.trees.wait_next_sync(30))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            for _ in range(100):
+                group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            await env.trees.sync(100)
+            counts = [len(released)]
+            while counts[-1] < 100:
+                await asyncio.sleep(0)
+                counts.append(len(released))
+    assert max(later - earlier for earlier, later in pairwise(counts)) <= WAKES_PER_ITERATION
+    assert all(released)
 
 
 async def test_wait_next_sync_ends_with_a_sync_already_begun() -> None:
