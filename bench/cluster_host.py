@@ -203,7 +203,6 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     fake: Any = node
     sender = Sender(
         store=store,
-        trees=fake,
         node_pool=fake,
         verifier=fake,
         circuits=CircuitChoice(

@@ -150,7 +150,6 @@ def build_pipeline(host: Host, chain: Chain, provers: Provers, gates: Gates) -> 
     )
     sender = Sender(
         store=store,
-        trees=chain.trees,
         node_pool=chain.node_pool,
         circuits=provers.circuits,
         attempts=attempts,

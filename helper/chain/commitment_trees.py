@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 import anyio
 import structlog
@@ -36,8 +36,6 @@ from helper.store.rounds import delete_tree, save_leaves, save_subtrees
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
 
-T = TypeVar("T")
-
 log = structlog.get_logger("helper.chain")
 
 CONCURRENT_ROUNDS: Final = 16
@@ -47,7 +45,7 @@ CHOICE_SECONDS: Final = 30
 WAKES_PER_ITERATION: Final = 16
 """Requests that continue in one iteration of the event loop after a sync. One takes about 0.1 ms."""
 MAX_ANCHORS: Final = 64
-"""Maximum number of recent agreed roots in memory, and of roots that proofs were made for."""
+"""Maximum number of recent agreed roots in memory."""
 _MAX_BACKOFF_SECONDS: Final = 30.0
 _MAX_CONTRADICTIONS: Final = 2
 """Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a block
@@ -111,7 +109,6 @@ class RoundTree:
         agreed: the newest agreed root, None before the first. Only its leaves are stored.
         forks: other trees that contain the agreed leaves, by the name of the node that serves it.
         anchors: recent agreed roots, by height.
-        used_anchors: recent roots that proofs were made for, by height; None if there was more than one.
         stored_leaves: number of stored leaves.
         stored_height: the height up to which leaves are stored.
         stored_subtrees: number of stored complete subtrees.
@@ -121,7 +118,6 @@ class RoundTree:
     agreed: Anchor | None = None
     forks: dict[str, Branch] = field(default_factory=dict)
     anchors: dict[int, Anchor] = field(default_factory=dict)
-    used_anchors: dict[int, Anchor | None] = field(default_factory=dict)
     stored_leaves: int = 0
     stored_height: int = 0
     stored_subtrees: int = 0
@@ -181,12 +177,9 @@ class RoundTree:
         self.forks.clear()
         if len(branch.tree) == anchor.size:
             branch.next_height = anchor.height + 1  # the height in the leaves is the word of one node
-        _add_bounded(self.anchors, anchor.height, anchor)
-
-    def note_used(self, anchor: Anchor) -> None:
-        """Record that a proof is made for a root."""
-        is_only = self.used_anchors.get(anchor.height, anchor) == anchor
-        _add_bounded(self.used_anchors, anchor.height, anchor if is_only else None)
+        self.anchors[anchor.height] = anchor
+        if len(self.anchors) > MAX_ANCHORS:
+            del self.anchors[next(iter(self.anchors))]
 
 
 @dataclass(slots=True)
@@ -273,14 +266,9 @@ class CommitmentTreeSync:
         return roots[choice % len(roots)] if roots else None
 
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
-        """A recent root at a height, None if there is none: one that a proof was made for, or an agreed one."""
+        """A recent agreed root at a height, None if there is none."""
         round_tree = self._trees.get(round_id)
-        return self.used_anchor(round_id, height) or (round_tree.anchors.get(height) if round_tree else None)
-
-    def used_anchor(self, round_id: bytes, height: int) -> Anchor | None:
-        """The root at a height that proofs were made for since the start, None unless there is exactly one."""
-        round_tree = self._trees.get(round_id)
-        return round_tree.used_anchors.get(height) if round_tree else None
+        return round_tree.anchors.get(height) if round_tree else None
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
@@ -301,7 +289,6 @@ class CommitmentTreeSync:
         round_tree = self._trees[round_id]
         for branch in round_tree.branches:
             if await branch.contains(anchor):
-                round_tree.note_used(anchor)
                 return await anyio.to_thread.run_sync(branch.tree.path, position, anchor.size)
         raise KeyError(anchor)
 
@@ -507,10 +494,3 @@ def _truncate(tree: CommitmentTree, size: int) -> CommitmentTree:
     leaves = b"".join(tree.leaf(position) for position in range(size))
     subtrees = b"".join(tree.subtree(index) for index in range(size // SUBTREE_LEAVES))
     return CommitmentTree.restore(leaves, subtrees)
-
-
-def _add_bounded(anchors: dict[int, T], height: int, anchor: T) -> None:
-    anchors.pop(height, None)
-    anchors[height] = anchor
-    if len(anchors) > MAX_ANCHORS:
-        del anchors[next(iter(anchors))]

@@ -241,14 +241,15 @@ class CircuitChoice:
             block = await node_pool.call(lambda client: client.block(height), min_height=height)
             for message in filter(None, map(parse_reveal, block.txs if block is not None else ())):
                 anchor = trees.anchor_at(message.round_id, message.anchor_height)
-                if anchor is None or not await store.is_spent(message.round_id, message.nullifier):
+                root = verifier.root_of(message.proof) or (None if anchor is None else anchor.root)
+                if root is None or not await store.is_spent(message.round_id, message.nullifier):
                     continue
                 if not await _is_counted(node_pool, message, height):
                     continue  # the same bytes may also be in a later block, where they failed
                 for circuit in self.required_circuits:
                     if len(message.enc_share) != GENERATIONS[circuit].enc_share_bytes:
                         continue
-                    statement = GENERATIONS[circuit].create_statement(message, anchor.root)
+                    statement = GENERATIONS[circuit].create_statement(message, root)
                     if await verifier.verify(circuit, message.proof, statement):
                         await self.record_counted(circuit, height)
                         return

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ MIN_TIMEOUT_SECONDS = 60.0
 """Minimum timeout of a proof in seconds, even if the self-test was fast."""
 TIMEOUT_FACTOR = 50
 """Timeout of a proof as a multiple of the self-test's duration."""
+ROOTS_KEPT = 10_000
+"""Maximum number of recent proofs whose roots are in memory."""
 RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover_worker")
@@ -203,6 +206,7 @@ class ProverPool:
         self._first_ready = asyncio.Event()
         self._load_lock = asyncio.Lock()
         self._pids: dict[int, int] = {}
+        self._roots: dict[bytes, bytes] = {}  # by the hash of the proof
         self.unexpected_exits: Counter[str] = Counter()
 
     def set_circuits(self, circuits: Sequence[str]) -> None:
@@ -291,12 +295,18 @@ class ProverPool:
 
         request = {"op": "prove", "circuit": circuit, **get_generation(circuit).create_job(share, path)}
         reply = await self._request(request, note_start, is_needed, has_priority=has_priority)
-        return Proof(
-            proof=bytes.fromhex(reply["proof"]),
-            nullifier=bytes.fromhex(reply["nullifier"]),
-            root=bytes.fromhex(reply["root"]),
-            seconds=self._clock.monotonic() - started_at,
-        )
+        proof, root = bytes.fromhex(reply["proof"]), bytes.fromhex(reply["root"])
+        self._roots[sha256(proof).digest()] = root
+        if len(self._roots) > ROOTS_KEPT:
+            del self._roots[next(iter(self._roots))]
+        return Proof(proof, bytes.fromhex(reply["nullifier"]), root, seconds=self._clock.monotonic() - started_at)
+
+    def root_of(self, proof: bytes) -> bytes | None:
+        """The root that a recent proof was made for, None if this process did not make it.
+
+        A height does not tell it: nodes may have different roots there.
+        """
+        return self._roots.get(sha256(proof).digest())
 
     async def verify(self, circuit: str, proof: bytes, statement: DataclassInstance) -> bool:
         """Check a proof for these public inputs; raises the errors of `prove`."""

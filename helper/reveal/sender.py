@@ -22,7 +22,6 @@ from helper.chain.broadcast_outcome import (
     classify_response,
 )
 from helper.chain.chain_data import TxResult
-from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import RESEND_SECONDS, NodePool, gather_limited
@@ -74,7 +73,6 @@ class Sender:
         self,
         *,
         store: Store,
-        trees: CommitmentTreeSync,
         node_pool: NodePool,
         verifier: ProverPool,
         circuits: CircuitChoice,
@@ -85,7 +83,6 @@ class Sender:
     ) -> None:
         self._store = store
         self._lease: Lease = LocalLease() if lease is None else lease
-        self._trees = trees
         self._node_pool = node_pool
         self._verifier = verifier
         self._circuits = circuits
@@ -482,12 +479,12 @@ class Sender:
     async def _is_proof_valid(self, reveal: SentReveal) -> bool:
         """Check the proof with the local verifier, against the root that it was made for. True if that is not known."""
         message = RevealMessage.from_tx(reveal.prepared.message)
-        anchor = self._trees.used_anchor(reveal.round_id, message.anchor_height)
-        if anchor is None:
-            return True  # it was made before the start, or nodes have different roots at this height
+        root = self._verifier.root_of(message.proof)
+        if root is None:
+            return True  # it was made before the start, or by another host
         circuit = reveal.prepared.circuit
         try:
-            statement = get_generation(circuit).create_statement(message, anchor.root)
+            statement = get_generation(circuit).create_statement(message, root)
             return await self._verifier.verify(circuit, message.proof, statement)
         except (ProverError, CircuitError):
             return True

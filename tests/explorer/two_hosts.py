@@ -276,13 +276,13 @@ class HostProcess:
             record_accepted=lambda _circuit: None,
             circuit_for=lambda _kind: "k11",
         )
-        trees = SimpleNamespace(find_anchor=self._find_anchor, path=self._find_path)
+        trees: Any = SimpleNamespace(find_anchor=self._find_anchor, path=self._find_path)
         ignored: Any = Ignored()
         shared: Any = {"store": store, "clock": clock, "stats": ignored}
         attempts = AttemptBudget(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored)
-        both: Any = {**shared, "trees": trees, "node_pool": pool, "circuits": circuits, "attempts": attempts}
+        both: Any = {**shared, "node_pool": pool, "circuits": circuits, "attempts": attempts}
         prover: Any = SimpleNamespace(prove=self._prove)
-        self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=ignored)
+        self.revealer = Revealer(**both, trees=trees, rounds=chain_rounds, prover=prover, proof_times=ignored)
         self.sender = Sender(**both, verifier=prover, lease=lease)
         self.closing = RoundClosing(**shared, rounds=chain_rounds, purge_after=BLOCK_SECONDS, lease=lease)
         self.store, self._clock, self._nodes = store, clock, nodes

@@ -106,6 +106,7 @@ class FakeProver(ProverPool):
         self.failures: dict[int, list[Exception]] = {}
         self.root = ANCHOR.root
         self.is_valid = True
+        self.roots: dict[bytes, bytes] = {}
         self.verified: list[tuple[str, bytes]] = []
 
     @property
@@ -141,11 +142,14 @@ class FakeProver(ProverPool):
                     await self.blocked[position].wait()
                 if self.failures.get(position):
                     raise self.failures[position].pop(0)
-                return Proof(
-                    b"proof of %d" % len(self.started_proofs), nullifier_of(share.primary_blind), self.root, seconds=0.1
-                )
+                proof = b"proof of %d" % len(self.started_proofs)
+                self.roots[proof] = self.root
+                return Proof(proof, nullifier_of(share.primary_blind), self.root, seconds=0.1)
             finally:
                 self.running -= 1
+
+    def root_of(self, proof: bytes) -> bytes | None:
+        return self.roots.get(proof)
 
     async def verify(self, circuit: str, proof: bytes, statement: Any) -> bool:
         self.verified.append((circuit, statement.root))
@@ -155,16 +159,12 @@ class FakeProver(ProverPool):
 @dataclass
 class FakeTrees(CommitmentTreeSync):
     newest: Anchor | None = ANCHOR
-    known: dict[int, Anchor] = field(default_factory=lambda: {ANCHOR.height: ANCHOR})
 
     def anchor(self, round_id: bytes) -> Anchor | None:
         return self.newest
 
     def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
         return self.newest if self.newest is not None and position < self.newest.size else None
-
-    def used_anchor(self, round_id: bytes, height: int) -> Anchor | None:
-        return self.known.get(height)
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         return None

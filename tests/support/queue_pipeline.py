@@ -124,13 +124,16 @@ class Pipeline:
         self.proof_times = ProofTimes(slots, lambda: 0.1)
         reveal_parts: dict[str, Any] = {
             **common_parts,
-            "trees": self.trees,
             "node_pool": self.endpoints,
             "circuits": self.circuits,
             "attempts": self.attempts,
         }
         self.revealer = Revealer(
-            **reveal_parts, rounds=self.rounds, prover=prover or self.prover, proof_times=self.proof_times
+            **reveal_parts,
+            trees=self.trees,
+            rounds=self.rounds,
+            prover=prover or self.prover,
+            proof_times=self.proof_times,
         )
         self.make_sender = partial(Sender, **reveal_parts, verifier=prover or self.prover)
         self.sender = self.make_sender()

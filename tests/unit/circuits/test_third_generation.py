@@ -76,9 +76,7 @@ async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
         await pool.wait_ready()
         async with open_pipeline(tmp_path / "queue.db", prover=pool) as pipeline:
             root = hidden_choice.tree_root(read_share(create_payload()).vote_commitment, ROOT_PATH)
-            anchor = Anchor(height=90, size=1000, root=root)
-            pipeline.trees.newest = anchor
-            pipeline.trees.known = {90: anchor}
+            pipeline.trees.newest = Anchor(height=90, size=1000, root=root)
             pipeline.circuits.select_initial(CHAIN_ID, "v1.7.0", None)
             yield pipeline
     finally:
@@ -137,7 +135,8 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
     (transaction,) = pipeline.query_rows("SELECT substr(message, 77) FROM reveals WHERE circuit = ?", NAME)[0]
     message = RevealMessage.from_tx(transaction)
     assert (message.to_json(), message.vote_decision, len(message.proof)) == (sent, 0, PROOF_BYTES)
-    statement = generation.create_statement(message, pipeline.trees.known[90].root)
+    assert pipeline.trees.newest is not None
+    statement = generation.create_statement(message, pipeline.trees.newest.root)
     assert len(statement.public_inputs()) == 37
     assert generation.verify(b64decode(sent["proof"]), statement)
     assert message.nullifier == read_share(payload).nullifier

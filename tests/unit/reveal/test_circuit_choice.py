@@ -12,7 +12,7 @@ from helper.chain.chain_data import Anchor, Block, BlockHead, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainUnavailable, StoreFull
 from helper.reveal.circuit_choice import PAUSE_SECONDS, CircuitChoice
-from proofs import CircuitError
+from proofs import CircuitError, Statement
 from tests.support.clock import FakeClock
 
 
@@ -212,12 +212,13 @@ class Chain:
     def __init__(self) -> None:
         self.message = RevealMessage(b"n" * 32, bytes(64), 1, 0, b"proof", b"r" * 32, 90)
         self.result: TxResult | None = TxResult(0, 101, "")
-        self.is_spent, self.has_anchor, self.valid_circuit = True, True, "k11"
+        self.is_spent, self.has_anchor, self.is_own, self.valid_circuit = True, True, False, "k11"
         self.blocks_read: list[int] = []
 
     async def learn(self, choice: CircuitChoice, height: int = 101) -> None:
-        parts = SimpleNamespace(call=self.call, is_spent=self.is_counted, anchor_at=self.anchor_at, verify=self.verify)
-        given: Any = dict.fromkeys(("node_pool", "store", "trees", "verifier"), parts)
+        chain = SimpleNamespace(call=self.call, is_spent=self.is_counted, anchor_at=self.anchor_at)
+        given: Any = dict.fromkeys(("node_pool", "store", "trees"), chain)
+        given["verifier"] = SimpleNamespace(root_of=self.root_of, verify=self.verify)
         await choice.learn(height, **given)
 
     async def call(self, request: Any, **_: Any) -> Any:
@@ -238,8 +239,12 @@ class Chain:
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         return Anchor(height, 1, b"t" * 32) if self.has_anchor else None
 
-    async def verify(self, circuit: str, proof: bytes, _statement: object) -> bool:
-        return (circuit, proof) == (self.valid_circuit, b"proof")
+    def root_of(self, proof: bytes) -> bytes | None:
+        return b"o" * 32 if self.is_own and proof == b"proof" else None
+
+    async def verify(self, circuit: str, proof: bytes, statement: Statement) -> bool:
+        root = (b"o" if self.is_own else b"t") * 32
+        return (circuit, proof, statement.root) == (self.valid_circuit, b"proof", root)
 
 
 @pytest.mark.anyio
@@ -251,6 +256,8 @@ class Chain:
         ({"valid_circuit": "another"}, None),
         ({"is_spent": False}, None),
         ({"has_anchor": False}, None),
+        ({"has_anchor": False, "is_own": True}, "k11"),
+        ({"is_own": True}, "k11"),
         ({"result": None}, None),
         ({"result": TxResult(1, 101, "invalid zero-knowledge proof")}, None),
         ({"result": TxResult(0, 100, "")}, None),  # the same bytes were counted in an earlier block

@@ -89,6 +89,7 @@ async def test_prove_returns_statement_of_witness() -> None:
 
         assert await accepted(1)
         assert not await accepted(0)
+        assert (pool.root_of(proof.proof), pool.root_of(b"another")) == (proof.root, None)
 
 
 @pytest.mark.parametrize("wait_seconds", [600.0, 0.0])

@@ -285,8 +285,20 @@ async def test_proof_failing_own_verification_spends_attempt(pipeline: Pipeline)
     pipeline.prover.is_valid = False
     await pipeline.sender.send(await pipeline.prepare_message())
     assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 1, (START_TIME + 2) * 1000)
-    assert pipeline.prover.verified == [("k10", ANCHOR.root)], "against the chain's own root at its anchor"
+    assert pipeline.prover.verified == [("k10", ANCHOR.root)], "against the root that it was made for"
     assert pipeline.circuits.current == "k10"
+
+
+@pytest.mark.rule("R11")
+async def test_proof_of_an_earlier_run_is_not_checked_against_the_root_of_another(pipeline: Pipeline) -> None:
+    pipeline.nodes.replies[FIRST_NODE] = BAD_PROOF_REPLY
+    pipeline.prover.is_valid = False
+    share = await pipeline.prepare_message(1)
+    pipeline.prover.roots.clear()
+    await pipeline.prepare_message(2)  # with an anchor at the same height
+    await pipeline.sender.send(share)
+    assert pipeline.prover.verified == []
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
 
 
 async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipeline) -> None:
