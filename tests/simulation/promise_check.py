@@ -55,8 +55,8 @@ class PromiseChecker:
 
     Attributes:
         clock_wrong_until: loop second until which work started under a wrong clock may still run.
-        wrong_height_spans: spans of loop seconds in which the only node reported heights that rise at their own rate:
-            ten of its blocks are not ten blocks of the chain.
+        wrong_height_spans: spans of loop seconds in which a node that is needed for agreement reported heights that
+            rise at their own rate: ten of its blocks are not ten blocks of the chain.
     """
 
     def __init__(self, plan: Scenario, event_log: EventLog, chain: SimChain, host: ServiceHost) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 from functools import partial
 
 from helper.app.service import Service
+from helper.chain.agreement import AGREEING_NODES
 from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.refusals import TemporaryRefusal
@@ -283,7 +284,7 @@ class World:
             self.nodes[episode.node].set_fault(what if is_active else None)
             if what in FALSE_RESPONSE_FAULTS:
                 self._false_refusals_until = max(self._false_refusals_until, episode.end + 60)
-            if is_active and what is NodeFault.RESET and len(self.nodes) == 1:
+            if is_active and what is NodeFault.RESET and len(self.nodes) <= AGREEING_NODES:
                 self.promise_checker.wrong_height_spans.append((episode.start, episode.end))
         elif isinstance(what, ProverFault):
             self.provers.fault = what if is_active else None
