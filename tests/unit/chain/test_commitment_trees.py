@@ -68,6 +68,26 @@ async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
     assert len(env.nodes[0].requests) == before + 1, "nothing is new: one request"
 
 
+async def test_root_that_nodes_report_again_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, chain, computed, run_sync = TreeEnvironment("a", "b"), FakeTree(), list[str](), anyio.to_thread.run_sync
+
+    async def record(function: Any, *args: Any) -> Any:
+        computed.append(function.__name__)
+        return await run_sync(function, *args)
+
+    chain.append(60, 1, 2)
+    chain.publish_to(*env.nodes)
+    await env.start()
+    monkeypatch.setattr(anyio.to_thread, "run_sync", record)
+    for appended, expected in (((), ["append", "root"]), ((), []), ((3,), ["append", "root"])):
+        if appended:
+            chain.append(70, *appended)
+            chain.publish_to(*env.nodes)
+        computed.clear()
+        await env.trees.sync(100)
+        assert computed == expected
+
+
 async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     env, chain = TreeEnvironment(), FakeTree()
     for height in range(60, 70):
