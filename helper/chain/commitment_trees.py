@@ -425,8 +425,11 @@ class CommitmentTreeSync:
 
     async def _find_agreed(self, known_round: Round, said: dict[Node, Anchor]) -> Anchor | None:
         """The newest root that enough nodes report, None if none is newer than the agreed one."""
-        last = self._trees[known_round.round_id].agreed
-        for height in sorted({state.height for state in said.values()}, reverse=True):
+        round_tree, heights = self._trees[known_round.round_id], {state.height for state in said.values()}
+        last = round_tree.agreed
+        if last is None and round_tree.stored_leaves and len(said) >= self._node_pool.needed:
+            heights.add(round_tree.stored_height)  # agreed before the start, whatever a false node adds since
+        for height in sorted(heights, reverse=True):
             if last is not None and height <= last.height:
                 break
             roots = {node.name: state for node, state in said.items() if state.height == height}

@@ -340,6 +340,27 @@ async def test_node_that_hides_leaves_keeps_them_from_no_wallet(hosts: tuple[str
         assert env.trees.size(ROUND_ID) == 4, "it is behind what is agreed, so the next node is asked at once"
 
 
+async def test_root_that_was_agreed_before_a_restart_is_agreed_although_nodes_differ_since() -> None:
+    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
+    chain.append(60, 1, 2)
+    other.append(60, 1, 2)
+    chain.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    agreed = Anchor(60, 2, chain.tree.root())
+    chain.append(70, 3)
+    other.append(70, 7, 8)
+    for tree, node in zip((chain, other), env.nodes, strict=True):
+        tree.publish_to(node)
+    trees = await env.recreate_trees()
+    for _ in range(3):
+        await trees.sync(100)
+        assert trees.find_anchor(ROUND_ID, 1, partial(encode_leaf, 2)) == agreed
+    for number, tree in ((3, chain), (7, other)):
+        anchor = trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, number))
+        assert anchor == Anchor(70, len(tree.tree), tree.tree.root()), "each node's newest tree is in memory"
+
+
 async def test_root_of_a_fork_is_an_anchor_while_stored_leaves_are_not_confirmed() -> None:
     env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
     chain.append(60, 1, 2)
