@@ -28,6 +28,8 @@ from tests.simulation.world import World, seeded_random
 
 UNEXPECTED_ERROR = re.compile(r"\w+(Error|Exception|Exit|Group)\(")
 """Start of a warning's reason that is the repr of an exception."""
+MAX_THREAD_SECONDS = (0.0, 0.02, 0.5)
+"""Maximum seconds that work in a thread takes; each seed has one of these. Work takes a random part of them."""
 
 
 @dataclass
@@ -63,10 +65,11 @@ class _UnexpectedErrorProcessor:
 @contextmanager
 def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) -> Iterator[None]:
     """Replace threads, system randomness, slow hashing and the log."""
-    key_rng = seeded_random(seed, "keys")
+    key_rng, thread_rng = seeded_random(seed, "keys"), seeded_random(seed, "threads")
+    max_thread_seconds = thread_rng.choice(MAX_THREAD_SECONDS)
 
     async def run_inline(func: Any, *args: Any, **_options: Any) -> Any:
-        await asyncio.sleep(0)
+        await asyncio.sleep(thread_rng.random() * max_thread_seconds)
         return func(*args)
 
     def record_log_event(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
