@@ -170,6 +170,7 @@ def _all_features_config(chain: DevChain) -> dict[str, Any]:
     """Enable every documented part, except the chain's paths, whose responses come from a node."""
     return {
         "ui": {"enable": True},
+        "gateway": {"enable": False},
         "operator": {"token": "of operators"},
         "admin": {"config_url": f"{chain.url}/devnet/voting-config", "mode": "development"},
     }

@@ -154,7 +154,12 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         steps["counted ahead"] = count_steps(
             tx,
             lambda: tx.fetch_all(
-                "due_ahead", {"round_id": ROUND_ID, "now_ms": (DUE_TIME - 7200) * 1000, "minutes": 60}
+                "due_ahead",
+                {
+                    "round_id": ROUND_ID,
+                    "now_ms": (DUE_TIME - 7200) * 1000,
+                    "until_ms": (DUE_TIME - 3600) * 1000,
+                },
             ),
         )
         ((sent,), _) = read_sent(tx.fetch_all("unconfirmed", {"after": 0, "limit": 1}), tx.keys.row_check)
