@@ -81,6 +81,17 @@ def test_conformance_passes_and_prints_table_and_json(
     assert result["checks"][2]["seen"] == "needs shares (--devnet or --shares)"
 
 
+def test_conformance_replaces_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "result.xml"
+    report.write_text("of another run")
+    assert run_command("conformance", "http://127.0.0.1:1", "--junit", str(report)) == 1
+    assert capsys.readouterr().err == f"{report} already exists\n"
+    assert report.read_text() == "of another run"
+    report.unlink()
+    assert run_command("conformance", "http://127.0.0.1:1", "--junit", str(report)) == 6
+    assert not report.exists()
+
+
 def test_conformance_failed_must_check_exits_1(helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:
     helper.origin = "https://only.example"
     assert run_command("conformance", helper.url, "--only", "CORS-001") == 1
