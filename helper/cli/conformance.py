@@ -84,7 +84,8 @@ def conformance(
     when the helper reveals shares, and what its requests disclose to the node. Checks whose requirements are missing
     are skipped (docs/conformance-kit.md).
 
-    Exit code 0: no must check failed, 1: at least one failed, 6: the helper or the dev chain does not respond.
+    Exit code 0: no must check failed, 1: at least one failed, or all were skipped, 6: the helper or the dev chain does
+    not respond.
     """
     if devnet is not None and shares is not None:
         raise UsageError("--devnet and --shares are mutually exclusive")

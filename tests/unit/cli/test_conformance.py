@@ -100,6 +100,11 @@ def test_conformance_failed_must_check_exits_1(helper: Helper, capsys: pytest.Ca
     assert "1 failed (1 must, 0 should)" in output.err
 
 
+def test_conformance_without_any_check_that_can_run_exits_1(helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("conformance", helper.url, "--only", "DUP") == 1
+    assert capsys.readouterr().err.startswith("0 passed, 0 failed (0 must, 0 should), ")
+
+
 def test_conformance_failed_should_check_exits_0(helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("conformance", helper.url, "--only", "STATUS-008") == 0
     assert "1 failed (0 must, 1 should)" in capsys.readouterr().err
