@@ -94,7 +94,9 @@ SERVICES: Final = frozenset({"serve", "devnet", "demo"})
 """Functions of commands that run services. Their unexpected errors of files keep their tracebacks."""
 GROUPS: Final = {
     "wallet": "Act as a wallet on a dev chain.",
-    "queue": "Inspect and manage queued shares.",
+    "queue": "Inspect and manage queued shares.\n\nTo pause, stop the helper: shares keep their due times. To stop one "
+    "round here, move its shares out with `queue export --move --round ROUND` (new ones are still accepted); "
+    "`queue retry --stage moved` reactivates them.",
     "chain": "Control what the helper reads from the chain.",
     "tx": "Show public transactions of the chain.",
     "proof": "Export and verify proof bundles of confirmed reveals.",
@@ -189,6 +191,7 @@ def _create_group(text: str) -> typer.Typer:
         help=text,
         no_args_is_help=True,
         add_completion=False,
+        suggest_commands=False,  # it would suggest "purge" for "pause"
         # with markup, "[helper] host" would lose "[helper]"
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

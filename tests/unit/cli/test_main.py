@@ -77,6 +77,16 @@ def test_invalid_command_line_exits_usage(arguments: tuple[str, ...], capsys: py
     assert "Usage" in "".join(capsys.readouterr())
 
 
+def test_unknown_command_suggests_none_and_help_says_how_to_pause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "pause") == 2
+    error = capsys.readouterr().err
+    assert "No such command 'pause'." in error
+    assert "svote-helper queue --help" in error
+    assert "purge" not in error
+    assert run_command("queue", "--help") == 0
+    assert "To pause, stop the helper" in capsys.readouterr().out
+
+
 @pytest.fixture
 def plugin_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A command in its own module, which works without the modules of the others."""
