@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -94,6 +95,14 @@ async def test_no_color_disables_escapes(database: Path) -> None:
             assert await plain.wait_for_exit() == 0
         assert "2000" in plain.text
         assert COLOR_ESCAPE.search(plain.raw) is None
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+async def test_watch_restores_the_screen_after_a_signal(database: Path, signal_number: int) -> None:
+    async with run_in_terminal("queue", "watch", "--db", str(database)) as screen:
+        await screen.wait_for_text("shows its state", lambda text: "no helper is running" in text)
+        assert await screen.interrupt(signal_number) == 0
+    assert screen.raw.rstrip().endswith(b"\x1b[?25h\x1b[?1049l"), "the cursor and the screen are restored"
 
 
 def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Path) -> None:
