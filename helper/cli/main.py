@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from io import TextIOWrapper
 from itertools import takewhile
 from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
@@ -109,7 +110,7 @@ GROUPS: Final = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    _replace_closed_streams()
+    _prepare_streams()
     try:
         cli = create_completing_cli(os.environ) if COMPLETION_VARIABLE in os.environ else create_cli(argv)
         try:
@@ -216,13 +217,18 @@ def _typed_words(env: Mapping[str, str]) -> list[str]:
     return words if line.endswith(" ") else words[:-1]
 
 
-def _replace_closed_streams() -> None:
-    """Connect closed standard streams to the null device: the next opened file, a database, would get their number."""
+def _prepare_streams() -> None:
+    """Connect closed standard streams to the null device: the next opened file, a database, would get their number.
+
+    Text that standard output cannot encode is escaped, as on standard error.
+    """
     for number, name in enumerate(_STREAMS):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _print_error(error: HelperError) -> None:
