@@ -168,8 +168,9 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def is_conformant(results: Sequence[CheckResult]) -> bool:
-    """Whether no `must` check failed."""
-    return not any(result.verdict == "failed" and result.check.level == "must" for result in results)
+    """Whether at least one check ran and no `must` check failed."""
+    failed = any(result.verdict == "failed" and result.check.level == "must" for result in results)
+    return not failed and any(result.verdict != "skipped" for result in results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

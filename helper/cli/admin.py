@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json as jsonlib
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -23,12 +24,12 @@ from helper.cli.terminal import emit_table
 from helper.clock import SystemClock
 from helper.core.json_records import fact
 from helper.core.text_forms import format_time
-from helper.runtime.network_clients import create_client
+from helper.runtime.network_clients import create_async_client
 
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 30.0
-"""Request timeout in seconds."""
+"""Time limit of a command's requests in seconds, whatever the server sends."""
 _ARMOR_PREFIX = b"-----BEGIN"
 
 ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
@@ -88,7 +89,7 @@ def register(
     if show:
         emit_json(body)
         return
-    answer = _parse(_Answer, _request("POST", f"{to.rstrip('/')}/api/register-validator", body))
+    answer = _parse(_Answer, _run(_request("POST", f"{to.rstrip('/')}/api/register-validator", body)))
     until = "" if answer.expires_at is None else f" until {format_time(answer.expires_at)} UTC"
     text = "registered: it is already a validator" if answer.status == "registered" else f"pending{until}"
     emit(RegisteredValidator(operator_address=signer, **asdict(answer)), f"{signer} is {text}", json=json)
@@ -96,7 +97,7 @@ def register(
 
 def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) -> None:
     """List pending registrations."""
-    registrations = _fetch_pending(f"{to.rstrip('/')}/api/pending-validators")
+    registrations = _run(_fetch_pending(f"{to.rstrip('/')}/api/pending-validators"))
     emit(PendingList(pending=registrations), _print_pending, json=json)
 
 
@@ -141,11 +142,19 @@ def _open_armor(text: str) -> bytes:
         fail(str(error), ExitCode.USAGE)
 
 
-def _fetch_pending(url: str) -> list[Registration]:
+def _run(requests: Coroutine[Any, Any, T]) -> T:
+    """Run requests. Ends the command if they take too long."""
+    try:
+        return asyncio.run(asyncio.wait_for(requests, TIMEOUT_SECONDS))
+    except TimeoutError:
+        fail(f"no complete response within {TIMEOUT_SECONDS:g} s", ExitCode.UNREACHABLE)
+
+
+async def _fetch_pending(url: str) -> list[Registration]:
     """Fetch the registrations of all pages."""
     rows: list[Registration] = []
     for page in count(1):
-        response = _request("GET", f"{url}?page={page}")
+        response = await _request("GET", f"{url}?page={page}")
         found = _parse(list[Registration], response)
         rows += found
         if "next" not in response.links or not found or len(rows) >= MAX_REGISTRATIONS:
@@ -161,11 +170,11 @@ def _parse(kind: type[T], response: httpx.Response) -> T:
         fail(f"the response of {response.url} is not that of a helper", ExitCode.UNREACHABLE)
 
 
-def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx.Response:
+async def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx.Response:
     """Return a 200 response with a JSON body. Anything else ends the command."""
     try:
-        with create_client(timeout=TIMEOUT_SECONDS) as client:
-            response = client.request(method, url, json=body)
+        async with create_async_client(timeout=TIMEOUT_SECONDS) as client:
+            response = await client.request(method, url, json=body)
         content = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         fail(f"request to {url} failed: {type(error).__name__}", ExitCode.UNREACHABLE)

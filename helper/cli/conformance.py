@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ from conformance.http_requests import HelperClient, parse_address
 from conformance.runner import create_report, is_conformant, run_checks, select_checks, to_junit
 from conformance.session import Session
 from conformance.status_checks import STATUS_PATH
-from helper.cli.conventions import ExitCode, JsonOption, emit, fail, print_message
+from helper.cli.conventions import ExitCode, JsonOption, emit, fail, new_file, print_message
 from helper.cli.terminal import emit_table, progress_bar
 from helper.clock import SystemClock
 from helper.errors import UsageError
@@ -64,7 +64,7 @@ def conformance(
         typer.Option(metavar="COMMAND", help="Shell command that restarts the helper.", show_default=False),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JUnit XML file to write.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="JUnit XML file to write; must not exist.", show_default=False)
     ] = None,
     token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that require one.")] = "",
     within: Annotated[
@@ -84,13 +84,15 @@ def conformance(
     when the helper reveals shares, and what its requests disclose to the node. Checks whose requirements are missing
     are skipped (docs/conformance-kit.md).
 
-    Exit code 0: no must check failed, 1: at least one failed, 6: the helper or the dev chain does not respond.
+    Exit code 0: no must check failed, 1: at least one failed, or all were skipped, 6: the helper or the dev chain does
+    not respond.
     """
     if devnet is not None and shares is not None:
         raise UsageError("--devnet and --shares are mutually exclusive")
-    results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
-    if junit is not None:
-        junit.write_bytes(to_junit(url, results))
+    with nullcontext() if junit is None else new_file(junit) as report:
+        results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
+        if report is not None:
+            report.write(to_junit(url, results))
     emit(create_report(results), lambda _: _print_results(results), json=json)
     if not is_conformant(results):
         raise typer.Exit(ExitCode.FAILURE)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """Errors of an output whose reader has closed it, or whose disk is full or failed; see `is_output_error`."""
-_UNESCAPED_CONTROL: Final = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON encoders do not escape."""
+_NOT_PRINTABLE_ASCII: Final = re.compile("[^\0-~]")
+"""Characters that an output may be unable to encode, and control characters that JSON encoders do not escape."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -91,12 +91,16 @@ def emit_json(value: Any) -> None:
 
 
 def encode_json_line(value: Any) -> str:
-    """Encode a value as one line of JSON, with terminal control characters escaped."""
+    """Encode a value as one line of JSON in printable ASCII."""
     try:
         text = orjson.dumps(value).decode()
     except TypeError:  # orjson refuses lone surrogates, which arguments and paths may contain
         text = json.dumps(value, separators=(",", ":"))
-    return _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+    return _NOT_PRINTABLE_ASCII.sub(_escape_for_json, text) + "\n"
+
+
+def _escape_for_json(match: re.Match[str]) -> str:
+    return re.sub("....", r"\\u\g<0>", match[0].encode("utf-16-be").hex())
 
 
 def print_message(text: str) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from io import TextIOWrapper
 from itertools import takewhile
 from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
@@ -94,7 +95,9 @@ SERVICES: Final = frozenset({"serve", "devnet", "demo"})
 """Functions of commands that run services. Their unexpected errors of files keep their tracebacks."""
 GROUPS: Final = {
     "wallet": "Act as a wallet on a dev chain.",
-    "queue": "Inspect and manage queued shares.",
+    "queue": "Inspect and manage queued shares.\n\nTo pause, stop the helper: shares keep their due times. To stop one "
+    "round here, move its shares out with `queue export --move --round ROUND` (new ones are still accepted); "
+    "`queue retry --stage moved` reactivates them.",
     "chain": "Control what the helper reads from the chain.",
     "tx": "Show public transactions of the chain.",
     "proof": "Export and verify proof bundles of confirmed reveals.",
@@ -107,7 +110,7 @@ GROUPS: Final = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    _replace_closed_streams()
+    _prepare_streams()
     try:
         cli = create_completing_cli(os.environ) if COMPLETION_VARIABLE in os.environ else create_cli(argv)
         try:
@@ -189,6 +192,7 @@ def _create_group(text: str) -> typer.Typer:
         help=text,
         no_args_is_help=True,
         add_completion=False,
+        suggest_commands=False,  # it would suggest "purge" for "pause"
         # with markup, "[helper] host" would lose "[helper]"
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -213,13 +217,18 @@ def _typed_words(env: Mapping[str, str]) -> list[str]:
     return words if line.endswith(" ") else words[:-1]
 
 
-def _replace_closed_streams() -> None:
-    """Connect closed standard streams to the null device: the next opened file, a database, would get their number."""
+def _prepare_streams() -> None:
+    """Connect closed standard streams to the null device: the next opened file, a database, would get their number.
+
+    Text that standard output cannot encode is escaped, as on standard error.
+    """
     for number, name in enumerate(_STREAMS):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _print_error(error: HelperError) -> None:

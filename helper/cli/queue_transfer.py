@@ -56,6 +56,7 @@ from helper.store.backup import (
     DATABASE_HEADER,
     EncryptedWriter,
     create_file,
+    create_unencrypted_file,
     decrypt_backup,
     needs_passphrase,
     read_backup,
@@ -287,7 +288,7 @@ def _write_and_record(
         else:
             file.write(encode_for_svoted(list(read_shares()), queue.round_ends))
 
-    with create_file(output, write) as export_file:
+    with (create_file if passphrase else create_unencrypted_file)(output, write) as export_file:
         queue.source.close()  # without a running helper, this process opens the file for writing
         try:
             exported: dict[str, Any] = {"shares": len(marks) // MARK_STRUCT.size}
@@ -295,9 +296,11 @@ def _write_and_record(
             response = api.post("/queue/export", {**body, **exported, **more})
             return {"bytes": export_file.stat().st_size, **exported, **response}
         except BaseException:
-            if move:
+            if not passphrase and move:
+                print_message("shares may have been moved: `svote-helper queue retry --stage moved` reactivates them")
+            elif move:
                 print_message(f"shares may have been moved to {export_file}: keep this file")
-            else:
+            elif passphrase:
                 with acting_as_owner(export_file):
                     export_file.unlink()
             raise
@@ -307,8 +310,7 @@ def _warn_of_partial_files(directory: Path) -> None:
     for partial_file in sorted(directory.glob(".*.partial")):
         print_message(
             f"{partial_file} remains from an interrupted export or backup. After an interrupted --move it may be the "
-            "only copy of its shares: before you delete it, import it with `svote-helper queue import` (after "
-            "--for-svoted: with --from-svoted)."
+            "only copy of its shares: before you delete it, import it with `svote-helper queue import`."
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -342,6 +343,7 @@ def _print_text_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
 
 
 def _show_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal's own screen is restored, as after Ctrl-C
     console = Console()
     screen = Screen(None, "waiting for the helper")
     with Live(screen, console=console, screen=True, auto_refresh=False) as live:

@@ -101,22 +101,25 @@ def describe_validation_error(section: str, key: str, details: Mapping[str, Any]
 
 
 def to_display_value(section: str, key: str, value: Any) -> Any:
-    """Return a value for display: secrets and credentials in URLs redacted, tuples as lists."""
+    """Return a value for display: secrets and credentials in URLs redacted, tuples as lists.
+
+    The path of a node's URL can be a key of its provider. Other output names a node by host and port.
+    """
     if (section, key) in SECRET_SETTINGS:
         return REDACTED if value else value
     if isinstance(value, tuple):
         return [to_display_value(section, key, part) for part in value]
     if isinstance(value, str) and "://" in value:
-        return redact_credentials(value)
+        return _redact_credentials(value, hides_path=section == "chain")
     return value
 
 
-def redact_credentials(url: str) -> str:
-    """Redact user, password and query of a URL."""
+def _redact_credentials(url: str, *, hides_path: bool) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     netloc = f"***@{host}" if "@" in parts.netloc else host
-    return urlunsplit((parts.scheme, netloc, parts.path, "***" if parts.query else "", ""))
+    path = "/***" if parts.path and hides_path else parts.path
+    return urlunsplit((parts.scheme, netloc, path, "***" if parts.query else "", ""))
 
 
 def to_toml(value: Any) -> str:

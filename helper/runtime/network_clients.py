@@ -187,24 +187,6 @@ def create_async_client(
     )
 
 
-def create_client(
-    *,
-    timeout: httpx.Timeout | float,
-    transport: httpx.BaseTransport | None = None,
-    base_url: httpx.URL | str = "",
-) -> httpx.Client:
-    """Create a blocking client; the arguments are those of `create_async_client`."""
-    return httpx.Client(
-        cookies=_NoCookies(),
-        follow_redirects=False,
-        trust_env=False,
-        timeout=timeout,
-        transport=transport,
-        base_url=base_url,
-        limits=httpx.Limits(max_connections=None),
-    )
-
-
 _VERSION: Final = 5
 _NO_AUTHENTICATION: Final = 0
 _CONNECT: Final = 1

@@ -48,8 +48,8 @@ class Terminal:
                 f"waited {TIMEOUT_SECONDS:.0f} s until it {description}; it shows:\n{self.text}"
             ) from None
 
-    async def interrupt(self) -> int:
-        os.killpg(self._process.pid, signal.SIGINT)
+    async def interrupt(self, signal_number: int = signal.SIGINT) -> int:
+        os.killpg(self._process.pid, signal_number)
         return await self.wait_for_exit()
 
     async def wait_for_exit(self) -> int:

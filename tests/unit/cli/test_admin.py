@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,11 @@ def test_admin_register_prints_server_response(
 ) -> None:
     requests: list[tuple[str, str]] = []
 
-    def respond(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+    async def respond(_: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
         requests.append((request.method, str(request.url)))
         return httpx.Response(status, json=expected_json)
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", respond)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", respond)
     arguments = ("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://helper.example.org/")
     assert run_admin_command(*arguments) == code
     captured = capsys.readouterr()
@@ -94,12 +96,12 @@ def test_admin_pending_with_several_pages_prints_all(
         for number in range(3)
     ]
 
-    def respond(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+    async def respond(_: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
         page = int(request.url.params["page"])
         link = {"Link": f'<?page={page + 1}>; rel="next"'} if page < len(waiting) else {}
         return httpx.Response(200, json=[waiting[page - 1]], headers=link)
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", respond)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", respond)
     assert run_admin_command("pending", "--to", "http://helper.example.org", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"pending": waiting}
 
@@ -108,7 +110,10 @@ def test_admin_pending_with_several_pages_prints_all(
 def test_admin_with_response_of_another_server_exits_unreachable(
     key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str
 ) -> None:
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: httpx.Response(200, text=body))
+    async def respond(*_: object) -> httpx.Response:
+        return httpx.Response(200, text=body)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", respond)
     for arguments in (("pending",), ("register", "--key-file", str(key_file), "--moniker", "m")):
         assert run_admin_command(*arguments, "--to", "http://helper.example.org") == 6
         assert "is not that of a helper" in capsys.readouterr().err
@@ -118,10 +123,33 @@ def test_admin_pending_ends_although_the_pages_do_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"operator_address": SIGNER, "url": "", "moniker": "m", "requested_at": 1, "expires_at": 2}
-    page = httpx.Response(200, json=[row] * 500, headers={"Link": '<?page=2>; rel="next"'})
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: page)
+
+    async def respond(*_: object) -> httpx.Response:
+        return httpx.Response(200, json=[row] * 500, headers={"Link": '<?page=2>; rel="next"'})
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", respond)
     assert run_admin_command("pending", "--to", "http://helper.example.org", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["pending"]) == MAX_REGISTRATIONS
+
+
+class EndlessBody(httpx.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0)
+
+
+def test_admin_ends_although_the_response_does_not(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def respond(*_: object) -> httpx.Response:
+        return httpx.Response(200, stream=EndlessBody())
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", respond)
+    monkeypatch.setattr("helper.cli.admin.TIMEOUT_SECONDS", 0.05)
+    for arguments in (("pending",), ("register", "--key-file", str(key_file), "--moniker", "m")):
+        assert run_admin_command(*arguments, "--to", "http://helper.example.org") == 6
+        assert "no complete response within 0.05 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("passphrase", "code"), [(PASSPHRASE, 0), ("another", 4)])

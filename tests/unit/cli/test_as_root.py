@@ -19,6 +19,7 @@ import pytest
 
 from helper.runtime.process_security import acting_as_owner
 from helper.server.listening import listen_unix
+from helper.store.backup import create_unencrypted_file
 from tests.unit.cli.test_db import create_database
 from tests.unit.cli.test_main import run_command
 from tests.unit.store.fixtures import ROUND
@@ -143,6 +144,12 @@ def test_root_command_leaves_service_as_owner_of_all_files(database: Path, direc
     assert output.stat().st_uid == 0, "files that root creates in other directories belong to root"
 
 
+def test_unencrypted_file_of_root_belongs_to_the_owner_of_the_directory(directory: Path) -> None:
+    with create_unencrypted_file(directory / "shares", lambda file: file.write(b"shares")):
+        pass
+    assert file_owners(directory) == {"shares": SERVICE_UID}
+
+
 _RUN_AND_REPORT_READS = """
 import os, sys
 from helper.cli.main import main
@@ -195,7 +202,6 @@ def test_export_after_interrupted_export_reports_leftover_file(
     assert run_command("queue", "export", "--output", str(directory / "new"), "--db", str(database)) == 0
     messages = capsys.readouterr().err
     assert f"{left} remains from an interrupted export" in messages
-    assert "(after --for-svoted: with --from-svoted)" in messages
     assert left.read_bytes() == b"sealed"
 
 

@@ -81,12 +81,28 @@ def test_conformance_passes_and_prints_table_and_json(
     assert result["checks"][2]["seen"] == "needs shares (--devnet or --shares)"
 
 
+def test_conformance_replaces_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "result.xml"
+    report.write_text("of another run")
+    assert run_command("conformance", "http://127.0.0.1:1", "--junit", str(report)) == 1
+    assert capsys.readouterr().err == f"{report} already exists\n"
+    assert report.read_text() == "of another run"
+    report.unlink()
+    assert run_command("conformance", "http://127.0.0.1:1", "--junit", str(report)) == 6
+    assert not report.exists()
+
+
 def test_conformance_failed_must_check_exits_1(helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:
     helper.origin = "https://only.example"
     assert run_command("conformance", helper.url, "--only", "CORS-001") == 1
     output = capsys.readouterr()
     assert "failed\tstatus allows every origin" in output.out
     assert "1 failed (1 must, 0 should)" in output.err
+
+
+def test_conformance_without_any_check_that_can_run_exits_1(helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("conformance", helper.url, "--only", "DUP") == 1
+    assert capsys.readouterr().err.startswith("0 passed, 0 failed (0 must, 0 should), ")
 
 
 def test_conformance_failed_should_check_exits_0(helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:

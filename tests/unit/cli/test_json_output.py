@@ -148,10 +148,14 @@ def test_json_output_of_config_and_health(run_json: RunJson, tmp_path: Path) -> 
 def test_json_output_of_admin_commands(run_json: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("key").write_text(KEY.hex())
     row = {"operator_address": "sv1x", "url": "", "moniker": "m", "requested_at": 1, "expires_at": 2}
-    for body in ({"status": "registered"}, {"status": "pending", "expires_at": 1_795_872_800}):
-        monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_, body=body: httpx.Response(200, json=body))
+    answers = [{"status": "registered"}, {"status": "pending", "expires_at": 1_795_872_800}, [row]]
+
+    async def respond(*_: object) -> httpx.Response:
+        return httpx.Response(200, json=answers.pop(0))
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", respond)
+    for _ in range(2):
         run_json("admin register", "--key-file", "key", "--moniker", "m")
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: httpx.Response(200, json=[row]))
     assert run_json("admin pending")["pending"]
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +14,9 @@ from unittest.mock import Mock
 import pytest
 import typer
 
+from helper.cli.conventions import emit_json
 from helper.cli.main import COMMANDS, Command, load_function, main
+from helper.cli.terminal import emit_table
 from helper.errors import HelperError, UsageError
 from tests.support.schemas import assert_conforms
 
@@ -77,6 +80,16 @@ def test_invalid_command_line_exits_usage(arguments: tuple[str, ...], capsys: py
     assert "Usage" in "".join(capsys.readouterr())
 
 
+def test_unknown_command_suggests_none_and_help_says_how_to_pause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "pause") == 2
+    error = capsys.readouterr().err
+    assert "No such command 'pause'." in error
+    assert "svote-helper queue --help" in error
+    assert "purge" not in error
+    assert run_command("queue", "--help") == 0
+    assert "To pause, stop the helper" in capsys.readouterr().out
+
+
 @pytest.fixture
 def plugin_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A command in its own module, which works without the modules of the others."""
@@ -98,6 +111,17 @@ def test_command_runs_without_modules_of_others(plugin_module: ModuleType, capsy
     assert capsys.readouterr().out == "hello\n"
     assert run_command("group", "--help") == 0
     assert "absent  Run." in capsys.readouterr().out
+
+
+def test_output_that_cannot_be_encoded_is_escaped(plugin_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        emit_table(("name",), [("Höhle",)])
+        emit_json({"name": "Höhle"})
+
+    vars(plugin_module)["run"] = run
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(output := BytesIO(), encoding="ascii"))
+    assert run_command("plugged") == 0
+    assert output.getvalue().splitlines() == [b"name", rb"H\xf6hle", rb'{"name":"H\u00f6hle"}']
 
 
 def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

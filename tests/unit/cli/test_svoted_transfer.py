@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from devnet.ballot import seal_ballot
+from helper.cli.operator_api import OperatorApi
 from helper.store import shares
 from tests.support.schemas import assert_conforms
 from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
@@ -200,6 +201,25 @@ def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.Cap
     assert run_command(*IMPORT, "queue.json", "--yes", "--json") == 0
     assert read_json_line(capsys)["revived"] == 2
     assert read_states(capsys) == {"received": 2}
+
+
+def test_interrupted_export_for_svoted_leaves_no_file(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(*waiting_rows())
+    assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 0
+    before = {*Path().iterdir()}
+    files: set[Path] = set()
+
+    def interrupt(*_: object) -> None:
+        files.update(Path().iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OperatorApi, "post", interrupt)
+    assert run_command("queue", "export", "--for-svoted", "--output", "queue.json", "--move", "--yes") == 130
+    files.update(Path().iterdir())
+    assert not [file.name for file in files - before if not file.name.startswith(DATABASE.name)]
+    assert "`svote-helper queue retry --stage moved` reactivates them" in capsys.readouterr().err
 
 
 def read_json_line(capsys: pytest.CaptureFixture[str]) -> Any:

@@ -379,7 +379,7 @@ def test_example_file_has_every_key_at_default(tmp_path: Path) -> None:
         ("helper", "api_token", "", ""),
         ("operator", "token", "secret", REDACTED),
         ("helper", "sentry_dsn", "https://secret@sentry.example/1", REDACTED),
-        ("chain", "endpoints", ("http://u:secret@h:1/x", "http://h:2"), ["http://***@h:1/x", "http://h:2"]),
+        ("chain", "endpoints", ("http://u:secret@h:1/secret", "http://h:2"), ["http://***@h:1/***", "http://h:2"]),
         ("admin", "config_url", "https://h/x?key=secret", "https://h/x?***"),
         ("helper", "port", 8090, 8090),
     ],

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from helper.chain.node_http import MAX_CONNECTIONS, NodeHttp, NoResponse
-from helper.runtime.network_clients import LimitedTransport, create_async_client, create_client
+from helper.runtime.network_clients import LimitedTransport, create_async_client
 
 REPO_ROOT = Path(__file__).parents[3]
 CREATION_PATTERN = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
@@ -33,9 +33,6 @@ async def test_client_ignores_set_cookie() -> None:
     async with create_async_client(timeout=5, transport=transport, base_url="http://node") as http:
         assert [(await http.get(path)).status_code for path in ("/", "/moved", "/")] == [200, 302, 200]
         assert len(http.cookies.jar) == 0
-    with create_client(timeout=5, transport=transport, base_url="http://node") as blocking:
-        assert [blocking.get(path).status_code for path in ("/", "/moved", "/")] == [200, 302, 200]
-        assert len(blocking.cookies.jar) == 0
 
 
 def test_http_clients_are_created_in_one_module() -> None:

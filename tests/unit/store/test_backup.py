@@ -22,6 +22,7 @@ from helper.store.backup import (
     EncryptedWriter,
     WriteContent,
     create_file,
+    create_unencrypted_file,
     decrypt_backup,
     encrypt_backup,
     restore_database,
@@ -303,6 +304,23 @@ def test_backup_never_replaces_export(tmp_path: Path, monkeypatch: pytest.Monkey
         (tmp_path / "late.age").write_bytes(b"another file")
     assert (output.read_bytes(), partial.read_bytes()) == (export, export)
     assert (tmp_path / "late.age").read_bytes() == b"another file"
+
+
+def test_unencrypted_file_has_no_name_before_it_is_complete_and_recorded(tmp_path: Path) -> None:
+    """A command that is killed therefore leaves none."""
+    output, write = tmp_path / "queue.json", content(b"shares")
+    with create_unencrypted_file(output, write) as unnamed:
+        assert (unnamed.read_bytes(), list(tmp_path.iterdir())) == (b"shares", [])
+    assert (output.read_bytes(), stat.S_IMODE(output.stat().st_mode)) == (b"shares", 0o600)
+    with pytest.raises(BackupError, match="exists already"), create_unencrypted_file(output, write):
+        pass
+    output.unlink()
+    with pytest.raises(KeyboardInterrupt), create_unencrypted_file(output, write):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BackupError, match="retry --stage moved"), create_unencrypted_file(output, write):
+        output.write_bytes(b"another file")
+    assert output.read_bytes() == b"another file"
 
 
 # ---------------------------------------------------------------------- restore
