@@ -169,7 +169,9 @@ class ServerSection(Section):
     unix_socket: SocketPath = Field(
         "",
         description="Path of a unix socket on which the wallet API listens instead of [helper] host and port, for a "
-        "Tor onion service: no TCP port is open. Its user and group can connect (mode 0660).",
+        "Tor onion service: no TCP port is open. Its user and group can connect (mode 0660). A reverse proxy must use "
+        "TCP, because trusted_proxies does not apply to this socket: tor, unlike a proxy, sets no time limits for its "
+        "clients.",
     )
     onion_address: OnionAddress = Field(
         "",

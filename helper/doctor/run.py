@@ -260,23 +260,13 @@ class _Doctor:
         )
 
     async def _check_public_url(self) -> list[CheckResult]:
-        config, service = self.config, self.daemon.service
+        config = self.config
         url = config.admin.public_url
         if not url or not self.settings.is_readable:
             return []
-        chain_id = config.chain.chain_id or service.chain_id or ""
+        chain_id = config.chain.chain_id or self.daemon.service.chain_id or ""
         async with create_async_client(timeout=publication.PUBLIC_URL_SECONDS) as client:
-            results = await publication.check_public_url(
-                client, url, chain_id=chain_id, has_gateway=config.gateway.enable
-            )
-        if self.daemon.queue is None or config.store.url or results[0].advice:
-            return results
-        after = await self._call_in_thread(lambda: running_helper.query_daemon(config.socket_path))
-        posts = {name: count for name, count in after.service.counts.items() if name.startswith("post_")}
-        if after.queue is None or any(count != service.counts.get(name, 0) for name, count in posts.items()):
-            return results
-        problem = f"{url} reaches another helper: this one has received no request"
-        return [fail("public URL", problem, "Correct [admin] public_url, the record of its name, or the proxy.")]
+            return await publication.check_public_url(client, url, chain_id=chain_id, has_gateway=config.gateway.enable)
 
     def _check_process(self) -> list[CheckResult]:
         reported = self.daemon.service.process

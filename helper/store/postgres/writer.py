@@ -14,6 +14,7 @@ the write-ahead log is replicated in order, that commit also confirms the earlie
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -26,6 +27,7 @@ from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare
 from helper.store.postgres.connection import (
+    CONNECT_SECONDS,
     ConnectionSettings,
     is_batch_wide,
     is_retryable,
@@ -33,6 +35,7 @@ from helper.store.postgres.connection import (
     translate,
 )
 from helper.store.postgres.opening import (
+    Connection,
     acquire_host_lock,
     acquire_host_name,
     connect,
@@ -85,6 +88,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._keyring = keyring
         self._claims = claims
         self._store_clock = store_clock
+        self._conn: Connection | None = None  # set before the session is ready, and kept when it has ended
         self._tx: PostgresTransaction | None = None
         self._write_error: str | None = None
         self._clock: Clock = SystemClock()  # real time in tests too: the server has no simulated clock
@@ -103,6 +107,25 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
     def is_stalled(self) -> bool:
         """Whether a transaction has not completed for `STALLED_SECONDS`."""
         return self.write_error == _STALLED_TEXT
+
+    async def stop(self) -> None:
+        """Complete the submitted operations, and close the database.
+
+        After `STALLED_SECONDS`, operations that still wait, for a lock or a standby, are cancelled and fail.
+        """
+        cancelling = asyncio.create_task(self._cancel_stalled())
+        try:
+            await super().stop()
+        finally:
+            cancelling.cancel()
+
+    async def _cancel_stalled(self) -> None:
+        await asyncio.sleep(STALLED_SECONDS)
+        while True:
+            if self._conn is not None:
+                with suppress(psycopg.Error):
+                    await asyncio.to_thread(self._conn.cancel_safe, timeout=CONNECT_SECONDS)
+            await asyncio.sleep(PROBE_SECONDS)  # each batch, and each attempt to write, may wait again
 
     # ------------------------------------------------------------------ the thread
 
@@ -124,7 +147,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         return tx
 
     def _open_session(self) -> PostgresTransaction:
-        conn = connect(self._settings)
+        conn = self._conn = connect(self._settings)
         try:
             acquire_host_name(conn, self._settings)  # first, so that a second process with this name changes nothing
             with conn.transaction():
@@ -221,7 +244,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self.stats.failures += 1
         for job in batch:
             job.value, job.error = None, None
-        if isinstance(error, StoreUnconfirmed):
+        if isinstance(error, StoreUnconfirmed | psycopg.errors.QueryCanceled):  # another attempt may wait as long
             self._fail_batch(batch, error, is_batch_wide=True)
         elif needs_new_connection(error) or self._tx is None:
             self._disconnect()

@@ -173,27 +173,6 @@ async def test_examine_checks_voting_config_only_if_configured() -> None:
         assert "voting config" not in await run_checks(config_with_node(f"[admin]\n{admin}\n"))
 
 
-@pytest.mark.parametrize(
-    ("posts_after", "level"), [(4, Level.OK), (3, Level.FAIL)], ids=["this helper", "another helper"]
-)
-async def test_examine_tells_whether_public_url_reaches_this_helper(
-    monkeypatch: pytest.MonkeyPatch, posts_after: int, level: Level
-) -> None:
-    reports = [
-        DaemonReport(True, service=partial_state(counts={"post_refused": posts}), queue=queue)
-        for posts, queue in ((3, QueueSnapshot(at=1.0)), (posts_after, QueueSnapshot(at=2.0)))
-    ]
-    monkeypatch.setattr("helper.doctor.running_helper.query_daemon", lambda _: reports.pop(0))
-
-    async def find_no_problem(_client: object, url: str, **_: object) -> list[CheckResult]:
-        return [CheckResult("public URL", Level.OK, url)]
-
-    monkeypatch.setattr("helper.doctor.publication.check_public_url", find_no_problem)
-    results = await run_checks(config_with_node('[admin]\npublic_url = "https://helper.example"'))
-    assert results["public URL"].level is level
-    assert reports == []
-
-
 async def test_examine_checks_public_url_only_if_configured() -> None:
     url = f"http://127.0.0.1:{find_free_port()}"
     assert "public URL" not in await run_checks(config_with_node())

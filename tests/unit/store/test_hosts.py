@@ -33,7 +33,7 @@ from helper.errors import (
     StoreUnreachable,
 )
 from helper.lease.sender_lease import DatabaseLease
-from helper.store import blocks, rounds
+from helper.store import blocks, rounds, writer_thread
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.messages import mark_sending, prepare, record_outcome
@@ -703,6 +703,23 @@ async def test_read_of_locked_table_ends_with_an_error(
             with pytest.raises(StoreError, match="lock timeout"):
                 await host.list_follow_ups(height=1, limit=1)
         assert await host.list_follow_ups(height=1, limit=1) == []
+
+
+async def test_host_stops_while_its_writes_wait_for_a_lock(
+    join_host: JoinHost, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first batch, those behind it wait too."""
+    monkeypatch.setattr(writer, "STALLED_SECONDS", 0.1)
+    monkeypatch.setattr(writer_thread, "MAX_BATCH", 4)
+    host = await join_host("one")
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        with backend.connect() as other, other.transaction():
+            other.execute("LOCK TABLE shares")
+            posts = [asyncio.create_task(enqueue_shares(host, number)) for number in range(1, 10)]
+            await wait_until(lambda: host._writer.is_stalled)
+            await host.close()
+        outcomes = await asyncio.gather(*posts, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StoreError] * len(posts)
 
 
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
