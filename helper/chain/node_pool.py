@@ -31,7 +31,7 @@ from helper.errors import ChainError, ChainResponseError, ChainUnavailable, Conf
 T = TypeVar("T")
 R = TypeVar("R")
 
-RESEND_SECONDS = 10.0
+RESEND_SECONDS = 6.0
 """Seconds after which the report of one node permits to send a reveal again, whatever the others report."""
 READ_ONLY_CONNECTIONS: Final = 8
 """Maximum number of connections of a `ReadOnlyNodePool` to each node."""

@@ -56,6 +56,8 @@ CONCURRENT_RESENDS = 16
 """Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
 NEVER_SENT_HEIGHT = 0
 """Height for which `list_follow_ups` returns only messages that were never sent."""
+AHEAD_CHECK_SECONDS: Final = 2.0
+"""Seconds between two checks of the messages that wait for a time, because the heights say nothing."""
 STATES_KEPT = 100_000
 """Maximum number of shares whose send state is held in memory."""
 VERDICT_LOG_SECONDS = 60.0
@@ -145,7 +147,7 @@ class Sender:
         await self._follow_up_all(await self._store.list_follow_ups(height=height, limit=self._limit), height)
         if self._clock.monotonic() >= self._next_ahead_check:
             # A node that was alone in sync may have reported a false height, or a node reports a low one now.
-            self._next_ahead_check = self._clock.monotonic() + RESEND_SECONDS
+            self._next_ahead_check = self._clock.monotonic() + AHEAD_CHECK_SECONDS
             await self._follow_up_all(await self._store.list_sent_ahead(height=height, limit=self._limit), height)
 
     async def send_new(self) -> None:

@@ -133,8 +133,8 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
         ({"head": 100, "agreed": 100, "began_at": NOW - 60}, "BEHIND", ProveAnew),  # one of two nodes is stuck
         ({"head": 105, "agreed": 105, "began_at": NOW - 60}, "ACCEPTED", Wait),
         ({"head": 40, "agreed": 40, "began_at": NOW - 60}, "ACCEPTED", ProveAnew),  # it was sent at a false height
-        ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - 10}, "ACCEPTED", Send),
-        ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - 9}, "ACCEPTED", Wait),
+        ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - RESEND_SECONDS}, "ACCEPTED", Send),
+        ({"head": 40, "agreed": 40, "began_at": NOW - 59, "ended_at": NOW - RESEND_SECONDS + 1}, "ACCEPTED", Wait),
     ],
 )
 def test_time_decides_where_heights_stand_still_or_are_false(
