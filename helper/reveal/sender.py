@@ -56,7 +56,7 @@ CONCURRENT_RESENDS = 16
 """Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
 NEVER_SENT_HEIGHT = 0
 """Height for which `list_follow_ups` returns only messages that were never sent."""
-AHEAD_CHECK_SECONDS: Final = 2.0
+AHEAD_CHECK_SECONDS = 2.0
 """Seconds between two checks of the messages that wait for a time, because the heights say nothing."""
 STATES_KEPT = 100_000
 """Maximum number of shares whose send state is held in memory."""
