@@ -209,7 +209,8 @@ def export(
     counts each once). With --move, the shares are marked as failed here, with the stage "moved", before the file
     appears; shares that are being processed are not moved. `queue retry --stage moved` reactivates moved shares.
 
-    With --for-svoted, the file is one of svoted's helper and is not encrypted. Delete it after its import.
+    With --for-svoted, the file is one of svoted's helper and is not encrypted. It appears before shares are marked.
+    Delete it after its import.
     """
     if for_svoted and passphrase_file is not None:
         fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
@@ -272,7 +273,11 @@ def _write_shares(file: BinaryIO, shares: Iterable[ExportedShare], chain_id: str
 def _write_and_record(
     api: OperatorApi, output: Path, queue: ExportedQueue, passphrase: str, body: Mapping[str, Any], *, move: bool
 ) -> dict[str, Any]:
-    """Write the shares, for svoted without a passphrase, and record the export before the file gets its name."""
+    """Write the shares, for svoted without a passphrase, and record the export.
+
+    An encrypted file gets its name at the end. A file for svoted has it before shares are marked as moved: if the
+    command is killed in between, both helpers reveal them, which does no harm.
+    """
     marks = bytearray()
 
     def read_shares() -> Iterator[ExportedShare]:
@@ -296,11 +301,9 @@ def _write_and_record(
             response = api.post("/queue/export", {**body, **exported, **more})
             return {"bytes": export_file.stat().st_size, **exported, **response}
         except BaseException:
-            if not passphrase and move:
-                print_message("shares may have been moved: `svote-helper queue retry --stage moved` reactivates them")
-            elif move:
+            if move:
                 print_message(f"shares may have been moved to {export_file}: keep this file")
-            elif passphrase:
+            else:
                 with acting_as_owner(export_file):
                     export_file.unlink()
             raise

@@ -302,12 +302,12 @@ def create_file(path: Path, write: WriteContent) -> Iterator[Path]:
 
 @contextmanager
 def create_unencrypted_file(path: Path, write: WriteContent) -> Iterator[Path]:
-    """Write a file as `create_file` does, but one without a name until the body has run (O_TMPFILE, open(2)).
+    """Write a file as `create_file` does, but give it its name before the body runs.
 
-    Nothing remains of it if the process is killed before, or the body raises.
+    It has no name while it is written (O_TMPFILE, open(2)), so a process that is killed leaves no part of it.
 
     Yields:
-        A path of the file in /proc.
+        The final path. The file remains there if the body raises.
 
     Raises:
         BackupError: as for `create_file`, or the file system has no such files (NFS, FAT).
@@ -315,16 +315,13 @@ def create_unencrypted_file(path: Path, write: WriteContent) -> Iterator[Path]:
     with _writing(path) as real:
         _refuse_existing(real)
         fd = os.open(real.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        with _writing(path):
+        with os.fdopen(fd, "wb") as file:
             write(file)
             file.flush()
             os.fsync(fd)
-        unnamed = Path(f"/proc/self/fd/{fd}")
-        yield unnamed
-        with _writing(path, note="; moved shares return with `svote-helper queue retry --stage moved`"):
-            os.link(unnamed, real, src_dir_fd=fd)  # with a descriptor, Python follows the link in /proc
-            _sync_directory(real.parent)
+            os.link(f"/proc/self/fd/{fd}", real, src_dir_fd=fd)  # with a descriptor, Python follows the link in /proc
+        _sync_directory(real.parent)
+    yield real
 
 
 @contextmanager

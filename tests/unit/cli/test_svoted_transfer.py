@@ -203,23 +203,24 @@ def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.Cap
     assert read_states(capsys) == {"received": 2}
 
 
-def test_interrupted_export_for_svoted_leaves_no_file(
-    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("move", [False, True])
+def test_interrupted_export_for_svoted_leaves_the_only_copy_of_moved_shares_and_no_other(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], move: bool
 ) -> None:
     write_file(*waiting_rows())
     assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 0
     before = {*Path().iterdir()}
-    files: set[Path] = set()
 
     def interrupt(*_: object) -> None:
-        files.update(Path().iterdir())
+        assert Path("queue.json").stat().st_size > 0, "no share may be marked as moved without its file"
         raise KeyboardInterrupt
 
     monkeypatch.setattr(OperatorApi, "post", interrupt)
-    assert run_command("queue", "export", "--for-svoted", "--output", "queue.json", "--move", "--yes") == 130
-    files.update(Path().iterdir())
-    assert not [file.name for file in files - before if not file.name.startswith(DATABASE.name)]
-    assert "`svote-helper queue retry --stage moved` reactivates them" in capsys.readouterr().err
+    flags = ("--move", "--yes") if move else ()
+    assert run_command("queue", "export", "--for-svoted", "--output", "queue.json", *flags) == 130
+    left = [file.name for file in {*Path().iterdir()} - before if not file.name.startswith(DATABASE.name)]
+    assert left == (["queue.json"] if move else [])
+    assert ("keep this file" in capsys.readouterr().err) is move
 
 
 def read_json_line(capsys: pytest.CaptureFixture[str]) -> Any:
