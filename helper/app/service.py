@@ -442,6 +442,7 @@ class Service:
     def _on_probe(self, head: BlockHead | None) -> None:
         """Reconcile at a new height of any node, whether or not it is agreed or its block can be read."""
         self.health.note_progress(head)
+        self.round_closing.wake_if_due()
         heights = tuple(node.height for node in self.node_pool.nodes)
         if head is not None and heights != self._reconciled_heights:
             self._reconciled_heights = heights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 
@@ -21,8 +22,6 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.reveal")
 
 UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
-CHECK_INTERVAL_SECONDS = 1.0
-"""Seconds between two checks of the rounds."""
 
 
 class RoundClosing:
@@ -52,11 +51,19 @@ class RoundClosing:
         self._purge_after = purge_after
         self._checked_revision: int | None = None  # at the last successful check
         self._next_purge = math.inf  # Unix seconds
+        self._wake = asyncio.Event()
+
+    def wake_if_due(self) -> None:
+        """Let `run` check the rounds if one may have to be closed or purged. Call it after each probe of a node."""
+        if self._is_due():
+            self._wake.set()
 
     async def run(self) -> None:
-        """Check the rounds once per second until cancelled."""
+        """Check the rounds when it is woken, until cancelled."""
         errors = RecurringErrorLog(log, failed="round_closing_failed", recovered="round_closing_recovered")
         while True:
+            await self._wake.wait()
+            self._wake.clear()
             error: Exception | None = None
             try:
                 await self.run_once()
@@ -64,13 +71,10 @@ class RoundClosing:
                 error = failure
             errors.note(error)
             self._stats.note_attempt("closing rounds", error, self._clock.monotonic())
-            await self._clock.sleep(CHECK_INTERVAL_SECONDS)
 
     async def run_once(self) -> None:
         """Close, report and purge the rounds that the chain has closed."""
-        now = self._rounds.chain_now()
-        is_purge_due = now is not None and now >= self._next_purge
-        if not self._lease.is_held or (self._rounds.revision == self._checked_revision and not is_purge_due):
+        if not self._is_due():
             return
         revision = self._rounds.revision
         self._checked_revision = None
@@ -80,6 +84,11 @@ class RoundClosing:
             if self._rounds.frozen_reason(stored.round_id) is None
         ]
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
+
+    def _is_due(self) -> bool:
+        now = self._rounds.chain_now()
+        is_purge_due = now is not None and now >= self._next_purge
+        return self._lease.is_held and (self._rounds.revision != self._checked_revision or is_purge_due)
 
     async def _process_round(self, stored: StoredRound) -> float:
         """Run the due steps of a round.
