@@ -18,8 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 import structlog
@@ -29,7 +28,7 @@ from helper.chain.chain_data import Anchor, Round
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
-from helper.chain.round_registry import RoundRegistry
+from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
 from helper.store.rounds import delete_tree, save_leaves, save_subtrees
@@ -202,6 +201,34 @@ class _Failure:
         self.count += 1
 
 
+class _Knowledge(NamedTuple):
+    """What is known of a round and its tree at one moment.
+
+    Attributes:
+        round: the round.
+        agreed: the newest agreed root.
+        roots: the newest roots that nodes serve.
+        size: the number of leaves of the largest tree.
+    """
+
+    round: RoundView
+    agreed: Anchor | None
+    roots: tuple[Anchor, ...]
+    size: int
+
+    def concerns(self, position: int, earlier: _Knowledge) -> bool:
+        """Whether a share at a position may be responded to otherwise than with what was known earlier."""
+        return self.round != earlier.round or (position < self.size and self != earlier)
+
+
+class _Waiter(NamedTuple):
+    """A share that waits for its round or leaf, and what was known when it began to wait."""
+
+    round_id: bytes
+    position: int
+    earlier: _Knowledge
+
+
 class CommitmentTreeSync:
     """The commitment trees of all rounds that are not purged."""
 
@@ -211,7 +238,7 @@ class CommitmentTreeSync:
         self._rounds = rounds
         self._trees: dict[bytes, RoundTree] = {}
         self._failures: dict[bytes, _Failure] = {}
-        self._waiters: dict[asyncio.Future[None], None] = {}  # for the next sync, in order
+        self._waiters: dict[asyncio.Future[None], _Waiter] = {}  # in the order of their arrival
         self._syncs = 0
 
     # ------------------------------------------------------------------ reading
@@ -294,29 +321,45 @@ class CommitmentTreeSync:
                 return await anyio.to_thread.run_sync(branch.tree.path, position, anchor.size)
         raise KeyError(anchor)
 
-    async def wait_next_sync(self, timeout: float) -> bool:
-        """Wait until a scheduled sync, also one that is running, has succeeded. False after `timeout` seconds.
+    async def wait_for_news(self, round_id: bytes, position: int, timeout: float) -> None:
+        """Wait until a scheduled sync, also one that is running, brings news of a share's round or leaf.
 
         It sends no request: a request caused by a share would reveal its arrival to the node.
+
+        Args:
+            round_id: the share's round.
+            position: the position of its leaf. A tree that does not cover it is no news.
+            timeout: maximum seconds.
         """
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
+        self._waiters[waiter] = _Waiter(round_id, position, self._read_knowledge(round_id))
         try:
             with anyio.move_on_after(timeout):
                 await waiter
-                return True
-            return False
         finally:
-            self._waiters.pop(waiter, None)
-
-    def _wake_waiters(self, left: int) -> None:
-        """Wake the first waiters, a few in each iteration of the event loop, so that others need not wait for all."""
-        for waiter in list(islice(self._waiters, min(left, WAKES_PER_ITERATION))):
             del self._waiters[waiter]
-            if not waiter.done():
-                waiter.set_result(None)
-        if self._waiters and left > WAKES_PER_ITERATION:
-            asyncio.get_running_loop().call_soon(self._wake_waiters, left - WAKES_PER_ITERATION)
+
+    def _read_knowledge(self, round_id: bytes) -> _Knowledge:
+        round_tree = self._trees.get(round_id)
+        if round_tree is None:
+            return _Knowledge(self._rounds.view(round_id), None, (), 0)
+        roots = tuple(branch.newest for branch in round_tree.branches if branch.newest is not None)
+        size = max((root.size for root in roots), default=0)
+        return _Knowledge(self._rounds.view(round_id), round_tree.agreed, roots, size)
+
+    def _wake_waiters(self) -> None:
+        """Wake the shares for which there is news: to check all 1,500 again after each sync would delay others."""
+        known = {round_id: self._read_knowledge(round_id) for round_id in {w.round_id for w in self._waiters.values()}}
+        due = [future for future, w in self._waiters.items() if known[w.round_id].concerns(w.position, w.earlier)]
+        self._wake(due)
+
+    def _wake(self, due: list[asyncio.Future[None]]) -> None:
+        """Wake a few in each iteration of the event loop, so that other requests need not wait for all."""
+        for future in due[:WAKES_PER_ITERATION]:
+            if not future.done():
+                future.set_result(None)
+        if len(due) > WAKES_PER_ITERATION:
+            asyncio.get_running_loop().call_soon(self._wake, due[WAKES_PER_ITERATION:])
 
     # ------------------------------------------------------------------ synchronizing
 
@@ -360,7 +403,7 @@ class CommitmentTreeSync:
             await gather_limited(group, sync_round, CONCURRENT_ROUNDS)
         if errors and len(errors) == len(rounds):
             raise errors[0]
-        self._wake_waiters(len(self._waiters))
+        self._wake_waiters()
 
     def _forget_purged(self) -> None:
         known_ids = {known_round.round_id for known_round in self._rounds.all_rounds()}

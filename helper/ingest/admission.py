@@ -292,20 +292,20 @@ class AdmissionController:
         self, checked: CheckedShare, arrived_at: float, refusal: TemporaryRefusal, *, names_attempt: bool
     ) -> ShareRefused | TemporaryRefusal | None:
         """Wait while the next scheduled syncs may change a refusal. Return the last one."""
-        result: ShareRefused | TemporaryRefusal | None = refusal
-        if self._is_paused(checked.share):
-            return result
+        share = checked.share
+        if self._is_paused(share):
+            return refusal
         with self._waiting.hold(names_attempt=names_attempt):
             now = self._clock.monotonic()
-            is_first = names_attempt and self._waited.remember(checked.share.key, now)
+            is_first = names_attempt and self._waited.remember(share.key, now)
             deadline = now + (FIRST_ATTEMPT_WAIT_SECONDS if is_first else MAX_WAIT_SECONDS)
-            while isinstance(result, TemporaryRefusal) and not self._is_paused(checked.share):
+            while True:
+                # Something may have changed since the refusal, and a wait sees only what changes later.
+                latest = self._find_refusal(checked, arrived_at)
                 seconds_left = deadline - self._clock.monotonic()
-                has_synced = seconds_left > 0 and await self._trees.wait_next_sync(seconds_left)
-                result = self._find_refusal(checked, arrived_at)
-                if not has_synced:
-                    break
-        return result
+                if not isinstance(latest, TemporaryRefusal) or seconds_left <= 0 or self._is_paused(share):
+                    return latest
+                await self._trees.wait_for_news(share.round_id, share.tree_position, seconds_left)
 
     def _is_paused(self, share: Share) -> bool:
         return (self._current_pause() or self._get_round_pause_reason(share.round_id)) is not None

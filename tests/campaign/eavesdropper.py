@@ -12,7 +12,7 @@ order in which shares of one second reach the chain, or are confirmed, is indepe
 posted them. Public summaries of the queues recover the choices of simulated votes no better than chance
 (`summary_attack`).
 
-Injected faults that it caught. `CommitmentTreeSync.wait_next_sync`, which holds shares that are not in the
+Injected faults that it caught. `CommitmentTreeSync.wait_for_news`, which holds shares that are not in the
 synced tree yet, began with its own sync (`await self.sync(self.synced_height)`): "difference in requests per block with
 and without POSTs, any kind: 0.9375 (≤ 0.5)". `RoundTree.set_anchor` used the root before the newest as the anchor:
 "seconds from knowing a newer root to sending a reveal: 1.9823 (≤ 1)". The summary had exact counts by due time

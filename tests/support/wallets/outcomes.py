@@ -61,14 +61,12 @@ class TimedChain(FakeChain):
     clock: FakeClock = field(default_factory=LoopClock)
     changes: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
-    async def wait_next_sync(self, timeout: float) -> bool:
+    async def wait_for_news(self, _round_id: bytes, _position: int, timeout: float) -> None:
         now = asyncio.get_running_loop().time()
         wait = math.floor(now) + 1.0 - now
         await asyncio.sleep(min(wait, timeout))
-        if wait > timeout:
-            return False
-        self.make_changes()
-        return True
+        if wait <= timeout:
+            self.make_changes()
 
     def make_changes(self) -> None:
         now = asyncio.get_running_loop().time()

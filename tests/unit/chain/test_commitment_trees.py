@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,6 +24,25 @@ from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_r
 from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf
 
 ROOT = b64decode(read_recorded("tree, latest")["response"]["tree"]["root"])
+OTHER_ROUND = bytes([1]) * 32
+
+
+@asynccontextmanager
+async def holding_shares(env: TreeEnvironment, *shares: tuple[bytes, int]) -> AsyncIterator[list[tuple[bytes, int]]]:
+    """Hold shares (round, position of the leaf) until there is news. Yields those that continue."""
+    released: list[tuple[bytes, int]] = []
+
+    async def hold(round_id: bytes, position: int) -> None:
+        await env.trees.wait_for_news(round_id, position, 30)
+        released.append((round_id, position))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            for share in shares:
+                group.start_soon(hold, *share)
+            await anyio.wait_all_tasks_blocked()
+            yield released
+            group.cancel_scope.cancel()
 
 
 async def test_tree_sync_matches_recorded_tree() -> None:
@@ -530,50 +551,59 @@ async def test_tree_sync_ignores_inactive_rounds() -> None:
     assert not any("commitment-tree" in path for path in env.nodes[0].requests)
 
 
-async def test_wait_next_sync_sends_no_request() -> None:
+async def test_wait_for_news_sends_no_request_and_ends_with_a_sync() -> None:
     env = TreeEnvironment()
     await env.start()
     before = list(env.nodes[0].requests)
-    assert not await env.trees.wait_next_sync(0.01)
+    await env.trees.wait_for_news(ROUND_ID, 2, 0.01)
     assert env.nodes[0].requests == before
+    async with holding_shares(env, (ROUND_ID, 2)) as released:
+        assert env.nodes[0].requests == before
+        await env.trees.sync(100)
+        await anyio.wait_all_tasks_blocked()
+        assert released == [(ROUND_ID, 2)]
 
-    results: list[bool] = []
 
-    async def wait() -> None:
-        results.append(await env.trees.wait_next_sync(30))
+async def test_news_concerns_only_shares_of_a_changed_round_or_at_a_new_leaf() -> None:
+    env, chain = TreeEnvironment("a", "b"), FakeTree()
+    chain.append(60, 1, 2)
+    chain.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    covered, next_leaf, later, other_round = (ROUND_ID, 1), (ROUND_ID, 2), (ROUND_ID, 3), (OTHER_ROUND, 2)
+    async with holding_shares(env, covered, next_leaf, later, other_round) as released:
 
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
+        async def synchronize() -> list[tuple[bytes, int]]:
+            released.clear()
+            await env.rounds.sync(100)
+            await env.sync_with_first(0)
             await anyio.wait_all_tasks_blocked()
-            assert env.nodes[0].requests == before
-            await env.trees.sync(100)
-    assert results == [True]
+            return sorted(released)
+
+        assert await synchronize() == []
+        chain.append(90, 3)
+        chain.publish_to(env.nodes[0])
+        assert await synchronize() == [covered, next_leaf], "a leaf that only one node serves is accepted"
+        chain.publish_to(*env.nodes)
+        assert await synchronize() == [], "both were released"
+        for node in env.nodes:
+            node.rounds = [node.rounds[0] | {"status": 2}]
+        assert await synchronize() == [later]
 
 
-async def test_requests_that_wait_for_a_sync_continue_a_few_at_a_time() -> None:
+async def test_shares_with_news_continue_a_few_at_a_time() -> None:
     env = TreeEnvironment()
     await env.start()
-    released: list[bool] = []
-
-    async def wait() -> None:
-        released.append(await env.trees.wait_next_sync(30))
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            for _ in range(100):
-                group.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            await env.trees.sync(100)
-            counts = [len(released)]
-            while counts[-1] < 100:
-                await asyncio.sleep(0)
-                counts.append(len(released))
+    async with holding_shares(env, *[(ROUND_ID, 2)] * 100) as released:
+        await env.trees.sync(100)
+        counts = [len(released)]
+        while counts[-1] < 100:
+            await asyncio.sleep(0)
+            counts.append(len(released))
     assert max(later - earlier for earlier, later in pairwise(counts)) <= WAKES_PER_ITERATION
-    assert all(released)
 
 
-async def test_wait_next_sync_ends_with_a_sync_already_begun() -> None:
+async def test_wait_for_news_ends_with_a_sync_already_begun() -> None:
     env = TreeEnvironment()
     await env.start()
     gate = anyio.Event()
@@ -584,20 +614,14 @@ async def test_wait_next_sync_ends_with_a_sync_already_begun() -> None:
         return await load(*args, **kwargs)
 
     env.endpoints.call_until = slow  # type: ignore[method-assign]
-    done: list[bool] = []
-
-    async def wait() -> None:
-        done.append(await env.trees.wait_next_sync(30))
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(env.trees.sync, 100)
-            await anyio.wait_all_tasks_blocked()
-            group.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            assert done == []
+    async with anyio.create_task_group() as group:
+        group.start_soon(env.trees.sync, 100)
+        await anyio.wait_all_tasks_blocked()
+        async with holding_shares(env, (ROUND_ID, 2)) as released:
+            assert released == []
             gate.set()
-    assert done == [True], "the sync may have found the leaf; another one would take longer than wallets wait"
+            await anyio.wait_all_tasks_blocked()
+            assert released, "the sync may have found the leaf; another one would take longer than wallets wait"
 
 
 async def test_tree_stays_until_its_round_is_purged() -> None:
@@ -627,9 +651,6 @@ async def test_tree_loaded_from_store_is_not_verified() -> None:
     assert [trees.stored_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
     await trees.sync(100)
     assert trees.leaf(ROUND_ID, 2) == vote
-
-
-OTHER_ROUND = bytes([1]) * 32
 
 
 def add_broken_round(node: FakeNode) -> None:

@@ -171,26 +171,3 @@ async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
             while env.follower.synced_height != env.node.height:
                 await advance_second()
             group.cancel_scope.cancel()
-
-
-async def test_wait_next_sync_returns_after_next_scheduled_sync() -> None:
-    env = Environment()
-    await env.poll()
-    await env.poll()
-    released: list[bool] = []
-
-    async def wait() -> None:
-        released.append(await env.trees.wait_next_sync(30))
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            before = env.count_syncs()
-            await env.poll()
-            await anyio.wait_all_tasks_blocked()
-            assert env.count_syncs() == before, "in sync with the newest block: no request is made"
-            assert released == []
-            env.node.height += 1
-            await env.poll()
-    assert released == [True]

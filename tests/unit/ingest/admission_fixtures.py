@@ -132,15 +132,15 @@ class FakeChain:
     def anchor(self, round_id: bytes) -> Anchor | None:
         return Anchor(84, self.size(round_id), b"\x44" * 32) if self.size(round_id) else None
 
-    async def wait_next_sync(self, timeout: float) -> bool:
+    async def wait_for_news(self, _round_id: bytes, _position: int, timeout: float) -> None:
+        """Wait for the next sync, even one without news."""
         self.wait_timeouts.append(timeout)
         await asyncio.sleep(0)  # a pause is read once per iteration of the event loop
         if not self.syncs or self.sync_seconds > timeout:
             self.clock.time += timeout
-            return False
+            return
         self.clock.time += self.sync_seconds
         self.syncs.pop(0)()
-        return True
 
 
 @dataclass

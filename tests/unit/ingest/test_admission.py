@@ -434,8 +434,9 @@ async def test_admission_held_shares_are_limited_and_attempts_are_given_up_first
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(intake_module, "MAX_WAITING", 3)
-    harness, gate = Harness(), SyncGate()
-    monkeypatch.setattr(harness.chain, "wait_next_sync", gate.wait)
+    harness = Harness()
+    gate = SyncGate(harness.clock)
+    monkeypatch.setattr(harness.chain, "wait_for_news", gate.wait)
     beyond = share_body(make_share(tree_position=9))
     given_up: list[int] = []
 
@@ -465,7 +466,8 @@ async def test_admission_held_shares_are_limited_and_attempts_are_given_up_first
 
 async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 3)
-    harness, gate = Harness(), SyncGate()
+    harness = Harness()
+    gate = SyncGate(harness.clock)
     with monkeypatch.context() as blocked:
         blocked.setattr(harness.store, "run", lambda *_, **__: gate.wait())
         async with anyio.create_task_group() as group:
@@ -477,14 +479,17 @@ async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.Monke
 
 
 class SyncGate:
-    def __init__(self) -> None:
+    """Holds shares until it is opened, for as long as a share waits."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
         self.opened = anyio.Event()
         self.waiting = 0
 
-    async def wait(self, _timeout: float = 0) -> bool:
+    async def wait(self, *_arguments: object) -> None:
         self.waiting += 1
         await self.opened.wait()
-        return False
+        self._clock.time += intake_module.FIRST_ATTEMPT_WAIT_SECONDS
 
     async def hold_shares(self, harness: Harness, group: TaskGroup, count: int, posted: bytes) -> int:
         """Post shares; return how many of them wait."""

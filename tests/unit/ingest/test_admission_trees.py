@@ -155,18 +155,17 @@ async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
 async def test_admission_lagging_node_is_temporary(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = 0
 
-    async def behind(_timeout: float) -> bool:
+    async def behind(*_arguments: object) -> None:
         """Scheduled syncs while the node's height does not advance."""
         nonlocal waits
         waits += 1
         harness.clock.advance(0.6)
         harness.nodes[0].age += 0.6
         await harness.sync()
-        return True
 
     harness.clock.advance(8)
     harness.nodes[0].age = 8
-    monkeypatch.setattr(harness.trees, "wait_next_sync", behind)
+    monkeypatch.setattr(harness.trees, "wait_for_news", behind)
     assert (await harness.expect_refusal(tree_position=99))[0] == 503
     assert waits == 6, "within 3.5 s"
     assert ROUND_ID in {known.round_id for known in harness.rounds.active_rounds()}
