@@ -177,7 +177,8 @@ class Node:
     def __init__(self) -> None:
         self.head = SimpleNamespace(height=100)
         self.nodes = self.usable_nodes = [SimpleNamespace(name="node", client=self, penalty=NO_PENALTY)]
-        self.agreed_height, self.response_wait = 100, 1.0
+        self.agreed_height = self.greatest_height = 100
+        self.response_wait = 1.0
 
     async def broadcast(self, message: RevealMessage, progress: object) -> BroadcastOutcome:  # noqa: ARG002 - any
         """Accept the message."""
@@ -204,6 +205,7 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     sender = Sender(
         store=store,
         node_pool=fake,
+        trees=fake,
         verifier=fake,
         circuits=CircuitChoice(
             "k10", clock=clock, store_counted=lambda key, value: store.run(blocks.set_meta, key, value)

@@ -151,6 +151,7 @@ def build_pipeline(host: Host, chain: Chain, provers: Provers, gates: Gates) -> 
     sender = Sender(
         store=store,
         node_pool=chain.node_pool,
+        trees=chain.trees,
         circuits=provers.circuits,
         attempts=attempts,
         verifier=provers.pool,

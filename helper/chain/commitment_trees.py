@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,11 +62,13 @@ class Branch:
         tree: the leaves; during a sync it may hold more than `newest` covers.
         next_height: the first height whose leaves are not in the tree.
         newest: the newest root that matched the leaves; None if they are from the store and no node has confirmed them.
+        roots: recent roots that matched the leaves.
     """
 
     tree: CommitmentTree
     next_height: int
     newest: Anchor | None = None
+    roots: deque[bytes] = field(default_factory=partial(deque, maxlen=MAX_ANCHORS))
 
     async def contains(self, state: Anchor) -> bool:
         """Whether a root belongs to this tree."""
@@ -77,6 +80,8 @@ class Branch:
         """Record a root that belongs to this tree."""
         if self.newest is None or state.height > self.newest.height:
             self.newest = state
+        if state.root not in self.roots:
+            self.roots.append(state.root)
 
     async def extend(self, client: ChainClient, round_id: bytes, state: Anchor) -> None:
         """Append the leaves up to a node's root.
@@ -272,16 +277,19 @@ class CommitmentTreeSync:
             return None
         return round_tree.trunk.tree.leaf(position)
 
-    def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
+    def find_anchor(
+        self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: bytes | None = None
+    ) -> Anchor | None:
         """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
 
-        If several trees contain the leaf, the choice changes with the time: a later proof may use another root, since
-        the node that accepts the first one may be false.
+        If several trees contain the leaf, each proof of a share uses another one, since the node that serves the first
+        one may be false.
 
         Args:
             round_id: the round.
             position: the leaf's position.
             get_leaf: computes the leaf; called if no agreed root covers the position.
+            previous: the root of the share's last proof, as far as it is known.
         """
         round_tree = self._trees.get(round_id)
         if round_tree is None:
@@ -290,7 +298,9 @@ class CommitmentTreeSync:
             return round_tree.agreed
         covering = [b for b in round_tree.branches if b.newest is not None and position < b.newest.size]
         leaf = get_leaf() if covering else b""
-        roots = [branch.newest for branch in covering if branch.tree.leaf(position) == leaf]
+        branches = [branch for branch in covering if branch.tree.leaf(position) == leaf]
+        branches = [branch for branch in branches if previous not in branch.roots] or branches
+        roots = [branch.newest for branch in branches]
         choice = zlib.crc32(b"%d %d" % (position, self._node_pool.clock.now() // CHOICE_SECONDS))
         return roots[choice % len(roots)] if roots else None
 
@@ -298,6 +308,13 @@ class CommitmentTreeSync:
         """A recent agreed root at a height, None if there is none."""
         round_tree = self._trees.get(round_id)
         return round_tree.anchors.get(height) if round_tree else None
+
+    def serves_root(self, round_id: bytes, node: str, root: bytes) -> bool:
+        """Whether a node is known to have had a root in its tree; True if the round's tree is not known."""
+        round_tree = self._trees.get(round_id)
+        if round_tree is None or any(anchor.root == root for anchor in round_tree.anchors.values()):
+            return True
+        return root in round_tree.forks.get(node, round_tree.trunk).roots
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.

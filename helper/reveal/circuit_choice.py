@@ -55,7 +55,7 @@ class CircuitChoice:
 
     Attributes:
         current: the generation to prove with.
-        refusers: names of the nodes that refused a valid proof of each generation since one was accepted.
+        refusers: names of the nodes that refused a valid proof of each generation since they accepted one.
     """
 
     def __init__(self, setting: str, *, clock: Clock, store_counted: Callable[[str, str], Awaitable[None]]) -> None:
@@ -173,35 +173,39 @@ class CircuitChoice:
         """Permit one share during a pause, because there is a new block: the nodes may have recovered."""
         self._may_try = self.pause_reason is not None
 
-    def record_accepted(self, circuit: str) -> None:
-        """Record that a node accepted a proof of this generation, and end a pause."""
-        self._end_refusals(circuit)
-        if self._is_auto and circuit != self._accepted:
+    def record_accepted(self, circuit: str, node: str) -> None:
+        """Record that a node accepted a proof of this generation, and end a pause.
+
+        A false node may accept every proof, so the choice does not change to a generation that more nodes refuse.
+        """
+        self._end_refusals()
+        self.refusers.get(circuit, set()).discard(node)
+        refused_by = {name: len(self.refusers.get(name, ())) for name in (circuit, self.current)}
+        if self._is_auto and circuit != self._accepted and refused_by[circuit] <= refused_by[self.current]:
             self._accepted = circuit
             self.current = self.current if self.current == self._counted else circuit
             log.info("circuit_accepted", circuit=circuit, chain_id=self._chain_id)
 
     async def record_counted(self, circuit: str, height: int) -> None:
         """Record that the chain counted a proof of this generation in an agreed block."""
-        self._end_refusals(circuit)
+        self._end_refusals()
+        self.refusers.pop(circuit, None)
         if self._is_auto and (circuit, circuit) != (self._counted, self.current):
             await self._store_counted(self.storage_key(self._chain_id), circuit)
             self._counted = self.current = circuit
             log.info("circuit_counted", circuit=circuit, chain_id=self._chain_id, height=height)
 
-    def _end_refusals(self, circuit: str) -> None:
+    def _end_refusals(self) -> None:
         self._paused_until = None
         self._refused.clear()
-        self.refusers.pop(circuit, None)
 
     def record_refused(self, circuit: str, height: int) -> None:
-        """Record that every node in sync refused valid proofs of this generation, and choose the next one.
+        """Record that the chain seems to refuse valid proofs of this generation, and choose the next one.
 
         Valid means that the local verifier accepts them. No attempt is spent. If no other is permitted, or all were
         refused, dispatch is paused, and one share is tried after each block: the chain may be upgraded, or its nodes
         repaired.
         """
-        self.refusers.pop(circuit, None)
         self._height = max(self._height, height)
         self._accepted = None if circuit == self._accepted else self._accepted
         if not self._is_auto:

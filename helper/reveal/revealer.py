@@ -45,6 +45,8 @@ MAX_FREE_CRASHES = 2
 """Number of prover crashes on one share that do not spend an attempt."""
 TREE_RETRY_SECONDS = 2.0
 """Seconds until a share is retried if no verified root covers its leaf yet."""
+MAX_LAST_ROOTS = 4096
+"""Number of shares whose last root is in memory. It only matters to shares that are proven again."""
 
 
 class ProofTimes:
@@ -202,6 +204,7 @@ class Revealer:
         self._attempts = attempts
         self._clock = clock
         self._stats = stats
+        self._last_roots: dict[int, bytes] = {}  # of the newest proofs, by share
 
     async def prove(self, queued: QueuedShare, *, has_priority: bool = True) -> bool:
         """Prove a claimed share and store its message (fsync). A proof with priority precedes queued ones without.
@@ -213,10 +216,14 @@ class Revealer:
         share = queued.share
         circuit = self._circuits.circuit_for(share.kind)
         get_leaf = partial(get_generation(circuit).get_vote_commitment, share)
-        anchor = self._trees.find_anchor(share.round_id, share.tree_position, get_leaf)
+        previous = self._last_roots.pop(queued.id, None)
+        anchor = self._trees.find_anchor(share.round_id, share.tree_position, get_leaf, previous=previous)
         if anchor is None:
             await self._wait_for_tree(queued)
             return False
+        self._last_roots[queued.id] = anchor.root
+        if len(self._last_roots) > MAX_LAST_ROOTS:
+            del self._last_roots[next(iter(self._last_roots))]
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
         proof = await self._make_proof(queued, circuit, path, has_priority=has_priority)
         if proof is None:

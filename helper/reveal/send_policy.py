@@ -85,6 +85,7 @@ class ProcessFacts(NamedTuple):
         now_ms: Unix milliseconds.
         head: the height of the nodes in sync; None while no node is usable.
         agreed: the greatest height that enough of the configured nodes have reached, 0 before the first.
+        greatest: the greatest height that any node in sync reports.
         began_at: the first send of this message, or the start of sending on this host if that was later.
         ended_at: the end of the last send of the share, in the same way; None if it was never sent.
         seconds_left: seconds until the round's end.
@@ -95,10 +96,15 @@ class ProcessFacts(NamedTuple):
     now_ms: int
     head: int | None
     agreed: int
+    greatest: int
     began_at: float = -math.inf
     ended_at: float | None = None
     seconds_left: float = math.inf
     is_circuit_refused: bool = False
+
+    def stands_at(self, height: int) -> bool:
+        """Whether there is no block above a height: enough nodes have reached it, and none reports a greater one."""
+        return self.greatest <= height <= self.agreed
 
 
 class NodeFacts(NamedTuple):
@@ -136,8 +142,8 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
         is_spent = is_spent_everywhere(nodes)
         height = decide_height(first=first, last=last, outcome=reveal.last_outcome, is_spent=is_spent)
         until = (now if process.ended_at is None else process.ended_at) + RESEND_SECONDS * (6 if is_spent else 1)
-        # A height that is not above that of the last send says nothing: one of both may be false.
-        if head < height if head > last else now < until:
+        # A height that is not above that of the last send says nothing, unless the chain stands: one may be false.
+        if head < height if head > last or process.stands_at(last) else now < until:
             return Wait(until, height)
     node = choose_node(nodes, now, process.seconds_left)
     return node or Wait(now + RECHECK_SECONDS, head + 1)
@@ -154,9 +160,11 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
     for height in (process.agreed, head if is_old else 0):
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
-    # The recorded height was false, heights stand still, or waiting is of no use: the time alone decides. A node that
-    # is behind may catch up; if no node ever knows the anchor, since a false one served its root, ten blocks decide.
-    if is_old and has_new_block and (head <= first or outcome in _REFUSED_OUTCOMES):
+    # The recorded height was false, a node's height stands still, or waiting is of no use: the time alone decides. A
+    # node that is behind may catch up; if no node ever knows the anchor, since a false one served its root, ten blocks
+    # decide.
+    is_time_decisive = is_old and has_new_block and not process.stands_at(last)
+    if is_time_decisive and (head <= first or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 

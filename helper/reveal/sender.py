@@ -22,6 +22,7 @@ from helper.chain.broadcast_outcome import (
     classify_response,
 )
 from helper.chain.chain_data import TxResult
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import RESEND_SECONDS, NodePool, gather_limited
@@ -76,6 +77,7 @@ class Sender:
         *,
         store: Store,
         node_pool: NodePool,
+        trees: CommitmentTreeSync,
         verifier: ProverPool,
         circuits: CircuitChoice,
         attempts: AttemptBudget,
@@ -86,6 +88,7 @@ class Sender:
         self._store = store
         self._lease: Lease = LocalLease() if lease is None else lease
         self._node_pool = node_pool
+        self._trees = trees
         self._verifier = verifier
         self._circuits = circuits
         self._attempts = attempts
@@ -252,6 +255,7 @@ class Sender:
             now_ms=int(self._clock.now() * 1000),
             head=None if head is None else head.height,
             agreed=self._node_pool.agreed_height or 0,
+            greatest=self._node_pool.greatest_height,
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
             seconds_left=self._attempts.seconds_left(reveal.round_id),
@@ -292,14 +296,19 @@ class Sender:
 
     async def _prove_anew(self, reveal: SentReveal, reason: str) -> Wait | None:
         circuit = reveal.prepared.circuit
-        is_tried = circuit in self._circuits.refusers and self._circuits.is_unproven(circuit)
+        is_tried = bool(self._circuits.refusers.get(circuit)) and self._circuits.is_unproven(circuit)
         is_refused = is_tried or self._is_refused(reveal)
         node, result = (None, None) if is_refused else await self._find_result(reveal)
         if node is not None and result is not None and shows_spent(result):
             # Counted in a block that is not read yet: a new proof would be refused.
             await self._record_outcome(reveal, Verdict.SPENT, node)
             return None
-        if is_refused or (result is not None and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF):
+        if is_refused or (
+            node is not None
+            and result is not None
+            and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
+            and self._serves_root(node, reveal)
+        ):
             # Every node that checked the proof refused it, and the others had ten blocks to accept it.
             self._refuse_circuit(circuit)
         await self._requeue(reveal.share_id, reason)
@@ -362,7 +371,7 @@ class Sender:
 
             if self._lease.is_held and self._lease.fence == fence:
                 if outcome.verdict is Verdict.ACCEPTED:
-                    self._circuits.record_accepted(reveal.prepared.circuit)
+                    self._circuits.record_accepted(reveal.prepared.circuit, call.node.name)
                 await self._run_exclusively(reveal.share_id, apply)
         except Exception as error:
             log_error(log, "late_response_failed", error)
@@ -382,9 +391,11 @@ class Sender:
 
     async def _apply_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Record the outcome of the latest send, and handle it."""
-        await self._record_outcome(reveal, outcome.verdict, node)
         was_held = node.penalty.hold_seconds > 0
         node.penalty = send_policy.next_penalty(node.penalty, outcome, self._clock.monotonic())
+        if outcome.verdict is Verdict.BAD_PROOF and not self._serves_root(node, reveal):
+            outcome = replace(outcome, verdict=Verdict.BEHIND)  # it has checked the proof with another root
+        await self._record_outcome(reveal, outcome.verdict, node)
         if was_held and outcome.verdict is Verdict.ACCEPTED:
             self._states.end_waits()  # the other shares wait for this node
             self._notify()
@@ -408,7 +419,7 @@ class Sender:
     async def _handle_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Apply the verdict table to a node's response."""
         if outcome.verdict is Verdict.ACCEPTED:
-            self._circuits.record_accepted(reveal.prepared.circuit)
+            self._circuits.record_accepted(reveal.prepared.circuit, node.name)
         elif outcome.verdict not in MESSAGE_REFUSALS:
             if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
                 name = outcome.verdict.name
@@ -428,12 +439,13 @@ class Sender:
         refusals = {name for name, verdict in state.verdicts.items() if verdict in MESSAGE_REFUSALS}
         if outcome.verdict is Verdict.BAD_PROOF:
             self._circuits.refusers.setdefault(circuit, set()).add(node.name)
-        # No proof of the circuit was accepted since, so refusals of its other proofs count too.
+        # These nodes have accepted no proof of the circuit since, so their refusals of its other proofs count too.
         refusers = refusals | self._circuits.refusers.get(circuit, set())
         is_refused = all(other.name in refusers for other in self._node_pool.usable_nodes)
         if is_refused and self._is_refused(reveal):
             # Also if other nodes refuse it for other reasons: the chain may verify another circuit since an upgrade.
             self._refuse_circuit(circuit)
+            self._circuits.refusers.pop(circuit, None)  # a later proof of it goes to every node again
             await self._requeue(reveal.share_id, f"the chain refuses {circuit} proofs")
         elif not is_refused or len(refusals) < self._node_pool.needed:
             log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
@@ -464,6 +476,11 @@ class Sender:
                 return node, result
             counted = counted if result is None else (node, result)
         return counted
+
+    def _serves_root(self, node: Node, reveal: SentReveal) -> bool:
+        """Whether a node checks the proof with the root that it was made for, as far as that is known."""
+        root = self._verifier.root_of(RevealMessage.from_tx(reveal.prepared.message).proof)
+        return root is None or self._trees.serves_root(reveal.round_id, node.name, root)
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)

@@ -273,16 +273,16 @@ class HostProcess:
             refusers={},
             is_unproven=lambda _circuit: False,
             is_outdated=lambda _circuit: False,
-            record_accepted=lambda _circuit: None,
+            record_accepted=lambda _circuit, _node: None,
             circuit_for=lambda _kind: "k11",
         )
         trees: Any = SimpleNamespace(find_anchor=self._find_anchor, path=self._find_path)
         ignored: Any = Ignored()
         shared: Any = {"store": store, "clock": clock, "stats": ignored}
         attempts = AttemptBudget(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored)
-        both: Any = {**shared, "node_pool": pool, "circuits": circuits, "attempts": attempts}
+        both: Any = {**shared, "node_pool": pool, "trees": trees, "circuits": circuits, "attempts": attempts}
         prover: Any = SimpleNamespace(prove=self._prove)
-        self.revealer = Revealer(**both, trees=trees, rounds=chain_rounds, prover=prover, proof_times=ignored)
+        self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=ignored)
         self.sender = Sender(**both, verifier=prover, lease=lease)
         self.closing = RoundClosing(**shared, rounds=chain_rounds, purge_after=BLOCK_SECONDS, lease=lease)
         self.store, self._clock, self._nodes = store, clock, nodes
@@ -293,7 +293,7 @@ class HostProcess:
     async def _is_closed(self, _round: bytes) -> bool:
         return True  # the model starts it only then
 
-    def _find_anchor(self, *_: Any) -> Anchor:
+    def _find_anchor(self, *_: Any, **__: Any) -> Anchor:
         return Anchor(height=self.env.height, size=8, root=b"\x0a" * 32)
 
     async def _find_path(self, *_: Any) -> bytes:
@@ -375,6 +375,10 @@ class _Pool:
     @property
     def agreed_height(self) -> int:
         return self._process.env.height
+
+    @property
+    def greatest_height(self) -> int:
+        return max(self._process.env.head, self._process.env.height)
 
     def wall_time(self) -> float:
         return self._process.env.wall

@@ -17,8 +17,8 @@ from tests.simulation.scenario import RoundPlan, Scenario
 CLOCK_TOLERANCE_SECONDS = 120.0
 FREE_CRASHES = 2
 REPROVE_BLOCKS = 10
-HEIGHT_LAG_BLOCKS = 3
-"""Number of blocks by which the height known to the service may lag when it sends."""
+HEIGHT_LAG_BLOCKS = 5
+"""Number of blocks by which the height known to the service may lag when it sends: a slow node reports an old one."""
 END_MARGIN_SECONDS = 60.0
 """Seconds before the round's end, in addition to the drain, by which a share must be due to be counted."""
 

@@ -199,7 +199,19 @@ def draw_scenario(seed: int, liar: LiarPlan | None = None) -> Scenario:
     if liar is not None:
         plan = _add_liar(random.Random(f"liar {seed}"), plan, liar)
     episodes = _draw_episodes(rng, plan, plan.rounds)
-    return replace(plan, episodes=tuple(e for e in episodes if liar is None or not _is_of_nodes(e.fault)))
+    if liar is not None:
+        episodes = tuple(e for e in episodes if not _is_of_nodes(e.fault) and not _confirms_false_time(e, plan, liar))
+    return replace(plan, episodes=episodes)
+
+
+def _confirms_false_time(episode: FaultEpisode, plan: Scenario, liar: LiarPlan) -> bool:
+    """Whether the local clock agrees with a false node, so that the other of two nodes is outvoted.
+
+    That is a documented limit: shares are then sent early.
+    """
+    times = [lie for lie in plan.lie_episodes if Lie.FORGED_TIME in lie.lies]
+    is_clock_fast = episode.fault is ServiceFault.CLOCK and episode.clock_offset > 0 and liar.nodes == 2
+    return is_clock_fast and any(lie.start < episode.end and episode.start < lie.end for lie in times)
 
 
 def _is_of_nodes(fault: NodeFault | ProverFault | ServiceFault) -> bool:

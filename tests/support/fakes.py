@@ -159,11 +159,17 @@ class FakeProver(ProverPool):
 @dataclass
 class FakeTrees(CommitmentTreeSync):
     newest: Anchor | None = ANCHOR
+    unserved_roots: set[tuple[str, bytes]] = field(default_factory=set)
 
     def anchor(self, round_id: bytes) -> Anchor | None:
         return self.newest
 
-    def find_anchor(self, round_id: bytes, position: int, get_leaf: Callable[[], bytes]) -> Anchor | None:
+    def serves_root(self, round_id: bytes, node: str, root: bytes) -> bool:
+        return (node, root) not in self.unserved_roots
+
+    def find_anchor(
+        self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: bytes | None = None
+    ) -> Anchor | None:
         return self.newest if self.newest is not None and position < self.newest.size else None
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:

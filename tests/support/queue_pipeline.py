@@ -125,12 +125,12 @@ class Pipeline:
         reveal_parts: dict[str, Any] = {
             **common_parts,
             "node_pool": self.endpoints,
+            "trees": self.trees,
             "circuits": self.circuits,
             "attempts": self.attempts,
         }
         self.revealer = Revealer(
             **reveal_parts,
-            trees=self.trees,
             rounds=self.rounds,
             prover=prover or self.prover,
             proof_times=self.proof_times,

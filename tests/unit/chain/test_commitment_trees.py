@@ -292,6 +292,28 @@ async def test_leaf_that_one_node_invents_is_never_stored(hosts: tuple[str, ...]
     assert env.trees.leaf(ROUND_ID, 3) == encode_leaf(4)
 
 
+async def test_proofs_of_a_share_use_the_trees_of_different_nodes_in_turn() -> None:
+    env, chain, false = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
+    for tree, other in ((chain, 7), (false, 8)):
+        tree.append(60, 1, 2)
+        tree.append(70, other, 3)
+    chain.publish_to(env.nodes[0])
+    false.publish_to(env.nodes[1])
+    await env.start()
+    await env.trees.sync(100)
+    roots = {chain.tree.root(): "a:1317", false.tree.root(): "b:1317"}
+    previous, chosen = None, []
+    for _ in range(4):
+        anchor = env.trees.find_anchor(ROUND_ID, 3, partial(encode_leaf, 3), previous=previous)
+        assert anchor is not None
+        previous = anchor.root
+        chosen.append(roots[previous])
+        served = [name for name in roots.values() if env.trees.serves_root(ROUND_ID, name, previous)]
+        assert served == chosen[-1:]
+    assert sorted(chosen[:2]) == sorted(roots.values())
+    assert chosen[2:] == chosen[:2]
+
+
 def leaves_of(chain: FakeTree, size: int) -> bytes:
     return b"".join(chain.tree.leaf(position) for position in range(size))
 

@@ -139,12 +139,25 @@ async def test_response_of_a_node_changes_the_choice_only_until_a_reveal_is_coun
     auto = create_selector("auto", clock, meta)
     auto.select_initial("svote-1", "", "k10")
     auto.record_refused("k10", 100)
-    auto.record_accepted("k11")
+    auto.record_accepted("k11", "a")
     assert (auto.current, auto.is_current_unproven, meta) == ("k11", False, {})
     await auto.record_counted("k10", 101)
     assert (auto.current, auto.is_current_unproven, meta) == ("k10", False, {"circuit:svote-1": "k10"})
-    auto.record_accepted("k11")
+    auto.record_accepted("k11", "a")
     assert auto.current == "k10"
+
+
+def test_node_that_accepts_every_proof_does_not_change_the_choice(clock: FakeClock, meta: FakeMeta) -> None:
+    auto = create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", "", "k11")
+    auto.refusers["k11"] = {"honest"}
+    auto.record_refused("k11", 100)
+    for circuit in ("k10", "k11", "k10"):
+        auto.record_accepted(circuit, "false")
+        assert (auto.current, auto.is_current_unproven) == ("k10", False)
+    auto.refusers["k10"] = {"honest"}
+    auto.record_accepted("k11", "honest")
+    assert (auto.current, auto.refusers) == ("k11", {"k10": {"honest"}, "k11": set()}), "the chain has changed it back"
 
 
 def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta: FakeMeta) -> None:
@@ -162,7 +175,7 @@ def test_prover_host_reads_accepted_circuit(clock: FakeClock, meta: FakeMeta) ->
     sender.select_initial("svote-1", "v1.2.0", None)
     prover.apply_state(sender.publish_state())
     assert (prover.current, prover.is_current_unproven) == ("k11", True)
-    sender.record_accepted("k11")
+    sender.record_accepted("k11", "a")
     prover.apply_state(sender.publish_state())
     assert not prover.is_current_unproven
 

@@ -62,7 +62,8 @@ def reveal(
 def step_at(height: int, *, nodes: tuple[NodeFacts, ...] = NODES, process: Any = None, **sent: Any) -> Step:
     """The step when all nodes are at a height, 5 s a block after the first send."""
     began_at = NOW - 5.0 * (height - 100)
-    facts = {"head": height, "agreed": height, "began_at": began_at, "ended_at": NOW - 1.0, **(process or {})}
+    heights = {"head": height, "agreed": height, "greatest": height}
+    facts = {**heights, "began_at": began_at, "ended_at": NOW - 1.0, **(process or {})}
     return decide(reveal(**sent), ProcessFacts(NOW, 0, **facts), nodes)
 
 
@@ -75,7 +76,7 @@ def test_unsent_message_is_sent_immediately() -> None:
 
 
 def test_message_is_not_sent_before_its_due_time() -> None:
-    early = ProcessFacts(NOW, -2500, head=100, agreed=100)
+    early = ProcessFacts(NOW, -2500, head=100, agreed=100, greatest=100)
     assert decide(reveal(sends=0), early, NODES) == Wait(NOW + 2.5, 101)
 
 
@@ -144,6 +145,14 @@ def test_time_decides_where_heights_stand_still_or_are_false(
     assert REPROVE_SECONDS == 60.0
 
 
+@pytest.mark.parametrize("outcome", ["ACCEPTED", "BEHIND", "REFUSED_ANCHOR", "AMBIGUOUS"])
+def test_message_waits_for_a_block_while_the_chain_stands(outcome: str) -> None:
+    long_ago = {"began_at": NOW - 600, "ended_at": NOW - 600}
+    for height, greatest, expected in ((108, 108, Wait), (108, 109, ProveAnew), (107, 108, ProveAnew)):
+        process = {**long_ago, "head": height, "agreed": height, "greatest": greatest}
+        assert type(step_at(108, first=108, last=108, outcome=outcome, process=process)) is expected
+
+
 def test_message_whose_anchor_no_node_knows_is_sent_at_each_height_and_proven_anew_after_ten_blocks() -> None:
     nodes = tuple(node._replace(verdict=Verdict.BEHIND) for node in NODES)
     steps = [type(step_at(height, last=height - 1, outcome="BEHIND", nodes=nodes)) for height in range(101, 111)]
@@ -181,7 +190,7 @@ def test_any_outcomes_give_one_send_per_height_and_one_proof_in_ten_blocks(
     for index, wait in enumerate(waits):
         height += wait
         sent = reveal(sends=sends, first=first_height, last=last, outcome=outcomes[index % len(outcomes)])
-        process = ProcessFacts(NOW, 0, height, height, began_at=NOW, ended_at=NOW if sends else None)
+        process = ProcessFacts(NOW, 0, height, height, height, began_at=NOW, ended_at=NOW if sends else None)
         match decide(sent, process, NODES):
             case Send():
                 heights.append(height)

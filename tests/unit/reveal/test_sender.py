@@ -301,6 +301,19 @@ async def test_proof_of_an_earlier_run_is_not_checked_against_the_root_of_anothe
     assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
 
 
+async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or_share(pipeline: Pipeline) -> None:
+    pipeline.set_replies(BAD_PROOF_REPLY)
+    share = await pipeline.prepare_message()
+    (root,) = pipeline.prover.roots.values()
+    pipeline.trees.unserved_roots = {(node.name, root) for node in pipeline.endpoints.nodes}
+    for _ in pipeline.endpoints.nodes:
+        await pipeline.sender.send(share)
+        await pipeline.next_block()
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_send_state()[-1] == "BEHIND"
+    assert (pipeline.circuits.current, pipeline.circuits.refusers) == ("k10", {})
+
+
 async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipeline) -> None:
     async def accept_k11(body: dict[str, Any]) -> httpx.Response:
         pipeline.clock.advance(0.1)
